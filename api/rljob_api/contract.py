@@ -1,0 +1,81 @@
+"""What the parts of a running job agree on: environment, ports, paths, labels, exit codes.
+
+The operator writes them into Pods; the programs in the Pods read them. Nothing else may spell them out.
+"""
+
+from __future__ import annotations
+
+import enum
+
+# Labels and selectors of every child.
+LABEL_JOB = "rljob.dev/job"
+LABEL_ROLE = "rljob.dev/role"
+LABEL_REWARD = "rljob.dev/reward"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "rljob-operator"
+
+# Environment of every container.
+ENV_TOKEN = "RLJOB_TOKEN"
+"""Bearer token of the job. Every request between parts carries `Authorization: Bearer TOKEN`."""
+ENV_POD_IP = "RLJOB_POD_IP"
+"""Address that this Pod's servers bind to."""
+ENV_HOSTS_FILE = "RLJOB_HOSTS_FILE"
+"""Optional hosts(5) file that stands in for cluster DNS (see discovery). Read anew at each look-up."""
+ENV_JOB_FILE = "RLJOB_JOB_FILE"
+"""Path of the whole RLJob as YAML, defaults filled in."""
+ENV_RUN_DIR = "RLJOB_RUN_DIR"
+"""Head and trainers: folder for metrics, checkpoints and the export; on a cluster the checkpoint volume."""
+ENV_HEAD = "RLJOB_HEAD"
+"""Host name of the head's Service."""
+ENV_ROLLOUT_SERVICE = "RLJOB_ROLLOUT_SERVICE"
+"""Headless Service of the ready rollout replicas."""
+ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
+"""JSON object: reward name -> host name of its headless Service, for the rewards that we serve."""
+
+# Ports.
+PORT_RAY = 6379
+PORT_DRIVER = 8100
+"""Head: /status, /metrics, /weights."""
+PORT_WEIGHTS = 8200
+"""Trainer rank 0: the published safetensors."""
+PORT_ROLLOUT = 8000
+"""Rollout: vLLM's OpenAI server with our middleware."""
+PORT_REWARD = 8080
+"""Reward: the reward protocol."""
+
+# Mount paths in containers. The local backend maps each to a folder of the run.
+PATH_CONFIG = "/etc/rljob"
+PATH_RUN = "/var/lib/rljob"
+PATH_SCRATCH = "/var/run/rljob"
+FILE_JOB = "job.yaml"
+FILE_REWARD = "reward.yaml"
+FILE_FUNCTION = "function.py"
+
+RAY_RESOURCE_TRAINER = "rljob-trainer"
+"""Ray custom resource of trainer Pods: one unit a rank."""
+
+
+class Path(enum.StrEnum):
+    """HTTP paths. READY and METRICS alone answer without the token."""
+
+    READY = "/rljob/ready"
+    """Any server: 200 when it may get traffic, else 503 with the reason."""
+    METRICS = "/metrics"
+    STATUS = "/status"
+    """Head: Status as JSON."""
+    WEIGHTS_CURRENT = "/weights/current"
+    """Head: WeightManifest. `?after=GENERATION:VERSION&timeout=SECONDS` waits for another one (204: none came)."""
+    ROLLOUT_WEIGHTS = "/rljob/weights"
+    """Rollout: RolloutWeights. `?want=GENERATION:VERSION&timeout=SECONDS` waits until it serves that version."""
+    SCORE = "/v1/score"
+    """Reward: ScoreRequest -> ScoreResult."""
+    INFO = "/v1/info"
+    """Reward: name, signature, slots, version of the function."""
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of our containers, so that a restart policy can tell whose fault it was."""
+
+    SUCCEEDED = 0
+    INFRASTRUCTURE = 75  # EX_TEMPFAIL: a restart may help
+    USER = 78  # EX_CONFIG: the job, its data or its reward is wrong; a restart cannot help

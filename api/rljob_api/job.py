@@ -1,0 +1,255 @@
+"""RLJob: what a user writes. Everything but model, data and rewards has a default."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rljob_api import API_VERSION
+from rljob_api.base import ObjectMeta, Spec
+from rljob_api.reward import Reward
+from rljob_api.roles import HeadRole, RolloutRole, Sampling, TrainerRole
+from rljob_api.status import RLJobStatus
+
+
+class Model(Spec):
+    """The model to train. Immutable."""
+
+    source: str = Field(min_length=1)
+    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path`, `/path`, or `./path` beside the
+    job file (for `rljob run` alone)."""
+    revision: str | None = None
+    """Branch, tag or commit of an hf:// source."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+
+
+class DataSource(Spec):
+    """Prompts and what is needed to score them."""
+
+    source: str = Field(min_length=1)
+    """`hf://org/name`, `pvc://claim/path`, `/path` or `./path` of a .jsonl, .parquet, or folder of such files."""
+    subset: str | None = None
+    """Configuration of an hf:// data set."""
+    split: str | None = None
+    """Split of an hf:// data set; null means train for train and test for eval."""
+    prompt: str = "prompt"
+    """Column with the prompt: a string, or a list of chat messages."""
+    answer: str | None = "answer"
+    """Column that the reward gets as ground_truth (TRL: answer, OpenRLHF: label). Null: rewards need none."""
+    data_source: str | None = None
+    """What verl's functions get as data_source; null means the source without its scheme."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows. Null means all."""
+
+
+class Data(Spec):
+    """Training and evaluation data."""
+
+    train: DataSource
+    """Prompts to train on. Immutable."""
+    eval: DataSource | None = None
+    """Held-out prompts. Null: nothing is evaluated."""
+    format: Literal["chat", "text"] = "chat"
+    """chat: the model's chat template with a generation prompt. text: the prompt as it is."""
+    system_prompt: str | None = None
+    """System message for chat. Null: what the template does by itself; an empty string: none."""
+    template: str = "{prompt}"
+    """Text of each prompt; `{prompt}` and every column's name are filled in."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Prompts with more tokens are left out, and counted. Null means no limit."""
+    shuffle: bool = True
+    """Whether each epoch has its own order, drawn from schedule.seed."""
+
+
+class Kl(Spec):
+    """A penalty for leaving the reference (the model as it was at the start)."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Factor of the penalty in the loss; 0 keeps no reference model."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators of KL(policy || reference)."""
+
+
+class Optimizer(Spec):
+    """AdamW over fp32 master weights."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """First-moment decay."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Second-moment decay."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Denominator term."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Global gradient-norm clip; null is off."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up from 0."""
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Final learning rate over peak, for linear and cosine."""
+
+
+class Algorithm(Spec):
+    """GRPO (Shao et al. 2024) with the choices its users expect. Immutable."""
+
+    type: Literal["grpo"] = "grpo"
+    """The algorithm."""
+    group_size: int = Field(default=8, ge=2, le=1024)
+    """Trajectories of one prompt."""
+    normalization: Literal["group", "batch", "none"] = "group"
+    """What divides the centred rewards: the group's standard deviation, the batch's, or nothing (Dr. GRPO)."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower clip of the ratio: 1 - clipLow."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """Upper clip of the ratio: 1 + clipHigh (DAPO: 0.28)."""
+    loss_level: Literal["token", "sequence"] = "token"
+    """token: every token of the batch weighs the same. sequence: every trajectory does."""
+    kl: Kl = Kl()
+    """Penalty to the reference."""
+    entropy_coefficient: float = 0.0
+    """Factor of the entropy bonus."""
+    importance_cap: float | None = Field(default=None, gt=0)
+    """Truncated importance sampling: weigh tokens by min(trainer/rollout probability, cap). Null is off."""
+    zero_std_threshold: float = Field(default=1e-2, ge=0)
+    """A group whose rewards' standard deviation is at most this carries no signal: its advantages are 0."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer and learning-rate schedule."""
+
+
+class Schedule(Spec):
+    """How much of what. Immutable, but for steps."""
+
+    steps: int = Field(default=100, ge=1)
+    """Training steps. May be raised while the job runs."""
+    prompts_per_step: int = Field(default=64, ge=1)
+    """Prompts (groups) of a step. promptsPerStep x groupSize samples."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimizer updates a step; must divide promptsPerStep."""
+    max_staleness: Literal[0] = 0
+    """Most versions by which sampled tokens may lag. 0 is on-policy."""
+    seed: int = 0
+    """Seed of data order, sampling and initialisation."""
+
+
+class SingleTurnAgent(Spec):
+    """One prompt, one completion."""
+
+    type: Literal["singleTurn"] = "singleTurn"
+    """The kind of agent loop."""
+
+
+class Evaluation(Spec):
+    """Evaluation on data.eval, by its own lane."""
+
+    every_steps: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 means only before the first and after the last."""
+    at_start: bool = True
+    """Whether to evaluate before the first step."""
+    sampling: Sampling | None = None
+    """How evaluation trajectories are sampled. Null means rollout.sampling at temperature 0."""
+    accuracy: str | None = None
+    """Component of the reward's result that is reported as accuracy. Null means acc where there is one, else score."""
+
+
+class PersistentVolumeClaimRef(Spec):
+    """An existing claim."""
+
+    claim_name: str
+    """Name of the PersistentVolumeClaim."""
+
+
+class Checkpoint(Spec):
+    """Where and how often the job's state is saved."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim for checkpoints. Null: an emptyDir on a cluster (lost with the Pods), the run's folder
+    under `rljob run`."""
+    every_steps: int = Field(default=10, ge=1)
+    """Steps between checkpoints. One more is written after the last step."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints kept."""
+    export: bool = True
+    """Whether the last one is also written in Hugging Face format."""
+
+
+class Tracking(Spec):
+    """Where metrics go, besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run's folder."""
+    wandb_project: str | None = None
+    """Weights & Biases project; null is off. WANDB_API_KEY comes from head.env or the head's template."""
+    mlflow_experiment: str | None = None
+    """MLflow experiment; null is off. MLFLOW_TRACKING_URI comes from head.env or the head's template."""
+
+
+class RLJobSpec(Spec):
+    """Desired state of an RLJob."""
+
+    model: Model
+    """The model to train."""
+    data: Data
+    """Training and evaluation data."""
+    rewards: list[Reward] = Field(min_length=1, max_length=16)
+    """What scores a trajectory."""
+    algorithm: Algorithm = Algorithm()
+    """How scores become an update."""
+    schedule: Schedule = Schedule()
+    """How much of what."""
+    agent: SingleTurnAgent = SingleTurnAgent()
+    """The agent loop."""
+    head: HeadRole = HeadRole()
+    """The driver's Pod."""
+    trainer: TrainerRole = TrainerRole()
+    """The FSDP2 ranks."""
+    rollout: RolloutRole = RolloutRole()
+    """The vLLM replicas."""
+    evaluation: Evaluation = Evaluation()
+    """When and how to evaluate."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Where and how often to save."""
+    tracking: Tracking = Tracking()
+    """Where metrics go."""
+    suspend: bool = False
+    """true removes the Pods and keeps the checkpoint; false goes on from it."""
+    managed_by: str | None = None
+    """Controller that acts on this job, if not RLJob's own (Kueue's MultiKueue sets it). Immutable."""
+    active_deadline_seconds: int | None = Field(default=None, ge=1)
+    """Seconds from start after which the job fails. Null is none."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    """Seconds after the end when the RLJob is deleted. Null keeps it."""
+
+    @model_validator(mode="after")
+    def _crosses_fields(self) -> RLJobSpec:
+        schedule = self.schedule
+        if schedule.prompts_per_step % schedule.mini_batches:
+            raise ValueError(
+                f"schedule.miniBatches must divide schedule.promptsPerStep, got {schedule.mini_batches} "
+                f"and {schedule.prompts_per_step}"
+            )
+        samples = schedule.prompts_per_step // schedule.mini_batches * self.algorithm.group_size
+        if samples % self.trainer.num_ranks:
+            raise ValueError(
+                f"samples of a mini-batch (schedule.promptsPerStep / schedule.miniBatches x algorithm.groupSize = "
+                f"{samples}) must be divisible by the number of trainer ranks ({self.trainer.num_ranks})"
+            )
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError(f"rewards must have different names, got {', '.join(names)}")
+        return self
+
+
+class RLJob(Spec):
+    """One reinforcement-learning post-training job."""
+
+    api_version: Literal["rljob.dev/v1alpha1"] = API_VERSION
+    kind: Literal["RLJob"] = "RLJob"
+    metadata: ObjectMeta
+    spec: RLJobSpec
+    status: RLJobStatus = RLJobStatus()

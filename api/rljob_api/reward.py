@@ -1,0 +1,131 @@
+"""Rewards: what scores a trajectory, where it runs, and what happens when it fails."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rljob_api import API_VERSION
+from rljob_api.base import ObjectMeta, Spec
+from rljob_api.roles import Role
+from rljob_api.status import Condition
+
+
+class ConfigMapKeyRef(Spec):
+    """A key of a ConfigMap in the job's namespace."""
+
+    name: str
+    """Name of the ConfigMap."""
+    key: str
+    """Key that holds the source of the function."""
+
+
+class FunctionReward(Spec):
+    """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef."""
+
+    inline: str | None = Field(default=None, min_length=1)
+    """Python source of the function."""
+    file: str | None = Field(default=None, min_length=1)
+    """Path of a Python file. `rljob run` reads it beside the job file; on a cluster it is a path inside the image."""
+    config_map_key_ref: ConfigMapKeyRef | None = None
+    """A ConfigMap's key that holds the source."""
+    entrypoint: str | None = None
+    """Name of the function. Null means the first of compute_score, reward_func, reward that the source defines."""
+    signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
+    """Convention of the function: verl `(data_source, solution_str, ground_truth, extra_info)`, TRL
+    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. auto reads the parameter names."""
+    kwargs: dict[str, Any] = Field(default={}, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    """Further keyword arguments of each call."""
+    max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
+    """Address space that one call may use, in MiB."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> FunctionReward:
+        given = [n for n in ("inline", "file", "config_map_key_ref") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of inline, file, configMapKeyRef; got {len(given)}")
+        return self
+
+
+class HttpReward(Spec):
+    """An endpoint that is not ours. Nothing is deployed for it."""
+
+    url: str = Field(pattern=r"^https?://")
+    """Where to POST."""
+    protocol: Literal["rljob", "openrlhf"] = "rljob"
+    """rljob: a ScoreRequest, answered by a ScoreResult. openrlhf: `{query, prompts, labels}`, by `{rewards}`."""
+
+
+class FailurePolicy(Spec):
+    """What an invalid result (an exception, a time-out, NaN, a dead worker) means for its sample. Never a zero."""
+
+    retries: int = Field(default=2, ge=0, le=100)
+    """Further attempts, each on another replica where there is one."""
+    action: Literal["dropSample", "dropGroup", "failJob"] = "dropSample"
+    """After the last attempt: mask the sample, mask its whole group, or fail the job."""
+
+
+class RewardServer(Role):
+    """The Pods that run a reward."""
+
+    replicas: int = Field(default=1, ge=0, le=4096)
+    """Number of reward Pods. May change while the job runs."""
+    slots: int = Field(default=16, ge=1, le=4096)
+    """Requests that one Pod executes at once, each in a worker process of its own."""
+    queue_length: int = Field(default=4096, ge=1)
+    """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
+
+
+class RewardModelSpec(RewardServer):
+    """A reward service. Exactly one of function and http."""
+
+    function: FunctionReward | None = None
+    """A Python function."""
+    http: HttpReward | None = None
+    """Someone else's endpoint."""
+    timeout_seconds: float = Field(default=30, gt=0)
+    """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> RewardModelSpec:
+        given = [n for n in ("function", "http") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of function, http; got {len(given)}")
+        return self
+
+
+class Reward(RewardModelSpec):
+    """One reward of a job. The job's score is the weighted sum of its rewards."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=20)
+    """Name, in metrics and in the names of children. Unique within the job."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """What an invalid result means."""
+
+
+class RewardModelStatus(Spec):
+    """Observed state of a RewardModel."""
+
+    conditions: list[Condition] = []
+    """Ready, Degraded."""
+    observed_generation: int = 0
+    """The generation of spec that this status speaks of."""
+    replicas: int = 0
+    """Pods that exist."""
+    ready_replicas: int = 0
+    """Pods that answer."""
+    selector: str = ""
+    """Label selector of the Pods, for the scale subresource."""
+
+
+class RewardModel(Spec):
+    """A reward service of its own, shared by jobs."""
+
+    api_version: Literal["rljob.dev/v1alpha1"] = API_VERSION
+    kind: Literal["RewardModel"] = "RewardModel"
+    metadata: ObjectMeta
+    spec: RewardModelSpec
+    status: RewardModelStatus = RewardModelStatus()

@@ -31,6 +31,12 @@ ENV_ROLLOUT_SERVICE = "RLJOB_ROLLOUT_SERVICE"
 """Headless Service of the ready rollout replicas."""
 ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
 """JSON object: reward name -> host name of its headless Service, for the rewards that we serve."""
+ENV_MODEL = "RLJOB_MODEL"
+"""Where the model is for this container: a folder's path, or hf://org/name as the user wrote it."""
+ENV_TRAIN_DATA = "RLJOB_TRAIN_DATA"
+"""Head: where data.train is: a path, or hf://org/name."""
+ENV_EVAL_DATA = "RLJOB_EVAL_DATA"
+"""Head: where data.eval is; unset without evaluation."""
 
 # Ports.
 PORT_RAY = 6379
@@ -46,6 +52,8 @@ PORT_REWARD = 8080
 # Mount paths in containers. The local backend maps each to a folder of the run.
 PATH_CONFIG = "/etc/rljob"
 PATH_RUN = "/var/lib/rljob"
+PATH_CLAIMS = "/mnt/pvc"
+"""pvc://CLAIM/PATH is mounted read-only at PATH_CLAIMS/CLAIM."""
 PATH_SCRATCH = "/var/run/rljob"
 FILE_JOB = "job.yaml"
 FILE_REWARD = "reward.yaml"

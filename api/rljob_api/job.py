@@ -17,8 +17,8 @@ class Model(Spec):
     """The model to train. Immutable."""
 
     source: str = Field(min_length=1)
-    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `s3://bucket/path`, `/path`, or `./path` beside the
-    job file (for `rljob run` alone)."""
+    """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `/path`, or a path relative to the job
+    file (`./path`, `../path`; for `rljob run` alone)."""
     revision: str | None = None
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False
@@ -29,7 +29,8 @@ class DataSource(Spec):
     """Prompts and what is needed to score them."""
 
     source: str = Field(min_length=1)
-    """`hf://org/name`, `pvc://claim/path`, `/path` or `./path` of a .jsonl, .parquet, or folder of such files."""
+    """`hf://org/name`, or a .jsonl or .parquet file or a folder of such files as `pvc://claim/path`, `/path`, or a path
+    relative to the job file (for `rljob run` alone)."""
     subset: str | None = None
     """Configuration of an hf:// data set."""
     split: str | None = None

@@ -1,0 +1,42 @@
+"""Writes the additions that quickstart and chat train on: `python examples/make_sums.py`.
+
+The result is in git (quickstart/data); this file is how it came about. Invariant: no held-out pair is trained on,
+neither as a + b nor as its mirror b + a.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+LARGEST = 20
+NUM_HELD_OUT = 128
+SEED = 0
+
+Pair = tuple[int, int]
+
+
+def split_pairs() -> tuple[list[Pair], list[Pair]]:
+    """Train and held-out pairs out of all ordered pairs of 1..20."""
+    pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1)]
+    random.Random(SEED).shuffle(pairs)
+    held_out = pairs[:NUM_HELD_OUT]
+    kept_away = {*held_out, *((b, a) for a, b in held_out)}
+    return [pair for pair in pairs if pair not in kept_away], held_out
+
+
+def build_row(pair: Pair) -> str:
+    a, b = pair
+    return json.dumps({"question": f"What is {a} + {b}?", "answer": str(a + b), "a": a, "b": b}) + "\n"
+
+
+def main() -> None:
+    folder = Path(__file__).resolve().parent / "quickstart" / "data"
+    folder.mkdir(exist_ok=True)
+    for name, pairs in zip(("train", "eval"), split_pairs(), strict=True):
+        (folder / f"{name}.jsonl").write_text("".join(map(build_row, pairs)))
+
+
+if __name__ == "__main__":
+    main()

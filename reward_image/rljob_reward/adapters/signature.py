@@ -1,0 +1,48 @@
+"""What adapters share about a function's parameters: what it takes, what it lacks, and how to say so."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rljob_api.errors import UserError
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Parameters:
+    """The parameters of a user's function, all of which adapters pass by keyword."""
+
+    def __init__(self, function: Callable[..., Any], place: str) -> None:
+        self._place = place
+        parameters = inspect.signature(function).parameters.values()
+        self.names = frozenset(p.name for p in parameters if p.kind in _NAMED)
+        self.required = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
+        self.open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        if positional:
+            raise UserError(f"{place}: {', '.join(positional)} cannot be passed by name; remove the `/`")
+
+    def accepts(self, name: str) -> bool:
+        return self.open or name in self.names
+
+    def check(self, given: Iterable[str], expected: str, needs: str = "") -> None:
+        """UserError unless all required parameters are among `given` and `needs` is one that the function takes."""
+        missing = sorted(self.required - set(given))
+        if missing:
+            raise UserError(
+                f"{self._place}: no value for the parameter {', '.join(missing)}. Expected {expected}; "
+                "give it a default, or a value in function.kwargs"
+            )
+        if needs and not self.accepts(needs):
+            raise UserError(f"{self._place}: takes no {needs}. Expected {expected}, or another function.signature")
+
+    def check_kwargs(self, kwargs: Iterable[str]) -> None:
+        """UserError when function.kwargs has a name that the function does not take."""
+        unknown = sorted(name for name in kwargs if not self.accepts(name))
+        if unknown:
+            raise UserError(
+                f"{self._place}: function.kwargs has {', '.join(unknown)}, which the function does not take; "
+                f"it takes {', '.join(sorted(self.names))}"
+            )

@@ -1,0 +1,51 @@
+"""verl: compute_score(data_source, solution_str, ground_truth, extra_info=None).
+
+Returns a number, a bool, a dict with "score" (its other numbers become components), a sequence that begins with the
+score, or None to abstain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, invalid, read_score
+from rljob_reward.adapters.signature import Parameters
+
+NAME = "verl"
+MARKER = "solution_str"
+_EXPECTED = "compute_score(data_source, solution_str, ground_truth, extra_info=None)"
+_EXPECTED_RETURN = 'a number, a dict with "score", a tuple that begins with the score, or None'
+_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def bind(
+    function: Callable[..., Any], kwargs: dict[str, Any], place: str
+) -> tuple[Callable[[dict[str, Any]], Any], Callable[[Any], Outcome]]:
+    parameters = Parameters(function, place)
+    parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
+    parameters.check_kwargs(kwargs)
+    taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
+
+    def call(request: dict[str, Any]) -> Any:
+        values = {
+            "data_source": request.get("data_source", ""),
+            "solution_str": request["completion"],
+            "ground_truth": request.get("ground_truth"),
+            "extra_info": request.get("extra_info", {}),
+        }
+        return function(**{**{name: values[name] for name in taken}, **kwargs})
+
+    return call, read
+
+
+def read(value: Any) -> Outcome:
+    if isinstance(value, dict):
+        if "score" not in value:
+            keys = ", ".join(map(str, value)) or "none"
+            return invalid(BAD_RETURN, f'the function returned a dict without "score" (its keys: {keys})')
+        extras = ((key, extra) for key, extra in value.items() if key != "score")
+        return read_score(value["score"], extras, _EXPECTED_RETURN)
+    if isinstance(value, (tuple, list)) and value:
+        return read_score(value[0], (), _EXPECTED_RETURN)
+    return read_score(value, (), _EXPECTED_RETURN)

@@ -1,0 +1,153 @@
+"""The HTTP face: /v1/score on a short path of its own, everything else through Starlette.
+
+Owns authentication, parsing, status codes and the watch for clients that leave. Leaves the work to Scorer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from rljob_api import contract
+from rljob_api.protocol import ScoreRequest
+from rljob_reward import metrics as metrics_module
+from rljob_reward.metrics import Metrics
+from rljob_reward.process import Started
+from rljob_reward.program import Program
+from rljob_reward.scoring import Job, QueueFullError, Scorer
+
+_MAX_BODY_BYTES = 16 << 20
+_OPEN_PATHS = {contract.Path.READY.value, contract.Path.METRICS.value}
+_SCORE = contract.Path.SCORE.value
+_JSON = (b"content-type", b"application/json")
+
+
+class App:
+    """ASGI application of one reward."""
+
+    def __init__(self, program: Program, started: Started, scorer: Scorer, metrics: Metrics, token: str) -> None:
+        self._program = program
+        self._started = started
+        self._scorer = scorer
+        self._metrics = metrics
+        self._authorization = f"Bearer {token}".encode()
+        self.draining = False
+        self._other = Starlette(
+            routes=[
+                Route(contract.Path.INFO, self._info),
+                Route(contract.Path.READY, self._ready),
+                Route(contract.Path.METRICS, self._render_metrics),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        if path not in _OPEN_PATHS and not self._authorized(scope):
+            await _refuse(send, 401, "needs `Authorization: Bearer $RLJOB_TOKEN`")
+        elif path != _SCORE:
+            await self._other(scope, receive, send)
+        elif scope["method"] != "POST":
+            await _refuse(send, 405, "POST a ScoreRequest", (b"allow", b"POST"))
+        else:
+            await self._score(receive, send)
+
+    def _authorized(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._authorization)
+
+    async def _score(self, receive: Receive, send: Send) -> None:
+        if self.draining:
+            return await _refuse(send, 503, "the server is shutting down; ask another replica")
+        body = await _read_body(receive)
+        if body is None:
+            return await _refuse(send, 413, f"a request may have {_MAX_BODY_BYTES} bytes")
+        try:
+            request = ScoreRequest.model_validate_json(body)
+            job = self._scorer.submit(request, body)
+        except ValidationError as error:
+            return await _refuse(send, 422, _describe(error))
+        except QueueFullError as error:
+            retry_after = str(error.retry_after_seconds).encode()
+            return await _refuse(send, 429, str(error), (b"retry-after", retry_after))
+        if isinstance(job, bytes):
+            return await _answer(send, 200, job)
+        if job.started is None:
+            result = await self._wait_in_queue(job, receive)
+        else:
+            result = await asyncio.shield(job.future)
+        await _answer(send, 200, result)
+
+    async def _wait_in_queue(self, job: Job, receive: Receive) -> bytes:
+        """Wait for the result, and drop the request should the client leave first."""
+
+        def left(_: asyncio.Task[Any]) -> None:
+            if not job.future.done():
+                self._scorer.leave(job)
+
+        watch = asyncio.ensure_future(receive())
+        watch.add_done_callback(left)
+        try:
+            return await asyncio.shield(job.future)
+        finally:
+            watch.remove_done_callback(left)
+            watch.cancel()
+
+    async def _info(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "name": self._program.name,
+                "signature": self._started.signature,
+                "entrypoint": self._started.entrypoint,
+                "slots": self._program.slots,
+                "version": self._program.version,
+            }
+        )
+
+    async def _ready(self, request: Request) -> Response:
+        if self.draining:
+            return PlainTextResponse("shutting down\n", 503)
+        if not self._scorer.pool.num_ready:
+            return PlainTextResponse("no worker process is up\n", 503)
+        return PlainTextResponse("ready\n")
+
+    async def _render_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.render(), media_type=metrics_module.CONTENT_TYPE)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The request's body; None when it is too long."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return body if len(body) <= _MAX_BODY_BYTES else None
+    chunks, num_bytes = [body], len(body)
+    while message.get("more_body", False) and num_bytes <= _MAX_BODY_BYTES:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+    return b"".join(chunks) if num_bytes <= _MAX_BODY_BYTES else None
+
+
+def _describe(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_url=False))
+
+
+async def _refuse(send: Send, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
+    await _answer(send, status, json.dumps({"detail": detail}).encode(), *headers)
+
+
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})

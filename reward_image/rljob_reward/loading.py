@@ -1,0 +1,119 @@
+"""From source text to a bound function, inside a worker process.
+
+Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. Leaves the
+choice of convention to adapters. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rljob_api.errors import UserError
+from rljob_reward import adapters
+
+_MODULE_NAME = "rljob_reward_function"
+_DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
+
+
+class Settings(NamedTuple):
+    """What a worker is told at its start."""
+
+    source: str
+    path: str
+    """Where the source came from: for messages, tracebacks and imports of files beside it."""
+    entrypoint: str | None
+    signature: str
+    kwargs: dict[str, Any]
+    max_memory_mib: int
+
+
+class Bound(NamedTuple):
+    """A function ready to be called."""
+
+    call: adapters.Call
+    read: adapters.Read
+    entrypoint: str
+    signature: str
+
+
+def load(settings: Settings) -> Bound:
+    """Run the source and bind its function. UserError says what is wrong with it."""
+    module = _execute(settings)
+    function = _find(module, settings)
+    place = f"{_place_of(function, settings.path)}: {function.__name__ if hasattr(function, '__name__') else function}"
+    adapter = adapters.choose(function, settings.signature, place)
+    call, read = adapter.bind(function, settings.kwargs, place)
+    return Bound(call, read, getattr(function, "__name__", str(settings.entrypoint)), adapter.NAME)
+
+
+def _execute(settings: Settings) -> types.ModuleType:
+    path = settings.path
+    try:
+        code = compile(settings.source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = (error.text or "").strip()
+        raise UserError(f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}: {text}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: the source is no Python text: {error}") from error
+    module = types.ModuleType(_MODULE_NAME)
+    module.__file__ = path
+    # Pickling (multiprocessing), dataclasses and tracebacks look these up.
+    sys.modules[_MODULE_NAME] = module
+    linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
+    if os.path.isabs(path):
+        sys.path.insert(0, os.path.dirname(path))
+    try:
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
+    return module
+
+
+def _remedy(error: BaseException, settings: Settings) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f". Install it into the reward's image (rewards[].image), or do without {error.name}"
+    if isinstance(error, (MemoryError, OSError, ImportError)):
+        return f". If memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
+    return " (while the file was imported)"
+
+
+def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
+    names = (settings.entrypoint,) if settings.entrypoint else _DEFAULT_ENTRYPOINTS
+    for name in names:
+        function = getattr(module, name, None)
+        if function is None:
+            continue
+        if not callable(function) or inspect.isclass(function):
+            raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
+        return function
+    defined = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == _MODULE_NAME]
+    remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
+    raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
+
+
+def _place_of(function: Any, path: str) -> str:
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code = getattr(inner, "__code__", None)
+    return f"{path}:{code.co_firstlineno}" if code and code.co_filename == path else path
+
+
+def explain(error: BaseException, path: str) -> str:
+    """An exception in one line: where in the user's file, its type, and what it says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    place = f"{path}:{lines[-1]}" if lines else path
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    return f"{place}: {type(error).__name__}: {text}" if text else f"{place}: {type(error).__name__}"

@@ -1,0 +1,207 @@
+"""One worker process as the server sees it: spawn, one request at a time, kill, notice its death.
+
+Owns the process, its socket and its output pipe. Exactly one verdict comes back for each request: the worker's reply,
+or what ended the process. Leaves to the pool when to start one and to scoring what a verdict means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from rljob_api.contract import ENV_TOKEN
+from rljob_api.protocol import InvalidReason
+from rljob_reward import frames
+from rljob_reward.loading import Settings
+from rljob_reward.output import OutputLog
+
+_OUTPUT_CHUNK_BYTES = 64 << 10
+# One slot is one process on one core: libraries must not start a thread for each core of the node in each of them.
+_ENVIRONMENT_DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Reply(BaseModel):
+    """What a worker may answer. User code shares its process, so nothing else is believed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    score: FiniteFloat | None
+    components: dict[str, FiniteFloat]
+    reason: InvalidReason | None = Field(strict=False)
+    message: str = Field(max_length=2000)
+
+
+class Started(BaseModel):
+    """A worker's first frame: what it found in the source, or why it cannot run it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entrypoint: str = ""
+    signature: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The process ended before it answered."""
+
+    reason: InvalidReason
+    message: str
+
+
+Verdict = Reply | Ended
+
+
+class WorkerProcess(asyncio.Protocol):
+    """on_started, on_idle and on_exit tell the pool; the callback given to execute gets the one verdict."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        output: OutputLog,
+        on_idle: Callable[[WorkerProcess], None],
+        on_exit: Callable[[WorkerProcess], None],
+    ) -> None:
+        self._output = output
+        self._on_idle = on_idle
+        self._on_exit = on_exit
+        self._buffer = frames.FrameBuffer()
+        self._callback: Callable[[Verdict], None] | None = None
+        self._killed_as: Ended | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[Started] = self._loop.create_future()
+        self.exited: asyncio.Future[None] = self._loop.create_future()
+        self._spawn()
+        self._settings = json.dumps(settings._asdict()).encode()
+        self._path = settings.path
+
+    def _spawn(self) -> None:
+        environment = {**_ENVIRONMENT_DEFAULTS, **os.environ}
+        environment.pop(ENV_TOKEN, None)  # user code has no business with the other parts of the job
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_reward.worker", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # a process group of its own: a kill reaches what user code started, too
+                bufsize=0,
+            )
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
+        self._loop.add_reader(self._stdout.fileno(), self._drain_output)
+        # The pidfd, not the socket, tells of death: a grandchild may hold the socket's other end open.
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def connect(self) -> None:
+        """Hand the settings over. The answer arrives in `started`."""
+        await self._loop.create_unix_connection(lambda: self, sock=self._socket)
+        if self._transport is not None:
+            self._transport.write(frames.encode(self._settings))
+
+    def execute(self, body: bytes, callback: Callable[[Verdict], None]) -> None:
+        """Run one request. The worker must be idle."""
+        assert self._callback is None
+        assert self._transport is not None
+        self._callback = callback
+        self._transport.write(frames.encode(body))
+
+    def kill(self, reason: InvalidReason, message: str) -> None:
+        """End the process and all that it started; its request, if any, ends with this verdict once it is dead."""
+        if self.exited.done():
+            return  # its number may be another process's by now
+        if self._killed_as is None:
+            self._killed_as = Ended(reason, message)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's share no base class with asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._buffer.feed(data):
+                self._receive(frame)
+        except (frames.BrokenFrameError, ValidationError) as error:
+            what = str(error) if isinstance(error, frames.BrokenFrameError) else error.errors()[0]["msg"]
+            self.kill(InvalidReason.WORKER_DIED, f"the worker wrote garbage to its pipe and was replaced: {what}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.kill(InvalidReason.WORKER_DIED, "the worker closed its pipe and was replaced")
+
+    def _receive(self, frame: bytes) -> None:
+        if self._killed_as is not None:
+            return
+        if not self.started.done():
+            self.started.set_result(Started.model_validate_json(frame))
+            return
+        reply = Reply.model_validate_json(frame)
+        callback, self._callback = self._callback, None
+        if callback is None:
+            raise frames.BrokenFrameError("an answer without a request")
+        callback(reply)
+        self._on_idle(self)
+
+    def _drain_output(self) -> None:
+        try:
+            data = os.read(self._stdout.fileno(), _OUTPUT_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._output.write(data)
+        else:
+            self._loop.remove_reader(self._stdout.fileno())
+
+    def _reap(self) -> None:
+        """The process is dead but not yet waited for, so its group's number is still its own."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._drain_output()
+        self._loop.remove_reader(self._stdout.fileno())
+        self._stdout.close()
+        verdict = self._killed_as or Ended(InvalidReason.WORKER_DIED, f"the worker process {_how_it_ended(code)}")
+        self._killed_as = verdict
+        if self._transport is not None:
+            self._transport.abort()
+        self.exited.set_result(None)
+        if not self.started.done():
+            self.started.set_result(Started(error=f"{self._path}: while it was imported, {verdict.message}"))
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(verdict)
+        self._on_exit(self)
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (perhaps out of memory)" if -code == signal.SIGKILL else ""
+        return f"was ended by {name}{hint}; its log has what it printed"
+    return f"ended with exit code {code}"

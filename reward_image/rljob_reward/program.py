@@ -1,0 +1,92 @@
+"""The reward that this server runs: its settings, its source, and the digest of both.
+
+Reads files; never runs user code. Errors are UserErrors that name the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from rljob_api.contract import FILE_FUNCTION
+from rljob_api.errors import UserError
+from rljob_api.reward import FunctionReward, Reward
+from rljob_reward.loading import Settings
+
+
+@dataclass(frozen=True)
+class Program:
+    """One function reward, ready to be started."""
+
+    name: str
+    slots: int
+    queue_length: int
+    timeout_seconds: float
+    worker_settings: Settings
+    version: str
+    """sha256 of source and settings: results of different versions do not compare."""
+
+
+def read_program(config_path: Path, function_path: Path | None = None) -> Program:
+    """The Reward of `config_path` with the source that it names, or that of `function_path`."""
+    reward = _read_reward(config_path)
+    if reward.function is None:
+        raise UserError(f"{config_path}: reward {reward.name} is served elsewhere (http); this server runs function")
+    path, source = _read_source(reward.function, config_path, function_path)
+    settings = Settings(
+        source=source,
+        path=path,
+        entrypoint=reward.function.entrypoint,
+        signature=reward.function.signature,
+        kwargs=reward.function.kwargs,
+        max_memory_mib=reward.function.max_memory_mib,
+    )
+    return Program(
+        name=reward.name,
+        slots=reward.slots,
+        queue_length=reward.queue_length,
+        timeout_seconds=reward.timeout_seconds,
+        worker_settings=settings,
+        version=_digest(settings, reward.timeout_seconds),
+    )
+
+
+def _read_reward(path: Path) -> Reward:
+    try:
+        return Reward.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}. --config names one Reward as YAML") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reward'}: {e['msg']}" for e in error.errors())
+        raise UserError(f"{path}: {wrong}") from error
+
+
+def _read_source(function: FunctionReward, config_path: Path, override: Path | None) -> tuple[str, str]:
+    """Path and text: the override, an absolute function.file, function.py beside the config, or the inline text."""
+    path = override
+    if path is None and function.file is not None and Path(function.file).is_absolute():
+        path = Path(function.file)
+    if path is None:
+        path = config_path.parent / FILE_FUNCTION
+        if not path.exists() and function.inline is not None:
+            return "function.inline", function.inline
+    try:
+        return str(path.absolute()), path.read_text()
+    except OSError as error:
+        raise UserError(f"{path}: the reward's source cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the reward's source is no UTF-8 text: {error}") from error
+
+
+def _digest(settings: Settings, timeout_seconds: float) -> str:
+    """Where the file lies is left out: the same function elsewhere is the same function."""
+    parts = {**settings._asdict(), "timeout_seconds": timeout_seconds}
+    del parts["path"]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

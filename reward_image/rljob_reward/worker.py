@@ -1,0 +1,103 @@
+"""One worker process: `python -m rljob_reward.worker FD PARENT_PID`. It executes one request at a time.
+
+Owns the execution and its verdict. Leaves time-outs to the server, which kills the process. Frames go over a socket
+of their own, so nothing that user code prints can disturb them. It never outlives the server: the kernel kills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_reward.adapters.outcome import EXCEPTION, Outcome, invalid
+from rljob_reward.frames import BlockingChannel
+from rljob_reward.loading import Bound, Settings, explain, load
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    descriptor, parent_pid = map(int, arguments)
+    _die_with(parent_pid)
+    # A process that the user's code starts must not hold this socket open.
+    os.set_inheritable(descriptor, False)
+    channel = BlockingChannel(socket.socket(fileno=descriptor))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    first = channel.read()
+    if first is None:
+        return 0
+    settings = Settings(**json.loads(first))
+    limit = settings.max_memory_mib << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        bound = load(settings)
+    except UserError as error:
+        channel.write(json.dumps({"error": str(error)}).encode())
+        return 0
+    channel.write(json.dumps({"entrypoint": bound.entrypoint, "signature": bound.signature}).encode())
+    _serve(channel, Executor(bound, settings))
+    return 0
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when the server dies, however it dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _serve(channel: BlockingChannel, executor: Executor) -> None:
+    own_pid = os.getpid()
+    while (body := channel.read()) is not None:
+        outcome = executor.execute(body)
+        if os.getpid() != own_pid:
+            os._exit(0)  # a child that the user's code forked and let return: it may not answer in our name
+        channel.write(json.dumps(outcome._asdict(), allow_nan=False).encode())
+
+
+class Executor:
+    """Calls the bound function, awaits it where it is async, and turns every failure into a reason."""
+
+    def __init__(self, bound: Bound, settings: Settings) -> None:
+        self._bound = bound
+        self._settings = settings
+        self._loop: Any = None
+
+    def execute(self, body: bytes) -> Outcome:
+        try:
+            value = self._bound.call(json.loads(body))
+            if inspect.isawaitable(value):
+                value = self._wait(value)
+            return self._bound.read(value)
+        except MemoryError as error:
+            limit = f"maxMemoryMiB is {self._settings.max_memory_mib} MiB of address space"
+            return invalid(EXCEPTION, f"{explain(error, self._settings.path)} ({limit})")
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this sample fails
+            return invalid(EXCEPTION, explain(error, self._settings.path))
+
+    def _wait(self, value: Any) -> Any:
+        """One event loop for the worker's life, so that the function may keep sessions open across calls."""
+        if self._loop is None:
+            import asyncio  # only here: sync functions need not pay for it
+
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(_as_coroutine(value))
+
+
+async def _as_coroutine(value: Any) -> Any:
+    return await value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rljob_api import API_VERSION
-from rljob_api.base import ObjectMeta, Spec
+from rljob_api import API_VERSION, job_rules
+from rljob_api.base import ClusterRule, LongText, ObjectMeta, PathText, Rule, ShortText, Spec
+from rljob_api.errors import UserError
 from rljob_api.reward import Reward
 from rljob_api.roles import HeadRole, RolloutRole, Sampling, TrainerRole
+from rljob_api.sources import parse_source
 from rljob_api.status import RLJobStatus
+
+_SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
+_SOURCE_ON_A_CLUSTER = ClusterRule(
+    "source must be hf://org/name, pvc://claim/path or an absolute path on a cluster; "
+    "a path relative to the job file works with `rljob run` alone",
+    "self.source.contains('://') || self.source.startsWith('/')",
+)
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+def _has_known_form(holder: Any) -> bool:
+    try:
+        parse_source(holder.source)
+    except UserError:
+        return False
+    return True
+
+
+_SOURCE_FORM = Rule(
+    ("source",), "must be hf://org/name, pvc://claim/path or a path", "correct the scheme", _has_known_form, _SOURCE_CEL
+)
 
 
 class Model(Spec):
     """The model to train. Immutable."""
 
-    source: str = Field(min_length=1)
+    RULES: ClassVar[tuple[Rule, ...]] = (_SOURCE_FORM,)
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (_SOURCE_ON_A_CLUSTER,)
+
+    source: PathText
     """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `/path`, or a path relative to the job
     file (`./path`, `../path`; for `rljob run` alone)."""
-    revision: str | None = None
+    revision: ShortText | None = None
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
@@ -28,18 +55,21 @@ class Model(Spec):
 class DataSource(Spec):
     """Prompts and what is needed to score them."""
 
-    source: str = Field(min_length=1)
+    RULES: ClassVar[tuple[Rule, ...]] = (_SOURCE_FORM,)
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (_SOURCE_ON_A_CLUSTER,)
+
+    source: PathText
     """`hf://org/name`, or a .jsonl or .parquet file or a folder of such files as `pvc://claim/path`, `/path`, or a path
     relative to the job file (for `rljob run` alone)."""
-    subset: str | None = None
+    subset: ShortText | None = None
     """Configuration of an hf:// data set."""
-    split: str | None = None
+    split: ShortText | None = None
     """Split of an hf:// data set; null means train for train and test for eval."""
-    prompt: str = "prompt"
+    prompt: ShortText = "prompt"
     """Column with the prompt: a string, or a list of chat messages."""
-    answer: str | None = "answer"
+    answer: ShortText | None = "answer"
     """Column that the reward gets as ground_truth (TRL: answer, OpenRLHF: label). Null: rewards need none."""
-    data_source: str | None = None
+    data_source: ShortText | None = None
     """What verl's functions get as data_source; null means the source without its scheme."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows. Null means all."""
@@ -48,15 +78,25 @@ class DataSource(Spec):
 class Data(Spec):
     """Training and evaluation data."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("template",),
+            "must hold at least one column in braces",
+            "write {prompt} where the prompt belongs",
+            lambda data: _PLACEHOLDER.search(data.template) is not None,
+            "self.template.matches('[{][A-Za-z_][A-Za-z0-9_]*[}]')",
+        ),
+    )
+
     train: DataSource
     """Prompts to train on. Immutable."""
     eval: DataSource | None = None
     """Held-out prompts. Null: nothing is evaluated."""
     format: Literal["chat", "text"] = "chat"
     """chat: the model's chat template with a generation prompt. text: the prompt as it is."""
-    system_prompt: str | None = None
+    system_prompt: LongText | None = None
     """System message for chat. Null: what the template does by itself; an empty string: none."""
-    template: str = "{prompt}"
+    template: LongText = "{prompt}"
     """Text of each prompt; `{prompt}` and every column's name are filled in."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Prompts with more tokens are left out, and counted. Null means no limit."""
@@ -154,14 +194,14 @@ class Evaluation(Spec):
     """Whether to evaluate before the first step."""
     sampling: Sampling | None = None
     """How evaluation trajectories are sampled. Null means rollout.sampling at temperature 0."""
-    accuracy: str | None = None
+    accuracy: ShortText | None = None
     """Component of the reward's result that is reported as accuracy. Null means acc where there is one, else score."""
 
 
 class PersistentVolumeClaimRef(Spec):
     """An existing claim."""
 
-    claim_name: str
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the PersistentVolumeClaim."""
 
 
@@ -184,20 +224,27 @@ class Tracking(Spec):
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run's folder."""
-    wandb_project: str | None = None
+    wandb_project: ShortText | None = None
     """Weights & Biases project; null is off. WANDB_API_KEY comes from head.env or the head's template."""
-    mlflow_experiment: str | None = None
+    mlflow_experiment: ShortText | None = None
     """MLflow experiment; null is off. MLFLOW_TRACKING_URI comes from head.env or the head's template."""
 
 
 class RLJobSpec(Spec):
     """Desired state of an RLJob."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = job_rules.RULES
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = job_rules.IMMUTABLE
+
     model: Model
     """The model to train."""
     data: Data
     """Training and evaluation data."""
-    rewards: list[Reward] = Field(min_length=1, max_length=16)
+    rewards: list[Reward] = Field(
+        min_length=1,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     """What scores a trajectory."""
     algorithm: Algorithm = Algorithm()
     """How scores become an update."""
@@ -219,31 +266,12 @@ class RLJobSpec(Spec):
     """Where metrics go."""
     suspend: bool = False
     """true removes the Pods and keeps the checkpoint; false goes on from it."""
-    managed_by: str | None = None
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that acts on this job, if not RLJob's own (Kueue's MultiKueue sets it). Immutable."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)
     """Seconds from start after which the job fails. Null is none."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
     """Seconds after the end when the RLJob is deleted. Null keeps it."""
-
-    @model_validator(mode="after")
-    def _crosses_fields(self) -> RLJobSpec:
-        schedule = self.schedule
-        if schedule.prompts_per_step % schedule.mini_batches:
-            raise ValueError(
-                f"schedule.miniBatches must divide schedule.promptsPerStep, got {schedule.mini_batches} "
-                f"and {schedule.prompts_per_step}"
-            )
-        samples = schedule.prompts_per_step // schedule.mini_batches * self.algorithm.group_size
-        if samples % self.trainer.num_ranks:
-            raise ValueError(
-                f"samples of a mini-batch (schedule.promptsPerStep / schedule.miniBatches x algorithm.groupSize = "
-                f"{samples}) must be divisible by the number of trainer ranks ({self.trainer.num_ranks})"
-            )
-        names = [reward.name for reward in self.rewards]
-        if len(set(names)) != len(names):
-            raise ValueError(f"rewards must have different names, got {', '.join(names)}")
-        return self
 
 
 class RLJob(Spec):

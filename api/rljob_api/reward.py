@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rljob_api import API_VERSION
-from rljob_api.base import ObjectMeta, Spec
+from rljob_api.base import PART_NAME_PATTERN, URL_PATTERN, ObjectMeta, PathText, Rule, ShortText, Spec
 from rljob_api.roles import Role
 from rljob_api.status import Condition
 
@@ -15,22 +15,32 @@ from rljob_api.status import Condition
 class ConfigMapKeyRef(Spec):
     """A key of a ConfigMap in the job's namespace."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the ConfigMap."""
-    key: str
+    key: Annotated[str, Field(min_length=1, max_length=253)]
     """Key that holds the source of the function."""
 
 
 class FunctionReward(Spec):
     """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef."""
 
-    inline: str | None = Field(default=None, min_length=1)
-    """Python source of the function."""
-    file: str | None = Field(default=None, min_length=1)
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("",),
+            "must have exactly one of inline, file, configMapKeyRef",
+            "say in one way where the source is",
+            lambda f: [f.inline, f.file, f.config_map_key_ref].count(None) == 2,
+            "[has(self.inline), has(self.file), has(self.configMapKeyRef)].filter(given, given).size() == 1",
+        ),
+    )
+
+    inline: Annotated[str, Field(min_length=1, max_length=262144)] | None = None
+    """Python source of the function, at most 256 KiB."""
+    file: PathText | None = None
     """Path of a Python file. `rljob run` reads it beside the job file; on a cluster it is a path inside the image."""
     config_map_key_ref: ConfigMapKeyRef | None = None
     """A ConfigMap's key that holds the source."""
-    entrypoint: str | None = None
+    entrypoint: ShortText | None = None
     """Name of the function. Null means the first of compute_score, reward_func, reward that the source defines."""
     signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
     """Convention of the function: verl `(data_source, solution_str, ground_truth, extra_info)`, TRL
@@ -40,18 +50,11 @@ class FunctionReward(Spec):
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
     """Address space that one call may use, in MiB."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> FunctionReward:
-        given = [n for n in ("inline", "file", "config_map_key_ref") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of inline, file, configMapKeyRef; got {len(given)}")
-        return self
-
 
 class HttpReward(Spec):
     """An endpoint that is not ours. Nothing is deployed for it."""
 
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=URL_PATTERN, max_length=2048)
     """Where to POST."""
     protocol: Literal["rljob", "openrlhf"] = "rljob"
     """rljob: a ScoreRequest, answered by a ScoreResult. openrlhf: `{query, prompts, labels}`, by `{rewards}`."""
@@ -80,6 +83,17 @@ class RewardServer(Role):
 class RewardModelSpec(RewardServer):
     """A reward service. Exactly one of function and http."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *RewardServer.RULES,
+        Rule(
+            ("",),
+            "must have exactly one of function, http",
+            "give a function of your own, or the URL of an endpoint",
+            lambda reward: (reward.function is None) != (reward.http is None),
+            "has(self.function) != has(self.http)",
+        ),
+    )
+
     function: FunctionReward | None = None
     """A Python function."""
     http: HttpReward | None = None
@@ -87,18 +101,12 @@ class RewardModelSpec(RewardServer):
     timeout_seconds: float = Field(default=30, gt=0)
     """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> RewardModelSpec:
-        given = [n for n in ("function", "http") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of function, http; got {len(given)}")
-        return self
-
 
 class Reward(RewardModelSpec):
     """One reward of a job. The job's score is the weighted sum of its rewards."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=20)
+    # A reward's Service is called JOB-reward-NAME, and that must fit the 63 characters of a DNS label.
+    name: str = Field(pattern=PART_NAME_PATTERN, max_length=15)
     """Name, in metrics and in the names of children. Unique within the job."""
     weight: float = 1.0
     """Factor in the weighted sum."""
@@ -109,7 +117,9 @@ class Reward(RewardModelSpec):
 class RewardModelStatus(Spec):
     """Observed state of a RewardModel."""
 
-    conditions: list[Condition] = []
+    conditions: list[Condition] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
     """Ready, Degraded."""
     observed_generation: int = 0
     """The generation of spec that this status speaks of."""

@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from rljob_api.base import Spec
+from rljob_api.base import QUANTITY_PATTERN, PathText, Rule, ShortText, Spec
 
-Quantity = Annotated[str | int | float, Field(description="A Kubernetes quantity: 500m, 2, 16Gi.")]
+
+def _spell_out(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_spell_out),
+    Field(pattern=QUANTITY_PATTERN, max_length=64),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY_PATTERN,
+            "maxLength": 64,
+            "description": "A Kubernetes quantity: 500m, 2, 16Gi.",
+        }
+    ),
+]
+"""A whole number or a string, as Kubernetes has it; kept as a string."""
+LabelValue = Annotated[str, Field(max_length=63)]
+EnvValue = Annotated[str, Field(max_length=32768)]
 
 
 class Resources(Spec):
     """Kubernetes' ResourceRequirements of the role's main container."""
 
-    requests: dict[str, Quantity] = {}
+    requests: dict[str, Quantity] = Field(default={}, max_length=32)
     """What the scheduler reserves, by resource name. Default: none, but for the GPUs of gpusPerReplica."""
-    limits: dict[str, Quantity] = {}
+    limits: dict[str, Quantity] = Field(default={}, max_length=32)
     """What the kubelet enforces, by resource name. GPUs of gpusPerReplica are added as nvidia.com/gpu."""
 
 
 class Toleration(Spec):
     """Kubernetes' Toleration."""
 
-    key: str | None = None
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("key", "operator"),
+            "must be set unless operator is Exists",
+            "set key, or operator: Exists for every taint",
+            lambda t: t.key is not None or t.operator == "Exists",
+            "has(self.key) || self.operator == 'Exists'",
+        ),
+        Rule(
+            ("value", "operator"),
+            "must be unset when operator is Exists",
+            "remove value, or set operator: Equal",
+            lambda t: t.value is None or t.operator == "Equal",
+            "!has(self.value) || self.operator == 'Equal'",
+        ),
+    )
+
+    key: Annotated[str, Field(max_length=316)] | None = None
     """Taint key; null with operator Exists matches every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How value is compared."""
-    value: str | None = None
+    value: LabelValue | None = None
     """Taint value, for Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect; null matches all effects."""
@@ -38,9 +76,9 @@ class Toleration(Spec):
 class NodePool(Spec):
     """The nodes of one role. Roles with different pools never share a node."""
 
-    node_selector: dict[str, str] = {}
+    node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have."""
-    tolerations: list[Toleration] = []
+    tolerations: list[Toleration] = Field(default=[], max_length=64)
     """Taints that the role's Pods tolerate."""
     exclusive: bool = False
     """Whether Pods of this role refuse nodes that run another role of any RLJob (required anti-affinity)."""
@@ -49,13 +87,24 @@ class NodePool(Spec):
 class Role(Spec):
     """Fields that every role has."""
 
-    image: str | None = None
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("env",),
+            "must not set names that begin with RLJOB_: they are reserved",
+            "choose another name",
+            lambda role: not any(name.startswith("RLJOB_") for name in role.env),
+            # has(): a role may be defaulted to {}, and rules see a default before its own fields are filled in.
+            "!has(self.env) || self.env.all(name, !name.startsWith('RLJOB_'))",
+        ),
+    )
+
+    image: PathText | None = None
     """Container image; null means the operator's default for the role. Ignored by `rljob run`."""
     resources: Resources = Resources()
     """Requests and limits of the main container."""
     node_pool: NodePool = NodePool()
     """Where the role's Pods may run."""
-    env: dict[str, str] = {}
+    env: dict[str, EnvValue] = Field(default={}, max_length=128)
     """Extra environment of the main container. Names that begin with RLJOB_ are reserved."""
     template: dict[str, Any] = Field(default={}, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
     """A partial PodTemplateSpec, merged over the built one (maps by key, containers and volumes by name)."""
@@ -71,9 +120,9 @@ class TrainerRole(Role):
     """The FSDP2 actor group."""
 
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Number of trainer Pods. Immutable while the job runs."""
+    """Number of trainer Pods. Immutable unless the job is suspended."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
-    """GPUs of each Pod, one rank a GPU. 0 means one CPU rank a Pod."""
+    """GPUs of each Pod, one rank a GPU. 0 means one CPU rank a Pod. Immutable unless the job is suspended."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Compute dtype of forward and backward. Master weights and optimizer state are always fp32."""
     micro_batch_tokens: int = Field(default=16384, ge=16)
@@ -100,7 +149,7 @@ class Sampling(Spec):
     """Number of candidates; 0 is off. Training wants 0."""
     max_tokens: int = Field(default=512, ge=1)
     """Most new tokens of a trajectory."""
-    stop: list[str] = Field(default=[], max_length=16)
+    stop: list[ShortText] = Field(default=[], max_length=16)
     """Strings that end a trajectory, besides the end-of-sequence token."""
 
 
@@ -126,5 +175,5 @@ class RolloutRole(Role):
     finish waits until they end under the old ones."""
     request_timeout_seconds: float = Field(default=600, gt=0)
     """Time after which a generation request is retried on another replica."""
-    extra_args: list[str] = []
+    extra_args: list[PathText] = Field(default=[], max_length=64)
     """Further arguments of vLLM's API server."""

@@ -60,13 +60,17 @@ class Progress(Spec):
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
-    conditions: list[Condition] = []
+    conditions: list[Condition] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
     """Queued, Suspended, Running, Restarting, Succeeded, Failed."""
     observed_generation: int = 0
     """The generation of spec that this status speaks of."""
     phase: Literal["", "Pending", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""
     """Derived from the conditions, for the printed column."""
-    roles: list[RoleStatus] = []
+    roles: list[RoleStatus] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    )
     """One entry a role."""
     progress: Progress = Field(default=Progress())
     """What the driver last said."""

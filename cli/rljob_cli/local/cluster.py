@@ -1,0 +1,91 @@
+"""The whole local backend: store, controllers and kubelet, running together.
+
+Consumes: manifests applied to the store. Produces: running Pods and workloads' statuses. Leaves what should be to the
+operator's plan. Invariant: after `async with LocalCluster(...)` no process of it is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from rljob_api.job import RLJob
+from rljob_cli.local.controllers import WORKLOADS, plan_pods
+from rljob_cli.local.gpus import GpuPool, find_gpus
+from rljob_cli.local.kubelet import Kubelet
+from rljob_cli.local.network import Network
+from rljob_cli.local.podshim import set_child_subreaper
+from rljob_cli.local.store import LocalStore
+from rljob_cli.local.volumes import RunPaths
+
+_NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
+_STOP_SECONDS = 10.0
+
+
+class LocalCluster:
+    """Everything that one run needs of a cluster."""
+
+    def __init__(self, job: RLJob, network: Network, root: Path, claims: Mapping[str, Path] | None = None) -> None:
+        self.paths = RunPaths(root.resolve(), claims or {})
+        self.network = network
+        self.store = LocalStore(job)
+        self.kubelet = Kubelet(self.store, network, self.paths, build_base_env(os.environ), GpuPool(find_gpus()))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> LocalCluster:
+        set_child_subreaper()
+        self.paths.clear()
+        self._tasks = [asyncio.create_task(self._run_controllers()), asyncio.create_task(self.kubelet.run())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(_STOP_SECONDS)
+
+    async def stop(self, grace_seconds: float, first: tuple[str, ...] = ()) -> None:
+        """Stop the loops, then every Pod: those named by `first` before the others. Harmless when done twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.kubelet.shutdown(first, grace_seconds)
+        self.network.close()
+        self.paths.clear()
+
+    def check(self) -> None:
+        """Raise what ended a loop of ours, so that a bug is loud and not a run that hangs."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def _run_controllers(self) -> None:
+        changed = self.store.subscribe()
+        while True:
+            changed.clear()
+            now = datetime.now(UTC)
+            plan = plan_pods(self.store.of_kind(*WORKLOADS), self.store.pods.values(), now)
+            for key, status in plan.statuses.items():
+                self.store.set_status(key, status)
+            for name in plan.delete:
+                self.store.delete_pod(name)
+            for pod in plan.create:
+                self.store.create_pod(pod)
+            timeout = max(0.0, (plan.wake_at - now).total_seconds()) if plan.wake_at else None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), timeout)
+
+
+def build_base_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """What every process gets of this program's environment: all but what belongs to another run."""
+    env = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env["PYTHONUNBUFFERED"] = "1"
+    # The Pods' addresses are all on this interface.
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return env

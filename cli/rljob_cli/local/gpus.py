@@ -1,0 +1,46 @@
+"""Which of this machine's GPUs each Pod gets. A Pod that asks for none sees none, as on a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rljob_cli.local.manifests import Manifest
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def find_gpus() -> list[str]:
+    """Indices of the GPUs that this user may use here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [index for index in visible.split(",") if index.strip() and index != "-1"]
+    names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return sorted((match[1] for match in names if match), key=int)
+
+
+def num_wanted(pod: Manifest) -> int:
+    """GPUs that the Pod's limits ask for."""
+    limits = ((c.get("resources") or {}).get("limits") or {} for c in pod["spec"]["containers"])
+    return sum(int(limit.get(RESOURCE, 0)) for limit in limits)
+
+
+class GpuPool:
+    """Hands out GPUs, each to one Pod at a time."""
+
+    def __init__(self, gpus: list[str]) -> None:
+        self.size = len(gpus)
+        self._free = list(gpus)
+        self._held: dict[str, list[str]] = {}
+
+    def acquire(self, pod: str, number: int) -> list[str] | None:
+        """`number` GPUs for the Pod, or None while there are not that many."""
+        if pod not in self._held:
+            if number > len(self._free):
+                return None
+            self._held[pod] = [self._free.pop(0) for _ in range(number)]
+        return self._held[pod]
+
+    def release(self, pod: str) -> None:
+        self._free = sorted(self._free + self._held.pop(pod, []))

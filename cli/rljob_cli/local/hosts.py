@@ -1,0 +1,38 @@
+"""Headless Services as lines of a hosts file: what cluster DNS would answer. Pure.
+
+Invariant: only Pods that are ready stand behind a name, unless the Service says publishNotReadyAddresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rljob_cli.local.manifests import Manifest, is_ready, is_terminating, matches, name_of, namespace_of, phase_of
+
+
+def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:
+    """The file's text. StatefulSets' Pods also get POD.SERVICE."""
+    lines, pods = [], [pod for pod in pods if pod.get("status", {}).get("podIP")]
+    for service in services:
+        spec = service["spec"]
+        unready = bool(spec.get("publishNotReadyAddresses"))
+        for pod in pods:
+            if not matches(spec.get("selector") or {}, pod) or not _is_published(pod, unready):
+                continue
+            names = _forms(name_of(service), namespace_of(service))
+            if pod["spec"].get("subdomain", name_of(service)) == name_of(service):
+                hostname = pod["spec"].get("hostname", name_of(pod))
+                names += [f"{hostname}.{name}" for name in names]
+            lines.append(f"{pod['status']['podIP']} {' '.join(names)}")
+    return "".join(f"{line}\n" for line in sorted(set(lines)))
+
+
+def _is_published(pod: Manifest, unready: bool) -> bool:
+    if phase_of(pod) in ("Succeeded", "Failed") or is_terminating(pod):
+        return False
+    return unready or is_ready(pod)
+
+
+def _forms(service: str, namespace: str) -> list[str]:
+    full = f"{service}.{namespace}"
+    return [service, full, f"{full}.svc", f"{full}.svc.cluster.local"]

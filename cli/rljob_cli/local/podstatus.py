@@ -1,0 +1,121 @@
+"""A Pod's status in Kubernetes' JSON form, from what is known of its containers. Pure.
+
+Invariant: a condition's transition time moves only when its status does, so an unchanged Pod writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rljob_cli.local.manifests import Manifest, timestamp
+
+EXIT_OF_SIGNAL = 128
+
+
+@dataclass
+class ContainerRecord:
+    """What the kubelet knows of one container."""
+
+    name: str
+    is_init: bool = False
+    state: Manifest = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
+    last_state: Manifest = field(default_factory=dict)
+    restart_count: int = 0
+    ready: bool = False
+    started: bool = False
+    finished: bool = False
+    """It ended and will not be started again."""
+
+    def record_waiting(self, reason: str, message: str = "") -> None:
+        if "terminated" in self.state:
+            self.last_state = self.state
+        self.state = {"waiting": {"reason": reason, "message": message}}
+
+    def record_running(self, now: datetime) -> None:
+        self.state = {"running": {"startedAt": timestamp(now)}}
+        self.ready = self.started = self.finished = False
+
+    def record_terminated(self, code: int, message: str, now: datetime) -> None:
+        started = self.state.get("running", {}).get("startedAt", timestamp(now))
+        terminated = {
+            "exitCode": code,
+            "reason": "Completed" if code == 0 else "Error",
+            "message": message if code else "",
+            "startedAt": started,
+            "finishedAt": timestamp(now),
+        }
+        if code > EXIT_OF_SIGNAL:
+            terminated["signal"] = code - EXIT_OF_SIGNAL
+        self.state = {"terminated": terminated}
+        self.ready = self.started = False
+
+    @property
+    def exit_code(self) -> int | None:
+        code: int | None = self.state.get("terminated", {}).get("exitCode")
+        return code
+
+    def to_status(self) -> Manifest:
+        return {
+            "name": self.name,
+            "ready": self.ready or (self.is_init and self.exit_code == 0),
+            "started": self.started,
+            "restartCount": self.restart_count,
+            "state": self.state,
+            "lastState": self.last_state,
+        }
+
+
+def build_pod_status(
+    old: Manifest, address: str, records: list[ContainerRecord], now: datetime, message: str = ""
+) -> Manifest:
+    """The whole status. `message`: why the Pod cannot be placed yet; empty once it is."""
+    main = [record for record in records if not record.is_init]
+    initialized = all(record.exit_code == 0 for record in records if record.is_init)
+    ready = initialized and bool(main) and all(record.ready for record in main)
+    conditions: list[tuple[str, bool, str]] = [
+        ("PodScheduled", not message, message),
+        ("Initialized", initialized, ""),
+        ("ContainersReady", ready, "" if ready else _unready(main)),
+        ("Ready", ready, "" if ready else _unready(main)),
+    ]
+    status: dict[str, Any] = {
+        "phase": _phase(records, main, initialized),
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "hostIP": address,
+        "startTime": old.get("startTime", timestamp(now)),
+        "conditions": [_condition(old, *condition, now) for condition in conditions],
+        "containerStatuses": [record.to_status() for record in main],
+    }
+    if len(main) != len(records):
+        status["initContainerStatuses"] = [record.to_status() for record in records if record.is_init]
+    return status
+
+
+def _unready(main: list[ContainerRecord]) -> str:
+    names = [record.name for record in main if not record.ready]
+    return f"containers with unready status: [{' '.join(names)}]"
+
+
+def _phase(records: list[ContainerRecord], main: list[ContainerRecord], initialized: bool) -> str:
+    if any(record.is_init and record.finished and record.exit_code != 0 for record in records):
+        return "Failed"
+    if not initialized:
+        return "Pending"
+    if all(record.finished for record in main):
+        return "Succeeded" if all(record.exit_code == 0 for record in main) else "Failed"
+    begun = any("running" in r.state or "terminated" in r.state or r.restart_count or r.last_state for r in main)
+    return "Running" if begun else "Pending"
+
+
+def _condition(old: Manifest, type_: str, holds: bool, message: str, now: datetime) -> Manifest:
+    status = "True" if holds else "False"
+    condition = {"type": type_, "status": status, "lastTransitionTime": timestamp(now)}
+    for previous in old.get("conditions", []):
+        if previous["type"] == type_ and previous["status"] == status:
+            condition["lastTransitionTime"] = previous["lastTransitionTime"]
+    if message:
+        condition["message"] = message
+    return condition

@@ -1,0 +1,185 @@
+"""The objects of one local run: what an API server would hold, in memory, behind the operator's `Backend`.
+
+Owns resource versions, generations and who is told of a change. Leaves deciding to plan and the controllers, and
+running to the kubelet. Invariant: a write that changes nothing wakes nobody, so the loops come to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import copy
+import uuid
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from rljob_api.contract import LABEL_JOB
+from rljob_api.job import RLJob
+from rljob_api.protocol import DriverStatus
+from rljob_api.status import RLJobStatus
+from rljob_cli.local.manifests import Manifest, is_terminating, labels_of, name_of, timestamp
+from rljob_operator.backend import ChildKey, Event, JobKey, Observed, key_of
+
+_RESYNC_SECONDS = 10.0
+
+
+class LocalStore:
+    """One RLJob, its children and its Pods. Implements Backend."""
+
+    def __init__(self, job: RLJob) -> None:
+        self.job: RLJob | None = job
+        self.objects: dict[ChildKey, Manifest] = {}
+        self.pods: dict[str, Manifest] = {}
+        self.driver: DriverStatus | None = None
+        self.events: list[tuple[datetime, Event]] = []
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._applied: dict[ChildKey, Manifest] = {}
+        self._version = 0
+        self._subscribers: list[asyncio.Event] = []
+
+    # Backend, for the reconcile core.
+
+    async def get_job(self, key: JobKey) -> RLJob | None:
+        return self.job if self.job and key == self.key else None
+
+    async def observe(self, job: RLJob) -> Observed:
+        mine = {
+            k: copy.deepcopy(o) for k, o in self.objects.items() if labels_of(o).get(LABEL_JOB) == job.metadata.name
+        }
+        pods = tuple(copy.deepcopy(p) for p in self.pods.values() if labels_of(p).get(LABEL_JOB) == job.metadata.name)
+        return Observed(children=mine, pods=pods, driver=self.driver)
+
+    async def apply(self, manifest: Manifest) -> None:
+        """Server-side apply with one manager: what it applied before and leaves out now goes; the rest stays."""
+        key, manifest = key_of(manifest), _as_stored(manifest)
+        old, before = self.objects.get(key), self._applied.get(key, {})
+        new = merge(prune(copy.deepcopy(old or {}), before, manifest), manifest)
+        self._applied[key] = manifest
+        metadata = new["metadata"]
+        metadata.setdefault("uid", str(uuid.uuid4()))
+        metadata.setdefault("creationTimestamp", timestamp(datetime.now(UTC)))
+        metadata.setdefault("generation", 1)
+        if old == new:
+            return
+        if old and old.get("spec") != new.get("spec"):
+            metadata["generation"] += 1
+        self._write(self.objects, key, new)
+
+    async def delete(self, namespace: str, child: ChildKey) -> None:
+        """The Pods of a workload follow by garbage collection (see controllers)."""
+        self._applied.pop(child, None)
+        if self.objects.pop(child, None):
+            self.changed()
+
+    async def delete_job(self, key: JobKey) -> None:
+        self.job = None
+        self.objects.clear()
+        self._applied.clear()
+        self.changed()
+
+    async def update_status(self, job: RLJob, status: RLJobStatus) -> None:
+        if self.job and self.job.status != status:
+            self.job = self.job.model_copy(update={"status": status})
+            self.changed()
+
+    async def record_event(self, job: RLJob, event: Event) -> None:
+        self.events.append((datetime.now(UTC), event))
+        self.on_event(event)
+
+    async def watch(self) -> AsyncIterator[JobKey]:
+        event = self.subscribe()
+        while self.job:
+            yield self.key
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), _RESYNC_SECONDS)
+            event.clear()
+
+    # For controllers and kubelet.
+
+    @property
+    def key(self) -> JobKey:
+        assert self.job is not None, "the job was deleted"
+        return JobKey(self.job.metadata.namespace, self.job.metadata.name)
+
+    def of_kind(self, *kinds: str) -> list[Manifest]:
+        return [o for key, o in self.objects.items() if key.kind in kinds]
+
+    def find(self, kind: str, name: str) -> Manifest | None:
+        return self.objects.get(ChildKey(kind, name))
+
+    def set_status(self, key: ChildKey, status: Manifest) -> None:
+        old = self.objects.get(key)
+        if old is not None and old.get("status") != status:
+            self._write(self.objects, key, {**old, "status": status})
+
+    def set_driver(self, status: DriverStatus | None) -> None:
+        if status != self.driver:
+            self.driver = status
+            self.changed()
+
+    def create_pod(self, pod: Manifest) -> None:
+        pod["metadata"]["uid"] = str(uuid.uuid4())
+        self._write(self.pods, name_of(pod), pod)
+
+    def set_pod_status(self, name: str, status: Manifest) -> None:
+        pod = self.pods.get(name)
+        if pod is not None and pod.get("status") != status:
+            self._write(self.pods, name, {**pod, "status": status})
+
+    def delete_pod(self, name: str) -> None:
+        """Mark it as terminating; the kubelet stops it and then removes it."""
+        pod = self.pods.get(name)
+        if pod is not None and not is_terminating(pod):
+            metadata = {**pod["metadata"], "deletionTimestamp": timestamp(datetime.now(UTC))}
+            self._write(self.pods, name, {**pod, "metadata": metadata})
+
+    def remove_pod(self, name: str) -> None:
+        if self.pods.pop(name, None):
+            self.changed()
+
+    def subscribe(self) -> asyncio.Event:
+        """An event that is set by every change. The caller clears it before it looks."""
+        event = asyncio.Event()
+        self._subscribers.append(event)
+        return event
+
+    def changed(self) -> None:
+        for event in self._subscribers:
+            event.set()
+
+    def _write(self, table: dict[Any, Manifest], key: Any, value: Manifest) -> None:
+        self._version += 1
+        value["metadata"]["resourceVersion"] = str(self._version)
+        table[key] = value
+        self.changed()
+
+
+def merge(old: Manifest, new: Manifest) -> Manifest:
+    """`new` over `old`: maps by key; lists and scalars are replaced."""
+    merged = dict(old)
+    for key, value in new.items():
+        current = merged.get(key)
+        merged[key] = merge(current, value) if isinstance(value, dict) and isinstance(current, dict) else value
+    return merged
+
+
+def prune(stored: Manifest, before: Manifest, now: Manifest) -> Manifest:
+    """Drop from `stored` what was applied before and is no longer."""
+    for key, value in before.items():
+        if key not in now:
+            stored.pop(key, None)
+        elif isinstance(value, dict) and isinstance(now[key], dict) and isinstance(stored.get(key), dict):
+            prune(stored[key], value, now[key])
+    return stored
+
+
+def _as_stored(manifest: Manifest) -> Manifest:
+    """What an API server keeps: a Secret's stringData becomes data."""
+    stored = copy.deepcopy(manifest)
+    stored.pop("status", None)
+    if stored["kind"] == "Secret" and "stringData" in stored:
+        data = {k: base64.b64encode(v.encode()).decode() for k, v in stored.pop("stringData").items()}
+        stored["data"] = {**(stored.get("data") or {}), **data}
+    return stored

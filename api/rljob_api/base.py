@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
@@ -56,6 +57,10 @@ class Rule:
     """The same check in CEL, over `self`. Empty where the field's own schema already says it."""
 
 
+RULES_LATER: Final = {"rules": "later"}
+"""Validation context of a caller that checks the rules itself, so as to report them beside errors in fields."""
+
+
 @dataclass(frozen=True)
 class ClusterRule:
     """Something that only the API server asks: what may not change (oldSelf), or what no cluster could resolve."""
@@ -84,11 +89,13 @@ class Spec(BaseModel):
     """What the API server asks besides."""
 
     @model_validator(mode="after")
-    def _keep_rules(self) -> Any:
-        broken = [(rule, describe_breach(rule, self)) for rule in self.RULES if not rule.holds(self)]
+    def _keep_rules(self, info: ValidationInfo) -> Any:
+        if info.context is RULES_LATER:
+            return self
+        broken = [rule for rule in self.RULES if not rule.holds(self)]
         if broken:
-            text = "; ".join(f"{rule.fields[0]} {words}".strip() for rule, words in broken)
-            raise PydanticCustomError("rules", "{text}", {"text": text, "broken": broken})
+            text = "; ".join(f"{rule.fields[0]} {describe_breach(rule, self)}".strip() for rule in broken)
+            raise PydanticCustomError("rules", "{text}", {"text": text})
         return self
 
     @model_serializer(mode="wrap")
@@ -116,12 +123,12 @@ def describe_breach(rule: Rule, model: Spec) -> str:
 
 
 def _lookup(value: Any, path: str) -> Any:
-    """The value at a camelCase path; None where something on the way is null. Whole objects are not shown."""
+    """The value at a camelCase path; None where something on the way is null, or where it is nothing to show."""
     for alias in path.split("."):
         if value is None:
             return None
         value = next(getattr(value, n) for n, f in type(value).model_fields.items() if (f.alias or n) == alias)
-    return None if isinstance(value, BaseModel | dict | list) else value
+    return None if isinstance(value, BaseModel | dict | list | bool) else value
 
 
 class ObjectMeta(Spec):

@@ -1,0 +1,121 @@
+"""YAML text to plain data, with the line of every key and list entry.
+
+Owns what is wrong with the text itself: syntax, tabs, keys that appear twice. Leaves what the data means to load.
+Invariant: scalars mean what Kubernetes reads in them (1e-6 is a number, a date is text).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Location = tuple[str | int, ...]
+"""Keys and indices on the way to a value."""
+
+
+@dataclass(frozen=True)
+class TextProblem:
+    """Something wrong with the YAML itself."""
+
+    line: int
+    path: str
+    message: str
+
+
+@dataclass
+class Document:
+    """One YAML document of a file."""
+
+    data: Any
+    lines: dict[Location, int] = field(default_factory=dict)
+    problems: list[TextProblem] = field(default_factory=list)
+
+    def line_of(self, location: Location) -> int:
+        """Line of the value, or of the nearest thing around it that the file has."""
+        while location not in self.lines:
+            location = location[:-1]
+        return self.lines[location]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as Kubernetes reads it."""
+
+
+_TIMESTAMP, _FLOAT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _FLOAT)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|nan))$", re.I),
+    list("-+0123456789."),
+)
+
+
+def format_path(location: Location) -> str:
+    """`spec.rewards[0].name`, as messages show it."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def read_documents(text: str) -> tuple[list[Document], list[TextProblem]]:
+    """The documents before the first syntax error, and that error. Empty documents are left out."""
+    documents: list[Document] = []
+    try:
+        loader = _Loader(text)
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None  # check_node says so
+            document = Document(data=None, lines={(): node.start_mark.line + 1})
+            _index(node, (), document, [])
+            document.data = loader.construct_document(node)
+            if document.data is not None:
+                documents.append(document)
+    except yaml.YAMLError as error:
+        return documents, [_explain(error, text)]
+    return documents, []
+
+
+def _index(node: yaml.Node, location: Location, document: Document, above: list[yaml.Node]) -> None:
+    """Note the line of every value below `node`, and keys that are there twice."""
+    if any(node is parent for parent in above):
+        return
+    for part, line, value in _children(node):
+        inner = (*location, part)
+        if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
+            message = f"is there twice (first in line {document.lines[inner]}); remove one"
+            document.problems.append(TextProblem(line, format_path(inner), message))
+        document.lines[inner] = line
+        _index(value, inner, document, [*above, node])
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key.value, key.start_mark.line + 1, value
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield index, value.start_mark.line + 1, value
+
+
+def _explain(error: yaml.YAMLError, text: str) -> TextProblem:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        lines = text.splitlines()
+        if line <= len(lines) and re.match(r"[ ]*\t", lines[line - 1]):
+            return TextProblem(line, "", "the line is indented with a tab; YAML wants spaces")
+        context = f" {error.context}" if error.context else ""
+        return TextProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text[: error.position].count("\n") + 1
+        return TextProblem(line, "", f"the character {error.character!r} is not allowed in YAML; remove it")
+    return TextProblem(1, "", f"the YAML cannot be read: {error}")

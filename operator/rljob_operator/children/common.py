@@ -1,0 +1,112 @@
+"""What every child has in common: its name, labels, owner, and the digests that decide whether Pods must roll.
+
+Owns naming and metadata. Leaves Pods to `pods`, and each role's shape to the module of its name.
+Invariant: a child's name and selector follow from the job's name alone, so the same job always owns the same objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import yaml
+
+from rljob_api import API_VERSION
+from rljob_api.contract import LABEL_JOB, LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
+from rljob_api.job import RLJob
+from rljob_api.reward import Reward
+from rljob_operator.backend import Manifest
+
+HEAD = "head"
+TRAINER = "trainer"
+ROLLOUT = "rollout"
+REWARD = "reward"
+
+MAX_NAME_LENGTH = 40
+"""Of a job, so that its children's names stay DNS labels."""
+MAX_SERVICE_NAME_LENGTH = 63
+"""DNS labels, RFC 1035."""
+
+ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
+"""On Pod templates: digest of what the role reads at its start. It changes, and Pods roll, only when that does."""
+ANNOTATION_JOB_UID = "rljob.dev/job-uid"
+"""On Pods: which incarnation of the job they belong to. A Pod of a deleted job of the same name says nothing."""
+
+
+def child_name(job: RLJob, suffix: str) -> str:
+    return f"{job.metadata.name}-{suffix}"
+
+
+def reward_name(job: RLJob, reward: Reward) -> str:
+    """Name of a reward's Deployment, Service and ConfigMap."""
+    return child_name(job, f"{REWARD}-{reward.name}")
+
+
+def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[str, str]:
+    """Labels that find the Pods of a role."""
+    labels = {LABEL_JOB: job.metadata.name, LABEL_ROLE: role}
+    return labels | ({LABEL_REWARD: reward.name} if reward else {})
+
+
+def build_metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> Manifest:
+    """Metadata of a child. Without a uid (a job that no API server has seen) there is nothing to refer to."""
+    metadata: Manifest = {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": {LABEL_JOB: job.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | (labels or {}),
+    }
+    if job.metadata.uid:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "RLJob",
+                "name": job.metadata.name,
+                "uid": job.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return metadata
+
+
+def build_headless_service(
+    job: RLJob, name: str, selector: dict[str, str], ports: dict[str, int], *, publish_not_ready: bool
+) -> Manifest:
+    """A Service whose name resolves to the addresses of its Pods (ready ones, unless publish_not_ready)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": build_metadata(job, name, selector),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": publish_not_ready,
+            "selector": selector,
+            "ports": [
+                {"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}
+                for port_name, port in ports.items()
+            ],
+        },
+    }
+
+
+def digest(value: Any) -> str:
+    """Short digest of plain data, the same for equal data in every process."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes strings of several lines as blocks, so that a function's source in a ConfigMap can be read."""
+
+
+def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _represent_str)
+
+
+def to_yaml(value: Any) -> str:
+    """Plain data as YAML, keys in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,63 @@
+"""ConfigMaps and the Secret: what the programs read. Every role's file is written here and nowhere else.
+
+job.yaml holds explicit nulls ('no gradient clipping'), so that reading it back gives exactly the same job.
+"""
+
+from __future__ import annotations
+
+import base64
+
+from rljob_api.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
+from rljob_api.job import RLJob
+from rljob_api.reward import Reward
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import REWARD, build_metadata, build_selector, child_name, reward_name, to_yaml
+from rljob_operator.children.pods import TOKEN_KEY
+
+
+def build_job_config(job: RLJob) -> Manifest:
+    """ConfigMap NAME-config. Of the metadata only what identifies the job: the rest changes with every write."""
+    document = {
+        "apiVersion": job.api_version,
+        "kind": job.kind,
+        "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
+        "spec": job.spec.model_dump(mode="json", by_alias=True),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": build_metadata(job, child_name(job, "config")),
+        "data": {FILE_JOB: to_yaml(document)},
+    }
+
+
+def build_reward_config(job: RLJob, reward: Reward) -> Manifest:
+    """ConfigMap NAME-reward-REWARD. A source from the user's own ConfigMap is mounted from there instead."""
+    data = {FILE_REWARD: to_yaml(reward.model_dump(mode="json", by_alias=True))}
+    if reward.function and reward.function.inline is not None:
+        data[FILE_FUNCTION] = reward.function.inline
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": build_metadata(job, reward_name(job, reward), build_selector(job, REWARD, reward)),
+        "data": data,
+    }
+
+
+def build_token_secret(job: RLJob, token: str) -> Manifest:
+    """Secret NAME-token. Immutable, so that an operator with an old view of the cluster cannot change it under
+    running Pods: the API server refuses."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": build_metadata(job, child_name(job, "token")),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+    }
+
+
+def read_token(secret: Manifest) -> str | None:
+    """The token that a Secret holds; None when it holds none that can be used."""
+    encoded = secret.get("data", {}).get(TOKEN_KEY)
+    return base64.b64decode(encoded).decode() if encoded else None

@@ -1,0 +1,75 @@
+"""The strategic merge of a user's partial Pod template over the built one.
+
+Maps merge by key and null deletes one, as in Kubernetes' strategic merge patch. Lists merge by the key that Kubernetes
+merges them by; those in _APPENDED grow; every other list (command, args) is replaced whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_operator.backend import Manifest
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "resourceClaims": "name",
+}
+_APPENDED = {
+    "tolerations",
+    "envFrom",
+    "topologySpreadConstraints",
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "preferredDuringSchedulingIgnoredDuringExecution",
+    "schedulingGates",
+}
+
+
+def merge(base: Manifest, patch: Manifest, path: str) -> Manifest:
+    """`base` with `patch` over it. `path` names the patch in errors. Neither argument is changed."""
+    if not isinstance(patch, dict):
+        raise UserError(f"{path} must be a mapping, got {type(patch).__name__}")
+    merged = dict(base)
+    for key, value in patch.items():
+        where = f"{path}.{key}"
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(merged.get(key), dict):
+            merged[key] = merge(merged[key], value, where)
+        elif key in _MERGE_KEYS or key in _APPENDED:
+            merged[key] = _merge_list(key, merged.get(key) or [], value, where)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_list(key: str, base: list[Any], patch: Any, path: str) -> list[Any]:
+    if not isinstance(patch, list):
+        raise UserError(f"{path} must be a list, got {type(patch).__name__}")
+    if key in _APPENDED:
+        return base + [item for item in patch if item not in base]
+    merge_key = _MERGE_KEYS[key]
+    merged = list(base)
+    for index, item in enumerate(patch):
+        where = f"{path}[{index}]"
+        if not isinstance(item, dict) or merge_key not in item:
+            raise UserError(f"{where} must be a mapping with {merge_key}, by which it is merged")
+        place = next((i for i, old in enumerate(merged) if old[merge_key] == item[merge_key]), None)
+        if place is None:
+            merged.append(item)
+        else:
+            merged[place] = _replace_or_merge(key, merged[place], item, where)
+    return merged
+
+
+def _replace_or_merge(key: str, old: Manifest, new: Manifest, path: str) -> Manifest:
+    """A volume or variable of the same name is another one: `value` beside `valueFrom` would be refused."""
+    return new if key in ("volumes", "env") else merge(old, new, path)

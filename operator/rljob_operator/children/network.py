@@ -1,0 +1,189 @@
+"""NetworkPolicies: closed by default, open for the arrows of the design alone. And PodDisruptionBudgets.
+
+Arrows: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head -> rollout,
+head -> rewards, rollout -> head and trainers (weights). Beyond the job: DNS, what the spec itself names (hf://, an
+http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from namespaces that are labelled
+for it. Rewards run user code: they reach nothing at all, unless their env names a URL.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from rljob_api.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
+from rljob_api.job import RLJob
+from rljob_api.reward import Reward
+from rljob_api.roles import Role
+from rljob_api.sources import parse_source
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import (
+    HEAD,
+    REWARD,
+    ROLLOUT,
+    TRAINER,
+    build_metadata,
+    build_selector,
+    child_name,
+    reward_name,
+)
+
+LABEL_MONITORING = "rljob.dev/monitoring"
+"""A namespace that carries it with the value `true` may scrape /metrics. The token guards every other path."""
+OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
+_HTTPS_PORT = 443
+_DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+"""To anywhere: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
+
+
+def build_network_policies(job: RLJob) -> list[Manifest]:
+    """One policy a role, one a reward that we serve."""
+    spec = job.spec
+    head, trainer, rollout = (
+        {"podSelector": {"matchLabels": build_selector(job, r)}} for r in (HEAD, TRAINER, ROLLOUT)
+    )
+    rewards = {"podSelector": {"matchLabels": build_selector(job, REWARD)}}
+    policies = [
+        _build_policy(
+            job,
+            child_name(job, HEAD),
+            build_selector(job, HEAD),
+            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_DRIVER), _from(_watchers(), PORT_DRIVER)],
+            egress=[
+                {"to": [head, trainer]},
+                _to([rollout], PORT_ROLLOUT),
+                _to([rewards], PORT_REWARD),
+                _DNS,
+                *_outside(_head_ports(job)),
+            ],
+        ),
+        _build_policy(
+            job,
+            child_name(job, TRAINER),
+            build_selector(job, TRAINER),
+            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_WEIGHTS)],
+            egress=[{"to": [head, trainer]}, _DNS, *_outside(_model_ports(job, spec.trainer))],
+        ),
+        _build_policy(
+            job,
+            child_name(job, ROLLOUT),
+            build_selector(job, ROLLOUT),
+            ingress=[_from([head], PORT_ROLLOUT), _from(_monitors(), PORT_ROLLOUT)],
+            egress=[
+                _to([head], PORT_DRIVER),
+                _to([trainer], PORT_WEIGHTS),
+                _DNS,
+                *_outside(_model_ports(job, spec.rollout)),
+            ],
+        ),
+    ]
+    return policies + [_build_reward_policy(job, reward, head) for reward in spec.rewards if reward.function]
+
+
+def _build_reward_policy(job: RLJob, reward: Reward, head: Manifest) -> Manifest:
+    ports = _env_ports(reward)
+    return _build_policy(
+        job,
+        reward_name(job, reward),
+        build_selector(job, REWARD, reward),
+        ingress=[_from([head], PORT_REWARD), _from(_monitors(), PORT_REWARD)],
+        egress=[_DNS, *_outside(ports)] if ports else [],
+    )
+
+
+def _build_policy(
+    job: RLJob, name: str, selector: dict[str, str], *, ingress: list[Manifest], egress: list[Manifest]
+) -> Manifest:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": build_metadata(job, name, selector),
+        "spec": {
+            "podSelector": {"matchLabels": selector},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }
+
+
+def _from(peers: list[Manifest], port: int) -> Manifest:
+    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
+
+
+def _to(peers: list[Manifest], port: int) -> Manifest:
+    return {"to": peers, "ports": [{"protocol": "TCP", "port": port}]}
+
+
+def _monitors() -> list[Manifest]:
+    return [{"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}]
+
+
+def _watchers() -> list[Manifest]:
+    """Who may ask the driver: the operator, wherever it runs, and monitoring."""
+    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
+    return [operator, *_monitors()]
+
+
+def _outside(ports: set[int]) -> list[Manifest]:
+    """Egress to anywhere on some ports: a NetworkPolicy cannot name hosts."""
+    return [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}] if ports else []
+
+
+def _head_ports(job: RLJob) -> set[int]:
+    data = job.spec.data
+    ports = _model_ports(job, job.spec.head)
+    for source in filter(None, (data.train, data.eval)):
+        ports |= _source_ports(source.source)
+    if job.spec.tracking.wandb_project:
+        ports.add(_HTTPS_PORT)
+    return ports | {_url_port(reward.http.url) for reward in job.spec.rewards if reward.http}
+
+
+def _model_ports(job: RLJob, role: Role) -> set[int]:
+    return _source_ports(job.spec.model.source) | _env_ports(role)
+
+
+def _source_ports(source: str) -> set[int]:
+    return {_HTTPS_PORT} if parse_source(source).kind == "hf" else set()
+
+
+def _env_ports(role: Role) -> set[int]:
+    """Ports of the URLs that a role's env names (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
+    return {_url_port(value) for value in role.env.values() if value.startswith(("http://", "https://"))}
+
+
+def _url_port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT)
+
+
+def build_disruption_budgets(job: RLJob) -> list[Manifest]:
+    """Serving roles give up one Pod at a time. The training group is guarded only where an eviction would lose the
+    run, that is without a checkpoint claim: with one it costs some steps, and blocking every node drain for days
+    would cost the cluster's owner more. A Job has no scale, so its budget must be a plain minAvailable."""
+    budgets = []
+    if job.spec.checkpoint.persistent_volume_claim is None:
+        budgets = [
+            _build_budget(job, child_name(job, HEAD), build_selector(job, HEAD), {"minAvailable": 1}),
+            _build_budget(job, child_name(job, TRAINER), build_selector(job, TRAINER), {"maxUnavailable": 0}),
+        ]
+    one = {"maxUnavailable": 1}
+    budgets.append(_build_budget(job, child_name(job, ROLLOUT), build_selector(job, ROLLOUT), one))
+    return budgets + [
+        _build_budget(job, reward_name(job, reward), build_selector(job, REWARD, reward), one)
+        for reward in job.spec.rewards
+        if reward.function
+    ]
+
+
+def _build_budget(job: RLJob, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": build_metadata(job, name, selector),
+        "spec": amount
+        | {
+            "selector": {"matchLabels": selector},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a Pod that never gets ready must not hold a drain
+        },
+    }

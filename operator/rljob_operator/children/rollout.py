@@ -1,0 +1,77 @@
+"""The rollouts: a Deployment of vLLM servers and the headless Service by which the driver finds the ready ones.
+
+Ready means 'serves current weights'. A change of what only the driver reads (sampling, time-outs) restarts nothing
+here: a replica takes minutes to load.
+"""
+
+from __future__ import annotations
+
+from rljob_api.contract import PORT_ROLLOUT
+from rljob_api.job import RLJob
+from rljob_operator.backend import Manifest
+from rljob_operator.children import pods
+from rljob_operator.children.common import (
+    ROLLOUT,
+    build_headless_service,
+    build_metadata,
+    build_selector,
+    child_name,
+    digest,
+)
+
+_PORTS = {"http": PORT_ROLLOUT}
+_STARTUP_SECONDS = 600
+"""vLLM loads and compiles before it opens its port."""
+_GRACE_SECONDS = 60
+_READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
+
+
+def build_rollout(job: RLJob, token: str) -> list[Manifest]:
+    """The rollouts' Service and Deployment."""
+    selector = build_selector(job, ROLLOUT)
+    name = child_name(job, ROLLOUT)
+    return [
+        build_headless_service(job, name, selector, _PORTS, publish_not_ready=False),
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": build_metadata(job, name, selector),
+            "spec": {
+                "replicas": job.spec.rollout.replicas,
+                # No surge: there are seldom spare GPUs for one more replica.
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+                "selector": {"matchLabels": selector},
+                "template": pods.build_pod_template(job, _build_parts(job, token, selector)),
+            },
+        },
+    ]
+
+
+def _build_parts(job: RLJob, token: str, selector: dict[str, str]) -> pods.PodParts:
+    rollout = job.spec.rollout
+    return pods.PodParts(
+        role=ROLLOUT,
+        spec=rollout,
+        spec_path="spec.rollout",
+        image=pods.TRAINER_IMAGE,
+        command=["python", "-m", "rljob_trainer.rollout_server"],
+        labels=selector,
+        config={
+            "model": pods.read_settings(job.spec.model),
+            "rollout": pods.read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),
+            "dtype": job.spec.trainer.dtype,
+            "maxStaleness": job.spec.schedule.max_staleness,
+            "seed": job.spec.schedule.seed,
+            "token": digest(token),
+        },
+        ports=_PORTS,
+        env=pods.build_job_env(job, run_dir=False),
+        probes=pods.build_probes("http", _STARTUP_SECONDS),
+        volumes=[
+            pods.build_job_volume(job),
+            pods.build_shm_volume(),
+            *pods.build_claim_volumes([job.spec.model.source]),
+        ],
+        grace_seconds=_GRACE_SECONDS,
+        gpus=rollout.gpus_per_replica,
+    )

@@ -1,0 +1,244 @@
+"""The operator's one decision: from the job, the observed world and the time, what should be and what to say of it.
+
+Pure but for the token of a job that has none yet, which comes from `new_token`. Leaves I/O to `reconcile`.
+Invariant: nothing that would be lost is deleted before the status that remembers it is stored. So an end takes two
+looks: the first stores it, the second removes the workloads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+
+from rljob_api.errors import UserError
+from rljob_api.job import RLJob
+from rljob_api.status import Progress, RLJobStatus, RoleStatus
+from rljob_operator import conditions
+from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
+from rljob_operator.children import WORKLOAD_KINDS, build_children
+from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, child_name
+from rljob_operator.children.config import read_token
+from rljob_operator.lifecycle import Verdict, count_restarts, deadline_of, expiry_of, is_ours_to_manage, judge
+from rljob_operator.validate import find_problems
+from rljob_operator.world import World, describe_waiting, observe_world
+
+POLL_SECONDS = 10.0
+"""How often the driver of an active job is asked for its progress."""
+BLOCKED_SECONDS = 1.0
+"""How soon to look again whether a name has become free."""
+
+
+def new_random_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def plan(job: RLJob, observed: Observed, now: datetime, *, new_token: Callable[[], str] = new_random_token) -> Plan:
+    """What should be now. Equal arguments give equal plans once the job's Secret exists."""
+    now = now.replace(microsecond=0)  # Kubernetes' times have no more; the same world must give the same status
+    if not is_ours_to_manage(job):
+        return Plan((), (), job.status)
+    world = observe_world(job, observed)
+    if conditions.is_finished(job.status):
+        return _plan_finished(job, world, now)
+    problems = find_problems(job)
+    if problems:
+        return _plan_invalid(job, problems, now)
+    restarts = count_restarts(job, world, observed)
+    verdict = judge(job, world, restarts, now)
+    if verdict.state in ("succeeded", "failed"):
+        return _plan_end(job, world, observed, restarts, verdict, now)
+    try:
+        children = build_children(job, _token(job, world) or new_token())
+    except UserError as error:
+        return _plan_invalid(job, [str(error)], now)
+    if verdict.state == "suspended":
+        return _plan_suspended(job, world, observed, restarts, children, now)
+    return _plan_active(job, world, observed, restarts, children, now)
+
+
+def render(job: RLJob, *, new_token: Callable[[], str] = new_random_token) -> list[Manifest]:
+    """The children of a new job, as `rljob render` prints them. Raises UserError with every problem, one a line."""
+    problems = find_problems(job)
+    if problems:
+        raise UserError("\n".join(problems))
+    return build_children(job, new_token())
+
+
+def build_invalid_status(job: RLJob, problems: list[str], now: datetime) -> RLJobStatus:
+    """The status of a job whose spec cannot be carried out. What runs of an earlier spec is left alone."""
+    true = {conditions.FAILED: (conditions.REASON_INVALID_SPEC, "; ".join(problems))}
+    running = conditions.find(job.status, conditions.RUNNING)
+    if running and running.status == "True":
+        true[conditions.RUNNING] = (running.reason, running.message)
+    return _with_conditions(job, job.status, true, {}, now.replace(microsecond=0))
+
+
+def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
+    """After the end. The head's Job, once it has ended, stays for its log and takes nothing."""
+    ended = world.head_job is not None and any(
+        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
+        for condition in world.head_job.get("status", {}).get("conditions") or []
+    )
+    kept = {ChildKey("Job", child_name(job, HEAD))} if ended else set()
+    workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS} - world.blocked
+    roles = [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles]
+    status = job.status.model_copy(
+        update={
+            "roles": roles,
+            "observed_generation": job.metadata.generation,
+            "conditions": [
+                condition.model_copy(update={"observed_generation": job.metadata.generation})
+                for condition in job.status.conditions
+            ],
+        }
+    )
+    expiry = expiry_of(job)
+    return Plan(
+        children=(),
+        delete=tuple(sorted(workloads - kept)),
+        status=status,
+        requeue_after_seconds=max(0.0, (expiry - now).total_seconds()) if expiry and expiry > now else None,
+        delete_job=expiry is not None and now >= expiry,
+    )
+
+
+def _plan_invalid(job: RLJob, problems: list[str], now: datetime) -> Plan:
+    status = build_invalid_status(job, problems, now)
+    return Plan((), (), status, conditions.derive_events(job.status, status))
+
+
+def _plan_end(
+    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], verdict: Verdict, now: datetime
+) -> Plan:
+    type_ = conditions.SUCCEEDED if verdict.state == "succeeded" else conditions.FAILED
+    status = _observe_status(job, world, observed, restarts).model_copy(update={"completion_time": now})
+    status = _with_conditions(job, status, {type_: (verdict.reason, verdict.message)}, {}, now)
+    return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
+
+
+def _plan_suspended(
+    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], children: list[Manifest], now: datetime
+) -> Plan:
+    kept = [child for child in children if child["kind"] not in WORKLOAD_KINDS]
+    status = _observe_status(job, world, observed, restarts)
+    roles = [role.model_copy(update={"desired": 0}) for role in status.roles]
+    status = status.model_copy(update={"roles": roles, "start_time": None})
+    true = {conditions.SUSPENDED: ("Suspended", "spec.suspend is true; set it to false to go on from the checkpoint")}
+    status = _with_conditions(job, status, true, {}, now)
+    blocked = world.blocked & {key_of(child) for child in kept}
+    return Plan(
+        children=tuple(child for child in kept if key_of(child) not in blocked),
+        delete=_extras(world, kept),
+        status=status,
+        events=conditions.derive_events(job.status, status),
+        requeue_after_seconds=BLOCKED_SECONDS if blocked else None,
+    )
+
+
+def _plan_active(
+    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], children: list[Manifest], now: datetime
+) -> Plan:
+    delete = _extras(world, children)
+    blocked = sorted(world.blocked & {key_of(child) for child in children})
+    head_job = ChildKey("Job", child_name(job, HEAD))
+    children = [_keep_head_template(child, world) if key_of(child) == head_job else child for child in children]
+    if head_job not in blocked and _head_is_outdated(children, head_job, world):
+        delete += (head_job,)
+        blocked.append(head_job)
+    if blocked:
+        # Pods must not start from the Secret or ConfigMap of an earlier job of this name.
+        children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
+    status = _observe_status(job, world, observed, restarts)
+    status = status.model_copy(update={"start_time": job.status.start_time or now})
+    true, why_not = _running_words(job, world, blocked)
+    status = _with_conditions(job, status, true, why_not, now)
+    deadline = deadline_of(job)
+    waits = [BLOCKED_SECONDS if blocked else POLL_SECONDS]
+    waits += [(deadline - now).total_seconds()] if deadline else []
+    return Plan(tuple(children), delete, status, conditions.derive_events(job.status, status), min(waits))
+
+
+def _extras(world: World, wanted: list[Manifest]) -> tuple[ChildKey, ...]:
+    """Children of ours that the plan no longer has."""
+    return tuple(sorted(set(world.children) - {key_of(child) for child in wanted} - world.blocked))
+
+
+def _token(job: RLJob, world: World) -> str | None:
+    secret = world.children.get(ChildKey("Secret", child_name(job, "token")))
+    return read_token(secret) if secret else None
+
+
+def _config_hash(workload: Manifest) -> str | None:
+    annotations = workload["spec"]["template"].get("metadata", {}).get("annotations") or {}
+    found: str | None = annotations.get(ANNOTATION_CONFIG_HASH)
+    return found
+
+
+def _head_is_outdated(children: list[Manifest], head_job: ChildKey, world: World) -> bool:
+    if world.head_job is None:
+        return False
+    wanted = next(child for child in children if key_of(child) == head_job)
+    return _config_hash(wanted) != _config_hash(world.head_job)
+
+
+def _keep_head_template(wanted: Manifest, world: World) -> Manifest:
+    """A Job's template cannot be changed. While nothing that the driver reads has changed, it keeps the one that it
+    was made with, so that a new operator's other idea of a probe restarts no training."""
+    running = world.head_job
+    if running is None or _config_hash(running) != _config_hash(wanted):
+        return wanted
+    kept = {name: running["spec"][name] for name in ("template", "podFailurePolicy") if name in running["spec"]}
+    return wanted | {"spec": wanted["spec"] | kept}
+
+
+def _observe_status(job: RLJob, world: World, observed: Observed, restarts: dict[str, int]) -> RLJobStatus:
+    """The old status with what was seen of roles and driver. A driver that did not answer said nothing new."""
+    roles = [
+        RoleStatus(name=role.name, desired=role.desired, ready=role.ready, restarts=restarts[role.name])
+        for role in world.roles
+    ]
+    driver = observed.driver
+    if driver is None:
+        progress = job.status.progress.model_copy(update={"total_steps": job.spec.schedule.steps})
+    else:
+        progress = Progress(
+            step=driver.step,
+            total_steps=driver.total_steps or job.spec.schedule.steps,
+            reward=driver.reward,
+            weight_version=driver.weight_version,
+            phase=driver.phase,
+            waits_for=driver.waits_for,
+        )
+    return job.status.model_copy(update={"roles": roles, "progress": progress})
+
+
+def _running_words(
+    job: RLJob, world: World, blocked: list[ChildKey]
+) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+    """What an active job's conditions say: those that hold, and why others do not."""
+    short = [role for role in world.roles if role.ready < role.needed]
+    waiting = "; ".join(filter(None, map(describe_waiting, world.roles)))
+    if blocked:
+        names = ", ".join(f"{kind} {name}" for kind, name in blocked)
+        waiting = f"waits until an earlier {names} is gone"
+    was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
+    if not short and not blocked:
+        return {conditions.RUNNING: ("Running", waiting or "all Pods are ready")}, {}
+    if not was_up:
+        return {}, {conditions.RUNNING: ("WaitingForPods", waiting)}
+    reason = f"{short[0].kind.capitalize()}Restarting" if short else "HeadRestarting"
+    return {conditions.RESTARTING: (reason, waiting)}, {conditions.RUNNING: (reason, waiting)}
+
+
+def _with_conditions(
+    job: RLJob,
+    status: RLJobStatus,
+    true: dict[str, tuple[str, str]],
+    why_not: dict[str, tuple[str, str]],
+    now: datetime,
+) -> RLJobStatus:
+    generation = job.metadata.generation
+    built = conditions.build_conditions(job.status, true, why_not, generation, now)
+    phase = conditions.derive_phase(built)
+    return status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})

@@ -1,0 +1,179 @@
+"""What was observed, seen role by role: which children are really ours, which Pods are ready, restarted or stuck.
+
+Reads Kubernetes' statuses and decides nothing. Invariant: objects of an earlier job of the same name never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, ExitCode
+from rljob_api.job import RLJob
+from rljob_api.roles import Role
+from rljob_operator.backend import ChildKey, Manifest, Observed
+from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
+
+_MAX_PODS_NAMED = 3
+_MAX_DETAIL_LENGTH = 300
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One role: what the spec wants and the Pods that are there."""
+
+    name: str
+    """head, trainer, rollout, or reward-NAME."""
+    kind: str
+    """head, trainer, rollout or reward."""
+    spec: Role
+    desired: int
+    pods: tuple[Manifest, ...]
+
+    @property
+    def ready(self) -> int:
+        return min(self.desired, sum(is_ready(pod) for pod in self.pods))
+
+    @property
+    def needed(self) -> int:
+        """Ready Pods without which the job cannot go on: the group whole, of a fleet one."""
+        return self.desired if self.kind in (HEAD, TRAINER) else min(1, self.desired)
+
+    @property
+    def container_restarts(self) -> int:
+        """Replicas fail alone, so their restarts add up. Trainers fail together: when the head goes, each of them
+        rejoins, and that is one restart of the group."""
+        counts = [count_restarts(pod) for pod in self.pods]
+        return max(counts, default=0) if self.kind == TRAINER else sum(counts)
+
+
+@dataclass(frozen=True)
+class World:
+    """The observed world of one incarnation of a job."""
+
+    children: dict[ChildKey, Manifest]
+    """Ours, those under deletion included."""
+    blocked: frozenset[ChildKey]
+    """Names that cannot be applied now: held by an earlier incarnation, or under deletion."""
+    roles: tuple[RoleView, ...]
+    head_job: Manifest | None
+
+
+def observe_world(job: RLJob, observed: Observed) -> World:
+    ours = {key: child for key, child in observed.children.items() if is_owned(job, child)}
+    blocked = {key for key in observed.children if key not in ours}
+    blocked |= {key for key, child in ours.items() if is_terminating(child)}
+    pods = [pod for pod in observed.pods if _is_current(job, pod) and not is_terminating(pod)]
+    return World(ours, frozenset(blocked), tuple(_roles(job, pods)), ours.get(ChildKey("Job", child_name(job, HEAD))))
+
+
+def is_owned(job: RLJob, child: Manifest) -> bool:
+    """Whether the child belongs to this very incarnation of the job."""
+    uids = {ref.get("uid") for ref in child["metadata"].get("ownerReferences", [])}
+    return job.metadata.uid in uids if job.metadata.uid else not uids
+
+
+def is_terminating(manifest: Manifest) -> bool:
+    return bool(manifest["metadata"].get("deletionTimestamp"))
+
+
+def _is_current(job: RLJob, pod: Manifest) -> bool:
+    uid = pod["metadata"].get("annotations", {}).get(ANNOTATION_JOB_UID, job.metadata.uid)
+    return bool(uid == job.metadata.uid)
+
+
+def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
+    def find(role: str, reward: str | None = None) -> tuple[Manifest, ...]:
+        found = [
+            pod
+            for pod in pods
+            if _labels(pod).get(LABEL_ROLE) == role and reward in (None, _labels(pod).get(LABEL_REWARD))
+        ]
+        return tuple(sorted(found, key=name_of))
+
+    spec = job.spec
+    yield RoleView(HEAD, HEAD, spec.head, 1, find(HEAD))
+    yield RoleView(TRAINER, TRAINER, spec.trainer, spec.trainer.replicas, find(TRAINER))
+    yield RoleView(ROLLOUT, ROLLOUT, spec.rollout, spec.rollout.replicas, find(ROLLOUT))
+    for reward in spec.rewards:
+        if reward.function:
+            name = f"{REWARD}-{reward.name}"
+            yield RoleView(name, REWARD, reward, reward.replicas, find(REWARD, reward.name))
+
+
+def name_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["name"])
+
+
+def _labels(pod: Manifest) -> dict[str, str]:
+    return pod["metadata"].get("labels") or {}
+
+
+def container_statuses(pod: Manifest) -> list[Manifest]:
+    status = pod.get("status", {})
+    return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+
+
+def is_ready(pod: Manifest) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def count_restarts(pod: Manifest) -> int:
+    return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))
+
+
+def last_termination(pod: Manifest) -> Manifest | None:
+    """The newest end of a container that failed: its exit code and message."""
+    for status in container_statuses(pod):
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            terminated: Manifest | None = state.get("terminated")
+            if terminated and terminated.get("exitCode", 0) != 0:
+                return terminated
+    return None
+
+
+def find_user_error(world: World) -> tuple[RoleView, Manifest, Manifest] | None:
+    """The first role, Pod and termination whose exit code says that the user alone can mend it."""
+    for role in world.roles:
+        for pod in role.pods:
+            termination = last_termination(pod)
+            if termination and termination["exitCode"] == int(ExitCode.USER):
+                return role, pod, termination
+    return None
+
+
+def describe_waiting(role: RoleView) -> str:
+    """'waits for 1 of 2 rollout Pods: gsm8k-rollout-abc: ImagePullBackOff: ...'; empty when all are ready."""
+    missing = role.desired - role.ready
+    if missing <= 0:
+        return ""
+    unready = [pod for pod in role.pods if not is_ready(pod)]
+    words = [f"{name_of(pod)}: {_why_unready(pod)}" for pod in unready[:_MAX_PODS_NAMED]]
+    if len(unready) > _MAX_PODS_NAMED:
+        words.append(f"and {len(unready) - _MAX_PODS_NAMED} more")
+    noun = "Pod" if role.desired == 1 else "Pods"
+    return f"waits for {missing} of {role.desired} {role.name} {noun}: {'; '.join(words) or 'not created yet'}"
+
+
+def _why_unready(pod: Manifest) -> str:
+    for status in container_statuses(pod):
+        state = status.get("state") or {}
+        if waiting := state.get("waiting"):
+            return _join(waiting.get("reason") or "Waiting", waiting.get("message"))
+        if terminated := state.get("terminated"):
+            return _join(f"ended with exit code {terminated.get('exitCode')}", last_line(terminated.get("message")))
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return _join(condition.get("reason") or "Unschedulable", condition.get("message"))
+    return "starts" if container_statuses(pod) else "waits for its node"
+
+
+def _join(reason: str, message: str | None) -> str:
+    return f"{reason}: {message}"[:_MAX_DETAIL_LENGTH] if message else reason
+
+
+def last_line(message: str | None) -> str:
+    """The last line that says something: of a traceback, the exception."""
+    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

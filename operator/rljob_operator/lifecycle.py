@@ -14,7 +14,7 @@ from rljob_api.contract import MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
 from rljob_operator import conditions
 from rljob_operator.backend import Manifest, Observed
-from rljob_operator.world import RoleView, World, find_user_error, last_line, last_termination, name_of
+from rljob_operator.world import RoleView, World, find_user_error, last_termination, name_of, what_it_said
 
 State = Literal["finished", "suspended", "succeeded", "failed", "active"]
 MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
@@ -122,7 +122,7 @@ def _exhausted(world: World, restarts: dict[str, int]) -> Verdict | None:
 
 def _describe_end(role: str, pod: Manifest, termination: Manifest) -> str:
     code = termination["exitCode"]
-    said = last_line(termination.get("message")) or termination.get("reason") or "no message"
+    said = what_it_said(termination.get("message")) or termination.get("reason") or "no message"
     whose = "" if code == int(ExitCode.USER) else f" (see the log of Pod {name_of(pod)})"
     return f"{role} ended with exit code {code}: {said}{whose}"
 

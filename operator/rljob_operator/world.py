@@ -16,6 +16,9 @@ from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROL
 
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
+_MAX_SAID_LENGTH = 1000
+_ERROR_PREFIX = "error: "
+"""How our programs begin the last thing that they print when they give up."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _why_unready(pod: Manifest) -> str:
         if waiting := state.get("waiting"):
             return _join(waiting.get("reason") or "Waiting", waiting.get("message"))
         if terminated := state.get("terminated"):
-            return _join(f"ended with exit code {terminated.get('exitCode')}", last_line(terminated.get("message")))
+            return _join(f"ended with exit code {terminated.get('exitCode')}", what_it_said(terminated.get("message")))
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             return _join(condition.get("reason") or "Unschedulable", condition.get("message"))
@@ -173,7 +176,10 @@ def _join(reason: str, message: str | None) -> str:
     return f"{reason}: {message}"[:_MAX_DETAIL_LENGTH] if message else reason
 
 
-def last_line(message: str | None) -> str:
-    """The last line that says something: of a traceback, the exception."""
-    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def what_it_said(message: str | None) -> str:
+    """A container's own words about its end: from its last `error: ` on, else its last line, which of a traceback
+    is the exception."""
+    lines = [line.rstrip() for line in (message or "").splitlines() if line.strip()]
+    told = [index for index, line in enumerate(lines) if line.startswith(_ERROR_PREFIX)]
+    said = lines[told[-1] :] if told else lines[-1:]
+    return "\n".join(said).removeprefix(_ERROR_PREFIX).strip()[:_MAX_SAID_LENGTH]

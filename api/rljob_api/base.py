@@ -65,8 +65,10 @@ RULES_LATER: Final = {"rules": "later"}
 class ClusterRule:
     """Something that only the API server asks: what may not change (oldSelf), or what no cluster could resolve."""
 
+    field: str
+    """Path of the field to blame, below the type that has the rule."""
     message: str
-    """The whole sentence, remedy included."""
+    """What is so of the field, remedy included; a predicate to its path."""
     cel: str
     """Expression over `self`, and `oldSelf` where it compares with what was there."""
 

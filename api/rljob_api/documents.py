@@ -117,5 +117,6 @@ def _explain(error: yaml.YAMLError, text: str) -> TextProblem:
         return TextProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
-        return TextProblem(line, "", f"the character {error.character!r} is not allowed in YAML; remove it")
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        return TextProblem(line, "", f"the character U+{code:04X} is not allowed in YAML; remove it")
     return TextProblem(1, "", f"the YAML cannot be read: {error}")

@@ -17,7 +17,8 @@ from rljob_api.status import RLJobStatus
 
 _SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
 _SOURCE_ON_A_CLUSTER = ClusterRule(
-    "source must be hf://org/name, pvc://claim/path or an absolute path on a cluster; "
+    "source",
+    "must be hf://org/name, pvc://claim/path or an absolute path on a cluster; "
     "a path relative to the job file works with `rljob run` alone",
     "self.source.contains('://') || self.source.startsWith('/')",
 )

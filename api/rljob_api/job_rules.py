@@ -50,8 +50,7 @@ RULES: Final = (
             "trainer.replicas",
             "trainer.gpusPerReplica",
         ),
-        "/ schedule.miniBatches x algorithm.groupSize, the samples of a mini-batch, must be divisible by the number of "
-        "trainer ranks",
+        "x algorithm.groupSize / schedule.miniBatches must be divisible by the number of trainer ranks",
         "change the batch, or trainer.replicas and trainer.gpusPerReplica",
         _divides_over_ranks,
         "self.schedule.promptsPerStep % self.schedule.miniBatches != 0 || "
@@ -112,28 +111,29 @@ RULES: Final = (
 )
 
 
-def _unchanged(path: str, what: str, remedy: str = "create a new RLJob instead") -> ClusterRule:
-    return ClusterRule(f"{what} is immutable; {remedy}", f"self.{path} == oldSelf.{path}")
+def _unchanged(path: str) -> ClusterRule:
+    return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
+
+
+def _unchanged_unless_suspended(path: str) -> ClusterRule:
+    message = "is immutable while the job runs; set suspend: true first"
+    return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
 
 
 IMMUTABLE: Final = (
-    _unchanged("model", "model"),
-    _unchanged("data.train", "data.train"),
-    _unchanged("algorithm", "algorithm"),
-    *(
-        _unchanged(f"schedule.{field}", f"schedule.{field}")
-        for field in ("promptsPerStep", "miniBatches", "maxStaleness", "seed")
-    ),
+    _unchanged("model"),
+    _unchanged("data.train"),
+    _unchanged("algorithm"),
+    _unchanged("schedule.promptsPerStep"),
+    _unchanged("schedule.miniBatches"),
+    _unchanged("schedule.maxStaleness"),
+    _unchanged("schedule.seed"),
     ClusterRule(
-        "managedBy is immutable; create a new RLJob instead",
+        "managedBy",
+        "is immutable; create a new RLJob instead",
         "has(self.managedBy) == has(oldSelf.managedBy) && "
         "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
     ),
-    *(
-        ClusterRule(
-            f"trainer.{field} is immutable while the job runs; set suspend: true first",
-            f"self.trainer.{field} == oldSelf.trainer.{field} || oldSelf.suspend",
-        )
-        for field in ("replicas", "gpusPerReplica")
-    ),
+    _unchanged_unless_suspended("trainer.replicas"),
+    _unchanged_unless_suspended("trainer.gpusPerReplica"),
 )

@@ -1,0 +1,51 @@
+"""Scores to advantages: GRPO's centring by group, and what divides it. Pure.
+
+A score of None is a masked sample: it enters no mean, no deviation and no count, and its advantage is 0. So a batch
+with masked samples gives the valid ones exactly the advantages that they would have without the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+_STD_EPSILON = 1e-6
+
+
+def compute_advantages(
+    groups: Sequence[Sequence[float | None]],
+    *,
+    normalization: Literal["group", "batch", "none"],
+    zero_std_threshold: float,
+) -> list[list[float]]:
+    """Advantages of each group's samples.  [groups][samples] -> [groups][samples]"""
+    batch_std = _std([score for group in groups for score in group if score is not None])
+    advantages = []
+    for group in groups:
+        valid = [score for score in group if score is not None]
+        std = _std(valid)
+        if not has_signal(group, zero_std_threshold):
+            advantages.append([0.0] * len(group))
+            continue
+        mean = math.fsum(valid) / len(valid)
+        divisor = {"group": std, "batch": batch_std, "none": 1.0 - _STD_EPSILON}[normalization] + _STD_EPSILON
+        advantages.append([0.0 if score is None else (score - mean) / divisor for score in group])
+    return advantages
+
+
+def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool:
+    """Whether a group's valid scores differ by more than float noise, so that it can teach anything.
+
+    Noise of 1e-7 over an epsilon of 1e-6 would become an advantage of 0.1: hence a threshold and not `std == 0`.
+    """
+    valid = [score for score in group if score is not None]
+    return len(valid) >= 2 and _std(valid) > zero_std_threshold
+
+
+def _std(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1); 0 of fewer than two values. fsum: the order of samples must not matter."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

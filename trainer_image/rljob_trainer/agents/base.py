@@ -1,0 +1,42 @@
+"""What an agent loop is: one conversation from a prompt to a finished trajectory.
+
+An agent loop asks `generate` for completions and keeps token ids throughout. It knows neither replicas nor rewards:
+retries and load are the rollout client's, and scoring begins when `run` returns. A multi-turn loop appends its own
+tokens (loss_mask 0) between completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rljob_trainer.data import Prompt
+from rljob_trainer.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy sampled after some tokens."""
+
+    token_ids: list[int]
+    """[sampled] The end-of-sequence token included, when the model ended by itself."""
+    logprobs: list[float]
+    """[sampled]"""
+    text: str
+    """Special tokens left out."""
+    truncated: bool
+    """Whether it hit the token limit."""
+    weight_key: str
+
+
+Generate = Callable[[list[int]], Awaitable[Completion]]
+"""Tokens so far to a completion; sampling and seed are bound already."""
+
+
+class AgentLoop(Protocol):
+    """Stateless: one instance runs all conversations at once."""
+
+    async def run(self, prompt: Prompt, group: int, sample: int, generate: Generate) -> Trajectory:
+        """Run one conversation to its end."""
+        ...

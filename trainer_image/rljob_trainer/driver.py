@@ -1,0 +1,172 @@
+"""The training loop, and nothing else: what a step does, and what happens when the trainer group dies.
+
+    data cursor --> prompts --> agent loops --(tokens)--> rollouts                      (collection, agents, rollouts)
+                                    |  the moment one ends
+                                    +--> rewards: valid score | invalid with a reason   (rewards)
+    groups scored --> advantages (valid alone) --> mini-batch --> trainer.update        (updating, batches, advantages)
+    trainer.publish --> board.announce --> rollouts pull --> rollouts.sync --> next step      (status, rollouts)
+
+Consumes prompts; produces weights. Waits for rollouts, rewards and the trainer group, which unblock it or fail for
+good. Invariant: a step counts once its weights are served; whatever dies before that, the step is done again from its
+start.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.errors import TransientError
+from rljob_api.job import RLJob
+from rljob_api.protocol import DriverStatus
+from rljob_trainer.collection import Collector, Plan
+from rljob_trainer.data import Cursor, Prompt, take
+from rljob_trainer.evaluation import evaluate
+from rljob_trainer.ledger import Ledger
+from rljob_trainer.live_status import describe_live
+from rljob_trainer.rewards import Rewards
+from rljob_trainer.rollouts import Rollouts
+from rljob_trainer.state import disk_errors, resume, save_checkpoint
+from rljob_trainer.status import Board
+from rljob_trainer.tracking import Prometheus, Trackers
+from rljob_trainer.trainer_group import TrainerGroupDied
+from rljob_trainer.updating import Trainer, update_on
+
+log = logging.getLogger(__name__)
+
+StartTrainer = Callable[[str, Path | None, Callable[[str], None]], Awaitable[Trainer]]
+"""(generation, checkpoint, report) -> a trainer group that is ready."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that the loop drives."""
+
+    start_trainer: StartTrainer
+    rollouts: Rollouts
+    rewards: Rewards
+    collector: Collector
+    board: Board
+    trackers: Trackers
+    prometheus: Prometheus
+    train: Sequence[Prompt]
+    eval: Sequence[Prompt]
+    model: str
+
+
+class Driver:
+    """Runs the job to its end."""
+
+    def __init__(self, job: RLJob, run_dir: Path, parts: Parts) -> None:
+        self._job, self._spec, self._run_dir, self._parts = job, job.spec, run_dir, parts
+        self._num_restarts = 0
+        parts.board.describe_live = self._describe_live
+        parts.rollouts.on_mismatch = self._report_mismatch
+
+    async def run(self) -> None:
+        """Train; when the trainer group dies, start it anew from the last checkpoint, within its budget."""
+        while True:
+            try:
+                return await self._train()
+            except TrainerGroupDied as error:
+                self._record_death(error)
+
+    async def _train(self) -> None:
+        """The algorithm, over one life of a trainer group."""
+        history, checkpoint = resume(self._run_dir)
+        self._num_restarts = history.restarts["trainer"] = max(self._num_restarts, history.restarts.get("trainer", 0))
+        parts = self._parts
+        ledger = Ledger(self._job, self._run_dir, history, parts.board, parts.trackers, parts.prometheus)
+        generation = secrets.token_hex(4)
+        with ledger.phase("starting", "waits for the trainer group"):
+            trainer = await parts.start_trainer(generation, checkpoint, parts.board.waits_for)
+        try:
+            await self._publish(trainer, ledger, history.step)
+            if self._spec.evaluation.at_start and history.evaluated_at is None and history.step == 0:
+                await self._evaluate(ledger, generation)
+            while history.step < self._spec.schedule.steps:
+                await self._step(trainer, ledger, generation)
+                if self._is_due(self._spec.evaluation.every_steps, history.step):
+                    await self._evaluate(ledger, generation)
+                if self._is_due(self._spec.checkpoint.every_steps, history.step):
+                    await self._checkpoint(trainer, ledger)
+            await self._finish(trainer, ledger)
+        finally:
+            await trainer.close()
+
+    async def _step(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
+        """Sample and score one batch of groups, update on it, and have the new weights served."""
+        spec, history, parts = self._spec, ledger.history, self._parts
+        ledger.begin_step()
+        cursor = Cursor(history.epoch, history.position)
+        count, seed = spec.schedule.prompts_per_step, spec.schedule.seed
+        rows, cursor = take(len(parts.train), cursor, count, seed=seed, shuffle=spec.data.shuffle)
+        prompts = [parts.train[row] for row in rows]
+        plan = Plan("train", history.step + 1, spec.algorithm.group_size, spec.rollout.sampling, seed, generation)
+
+        parts.board.enter("generate")
+        began = time.monotonic()
+        scored = parts.collector.collect(prompts, plan)
+        progress = parts.collector.progress
+        outcome = await update_on(scored, trainer, spec, progress, parts.board)
+        ledger.record_collection_seconds(progress, outcome.update_seconds, time.monotonic() - began)
+
+        await self._publish(trainer, ledger, history.step + 1)
+        ledger.record_step(outcome.groups, outcome.updates, progress, cursor)
+
+    async def _publish(self, trainer: Trainer, ledger: Ledger, version: int) -> None:
+        """Have `version` served: by one rollout at least, and by all that are well."""
+        with ledger.phase("publish"):
+            manifest = await trainer.publish(version)
+            await self._parts.board.announce(manifest)
+        with ledger.phase("sync"):
+            ledger.record_weights(manifest, await self._parts.rollouts.sync(manifest))
+
+    async def _evaluate(self, ledger: Ledger, generation: str) -> None:
+        if not self._parts.eval:
+            return
+        with ledger.phase("evaluate"):
+            outcome = await evaluate(
+                self._parts.collector, self._parts.eval, self._job, step=ledger.history.step, incarnation=generation
+            )
+        ledger.record_evaluation(outcome)
+
+    async def _checkpoint(self, trainer: Trainer, ledger: Ledger) -> None:
+        with ledger.phase("checkpoint"):
+            await save_checkpoint(self._run_dir, ledger.history, trainer.save, keep=self._spec.checkpoint.keep)
+        ledger.write_summary()
+
+    async def _finish(self, trainer: Trainer, ledger: Ledger) -> None:
+        if self._spec.checkpoint.export:
+            folder = self._run_dir / "export"
+            with ledger.phase("checkpoint"), disk_errors(folder):
+                await trainer.export(folder, self._parts.model)
+            ledger.export = folder
+        ledger.write_summary()
+        self._parts.board.enter("done")
+
+    def _is_due(self, every: int, step: int) -> bool:
+        """After every `every` steps, and after the last one."""
+        return step == self._spec.schedule.steps or (every > 0 and step % every == 0)
+
+    def _record_death(self, error: TrainerGroupDied) -> None:
+        self._num_restarts += 1
+        self._parts.prometheus.record_restart("trainer")
+        limit = self._spec.trainer.backoff_limit
+        if self._num_restarts > limit:
+            raise TransientError(
+                f"the trainer group died {self._num_restarts} times and spec.trainer.backoffLimit is {limit}: {error}"
+            ) from error
+        log.warning("the trainer group died; it starts again from the last checkpoint: %s", error)
+
+    def _describe_live(self, status: DriverStatus) -> DriverStatus:
+        parts = self._parts
+        return describe_live(status, parts.collector.progress, parts.rewards, parts.rollouts)
+
+    def _report_mismatch(self, message: str) -> None:
+        log.error("%s", message)
+        self._parts.prometheus.record_mismatch()

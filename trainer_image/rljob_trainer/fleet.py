@@ -1,0 +1,159 @@
+"""Who of a role's replicas gets the next request. A pure state machine: facts come in through observe_* and record_*,
+the clock is the caller's, `pick` decides.
+
+Owns: which replicas exist, their load, who is suspect and until when, and which weights each says it serves. Leaves
+all I/O, retries and waiting to `replicas`. Invariant: a replica that failed gets one request at a time, after a
+pause, until one succeeds; and where weights matter, none before it has said again what it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 5.0
+"""Short: a restarted replica should work again at once, and one probe each 5 s costs nothing."""
+
+
+@dataclass
+class Replica:
+    """What is known of one address."""
+
+    address: str
+    in_flight: int = 0
+    num_served: int = 0
+    num_failures: int = 0
+    """In a row."""
+    not_before: float = 0.0
+    """No request before this time."""
+    listed: bool = True
+    """Whether discovery names it now. A replica that leaves the list is used until it fails: readiness lags."""
+    serves: str = ""
+    """GENERATION:VERSION that it said it serves."""
+    refused: str = ""
+    """GENERATION:VERSION that it serves wrongly (its digest differs from the trainer's)."""
+
+
+class Fleet:
+    """The replicas of one role."""
+
+    def __init__(self, *, max_in_flight: int | None = None) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.want = ""
+        """Only replicas that serve this are used; empty: any."""
+        self.failing_since: float | None = None
+        """Since when nothing has succeeded although something was tried; None while all is well."""
+        self._max_in_flight = max_in_flight
+
+    def observe_addresses(self, addresses: Iterable[str]) -> None:
+        """What discovery lists now."""
+        listed = set(addresses)
+        for address in listed:
+            self.replicas.setdefault(address, Replica(address)).listed = True
+        for address, replica in list(self.replicas.items()):
+            if address in listed:
+                continue
+            replica.listed = False
+            if replica.num_failures and not replica.in_flight:
+                del self.replicas[address]
+
+    def require(self, key: str) -> None:
+        """From now on use only replicas that serve `key`."""
+        self.want = key
+
+    def pick(self, now: float, avoid: Collection[str] = ()) -> str | None:
+        """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must."""
+        usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
+        candidates = [replica for replica in usable if replica.address not in avoid] or usable
+        if not candidates:
+            return None
+        # Of equals the one that served least, so that a light load still spreads.
+        best = min(candidates, key=lambda replica: (replica.in_flight, replica.num_served, replica.address))
+        best.in_flight += 1
+        return best.address
+
+    def record_done(self, address: str) -> None:
+        """A request ended well."""
+        self.failing_since = None
+        if replica := self._ended(address):
+            replica.num_served += 1
+            replica.num_failures = 0
+
+    def record_unused(self, address: str) -> None:
+        """A picked replica was not asked after all, or the asker left."""
+        self._ended(address)
+
+    def record_busy(self, address: str, until: float) -> None:
+        """It is well but full."""
+        self.failing_since = None
+        if replica := self._ended(address):
+            replica.not_before = max(replica.not_before, until)
+
+    def record_failed(self, address: str, now: float) -> None:
+        """A request failed: the replica is suspect."""
+        self._ended(address)
+        self.record_suspect(address, now)
+
+    def record_suspect(self, address: str, now: float) -> None:
+        """A probe failed, or a request did: pause, and believe no more what it said of its weights."""
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        replica = self.replicas.get(address)
+        if replica is None:
+            return
+        replica.serves = ""
+        if now >= replica.not_before:  # else: more of the same burst, which must not lengthen the pause
+            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(replica.num_failures, 10))
+            replica.num_failures += 1
+            replica.not_before = now + pause
+        if not replica.listed and not replica.in_flight:
+            del self.replicas[address]
+
+    def record_starved(self, now: float) -> None:
+        """Somebody waits and no replica is known or usable."""
+        if self.failing_since is None and not any(replica.in_flight for replica in self.replicas.values()):
+            self.failing_since = now
+
+    def record_serves(self, address: str, key: str) -> None:
+        """The replica said what it serves, and its digest is right."""
+        if replica := self.replicas.get(address):
+            replica.serves = key
+            replica.num_failures = 0
+            replica.not_before = 0.0
+            self.failing_since = None
+
+    def record_refused(self, address: str, key: str) -> None:
+        """The replica serves `key` with the wrong digest: not to be used for it."""
+        if replica := self.replicas.get(address):
+            replica.refused = key
+
+    def to_verify(self, now: float) -> list[str]:
+        """Replicas that have not said that they serve what is wanted, and may be asked now."""
+        return [
+            replica.address
+            for replica in self.replicas.values()
+            if self.want and replica.serves != self.want and replica.refused != self.want and now >= replica.not_before
+        ]
+
+    def num_serving(self) -> int:
+        return sum(replica.serves == self.want for replica in self.replicas.values())
+
+    def stragglers(self) -> list[str]:
+        """Healthy replicas that are still to say that they serve what is wanted."""
+        return [
+            replica.address
+            for replica in self.replicas.values()
+            if replica.serves != self.want and replica.refused != self.want and not replica.num_failures
+        ]
+
+    def _is_usable(self, replica: Replica, now: float) -> bool:
+        if self.want and replica.serves != self.want:
+            return False
+        limit = 1 if replica.num_failures else self._max_in_flight
+        return now >= replica.not_before and (limit is None or replica.in_flight < limit)
+
+    def _ended(self, address: str) -> Replica | None:
+        replica = self.replicas.get(address)
+        if replica:
+            replica.in_flight -= 1
+        return replica

@@ -1,0 +1,174 @@
+"""What a step and an evaluation say of themselves: pure summaries, and the JSON-lines files that hold them.
+
+Owns the names in metrics.jsonl and trajectories/. Leaves TensorBoard, W&B, MLflow and Prometheus to `tracking`.
+Invariant: means are over valid samples alone; what is unknown is null, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_api.protocol import ScoreResult
+from rljob_api.reward import Reward
+from rljob_trainer.advantages import has_signal
+from rljob_trainer.batches import Group, usable_scores
+from rljob_trainer.state import disk_errors
+from rljob_trainer.types import Trajectory, UpdateMetrics
+
+Record = dict[str, Any]
+
+
+def mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else None
+
+
+def std(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    center = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1))
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The nearest-rank quantile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`score` and the mean of every component over its valid results; with several rewards, each under its name too.
+
+    One reward's components keep their own names; those of several are REWARD/COMPONENT.
+    """
+    names = {name for trajectory in trajectories for name in trajectory.results}
+    values: dict[str, list[float]] = {"score": [t.score for t in trajectories if t.score is not None]}
+    for trajectory in trajectories:
+        for name, result in trajectory.results.items():
+            if result.score is None:
+                continue
+            if len(names) > 1:
+                values.setdefault(name, []).append(result.score)
+            for component, value in result.components.items():
+                values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
+    return {name: found for name, listed in values.items() if (found := mean(listed)) is not None}
+
+
+def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
+    """Invalid results by reason."""
+    return Counter(
+        str(result.reason)
+        for trajectory in trajectories
+        for result in trajectory.results.values()
+        if result.reason is not None
+    )
+
+
+def summarize_step(
+    groups: Sequence[Group],
+    updates: Sequence[UpdateMetrics],
+    latencies: Sequence[float],
+    *,
+    rewards: Sequence[Reward],
+    zero_std_threshold: float,
+) -> Record:
+    """All of a step's metrics that its samples and updates tell."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    scores = [t.score for t in trajectories if t.score is not None]
+    results = [result for t in trajectories for result in t.results.values()]
+    usable = [usable_scores(group, rewards) for group in groups]
+    invalid = count_invalid(trajectories)
+    return {
+        "reward": mean(scores),
+        "reward_std": std(scores),
+        "components": summarize_scores(trajectories),
+        "rewards": {reward.name: mean(_scores_of(trajectories, reward.name)) for reward in rewards},
+        "reward_latency_p50_seconds": quantile(latencies, 0.5),
+        "reward_latency_p95_seconds": quantile(latencies, 0.95),
+        "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
+        "reward_execute_mean_seconds": mean(result.execute_seconds for result in results),
+        "num_samples": len(trajectories),
+        "num_masked": sum(score is None for scores_ in usable for score in scores_),
+        "num_invalid": sum(invalid.values()),
+        "invalid_by_reason": dict(invalid),
+        "zero_signal_share": mean(0.0 if has_signal(group, zero_std_threshold) else 1.0 for group in usable),
+        "response_tokens_mean": mean(t.num_sampled for t in trajectories),
+        "truncated_share": mean(float(t.truncated) for t in trajectories),
+        **summarize_updates(updates),
+    }
+
+
+def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
+    """Means over the step's optimizer updates; the learning rate is the last one's."""
+    if not updates:
+        return {}
+    names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")
+    summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
+    return summary | {
+        "logprob_difference": updates[0].logprob_difference,  # later ones differ from the rollout on purpose
+        "learning_rate": updates[-1].learning_rate,
+        "num_tokens": sum(update.num_tokens for update in updates),
+        "num_micro_batches": sum(update.num_micro_batches for update in updates),
+    }
+
+
+def describe_trajectory(trajectory: Trajectory) -> Record:
+    """One line of trajectories/step-N.jsonl."""
+    return {
+        "prompt_index": trajectory.prompt_index,
+        "group": trajectory.group,
+        "sample": trajectory.sample,
+        "text": trajectory.text,
+        "num_tokens": trajectory.num_sampled,
+        "truncated": trajectory.truncated,
+        "weights": trajectory.weight_key,
+        "score": trajectory.score,
+        "rewards": {name: _describe_result(result) for name, result in trajectory.results.items()},
+    }
+
+
+def flatten(record: Record, prefix: str = "") -> dict[str, float]:
+    """Numbers of a record by slash-joined name, for trackers."""
+    flat: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            flat[f"{prefix}{name}"] = float(value)
+    return flat
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append one JSON object. A full disk is said in words."""
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def write_trajectories(path: Path, groups: Sequence[Group]) -> None:
+    """The samples of a step, in the order of the data."""
+    lines = [json.dumps(describe_trajectory(trajectory)) for group in groups for trajectory in group.trajectories]
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _scores_of(trajectories: Sequence[Trajectory], name: str) -> list[float]:
+    results = [trajectory.results[name] for trajectory in trajectories if name in trajectory.results]
+    return [result.score for result in results if result.score is not None]
+
+
+def _describe_result(result: ScoreResult) -> Record:
+    return {
+        "valid": result.valid,
+        "score": result.score,
+        "components": result.components,
+        "reason": result.reason,
+        "message": result.message,
+        "queue_seconds": result.queue_seconds,
+        "execute_seconds": result.execute_seconds,
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from typing import Any
+from collections.abc import Coroutine
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -23,12 +23,37 @@ from rljob_reward import metrics as metrics_module
 from rljob_reward.metrics import Metrics
 from rljob_reward.process import Started
 from rljob_reward.program import Program
-from rljob_reward.scoring import Job, QueueFullError, Scorer
+from rljob_reward.scoring import QueueFullError, Scorer
 
 _MAX_BODY_BYTES = 16 << 20
 _OPEN_PATHS = {contract.Path.READY.value, contract.Path.METRICS.value}
 _SCORE = contract.Path.SCORE.value
 _JSON = (b"content-type", b"application/json")
+
+
+class Client:
+    """The client of one request, for whom a result is to come."""
+
+    __slots__ = ("_receive", "result")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, result: bytes) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
+
+    def has_left(self) -> bool:
+        """One look, without a task that waits: receive() suspends while the client is there, and returns once not."""
+        look = self._receive()
+        assert isinstance(look, Coroutine)
+        try:
+            look.send(None)
+        except StopIteration as message:
+            return bool(message.value["type"] == "http.disconnect")
+        look.close()
+        return False
 
 
 class App:
@@ -72,36 +97,15 @@ class App:
         body = await _read_body(receive)
         if body is None:
             return await _refuse(send, 413, f"a request may have {_MAX_BODY_BYTES} bytes")
+        client = Client(receive)
         try:
-            request = ScoreRequest.model_validate_json(body)
-            job = self._scorer.submit(request, body)
+            self._scorer.submit(ScoreRequest.model_validate_json(body), body, client)
         except ValidationError as error:
             return await _refuse(send, 422, _describe(error))
         except QueueFullError as error:
             retry_after = str(error.retry_after_seconds).encode()
             return await _refuse(send, 429, str(error), (b"retry-after", retry_after))
-        if isinstance(job, bytes):
-            return await _answer(send, 200, job)
-        if job.started is None:
-            result = await self._wait_in_queue(job, receive)
-        else:
-            result = await asyncio.shield(job.future)
-        await _answer(send, 200, result)
-
-    async def _wait_in_queue(self, job: Job, receive: Receive) -> bytes:
-        """Wait for the result, and drop the request should the client leave first."""
-
-        def left(_: asyncio.Task[Any]) -> None:
-            if not job.future.done():
-                self._scorer.leave(job)
-
-        watch = asyncio.ensure_future(receive())
-        watch.add_done_callback(left)
-        try:
-            return await asyncio.shield(job.future)
-        finally:
-            watch.remove_done_callback(left)
-            watch.cancel()
+        await _answer(send, 200, await client.result)
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse(

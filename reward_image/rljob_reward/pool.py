@@ -16,6 +16,8 @@ from rljob_reward.loading import Settings
 from rljob_reward.output import OutputLog
 from rljob_reward.process import Started, WorkerProcess
 
+_WARM_WORKERS = 2
+"""Kept from the start; more come with demand."""
 _START_TIMEOUT_SECONDS = 300.0
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
@@ -45,7 +47,7 @@ class Pool:
         self._num_starting = 0
         self._max_starting = max(2, os.cpu_count() or 1)
         self._num_failed_starts = 0
-        self._demand = 1
+        self._demand = _WARM_WORKERS
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,7 +79,7 @@ class Pool:
 
     def ensure(self, demand: int) -> None:
         """Grow towards `demand` workers, and back to what was there after a death."""
-        self._demand = max(1, demand)
+        self._demand = max(_WARM_WORKERS, demand)
         num_wanted = min(self._size, self._demand)
         max_starting = 1 if self._num_failed_starts else self._max_starting
         while (

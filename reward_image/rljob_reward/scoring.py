@@ -12,6 +12,7 @@ import math
 import time
 from collections import OrderedDict
 from functools import partial
+from typing import Protocol
 
 from rljob_api.errors import TransientError
 from rljob_api.protocol import InvalidReason, Lane, ScoreRequest, ScoreResult
@@ -20,13 +21,17 @@ from rljob_reward.metrics import VALID, Metrics
 from rljob_reward.pool import Pool
 from rljob_reward.process import Ended, Started, Verdict, WorkerProcess
 from rljob_reward.program import Program
+from rljob_reward.watchdog import Watchdog
 
 _MAX_REMEMBERED = 4096
 _MAX_RETRY_AFTER_SECONDS = 60
 _MEAN_WEIGHT = 0.05
 """Weight of the newest execution in the moving mean behind Retry-After."""
 
+_ABANDONED = Ended(InvalidReason.CANCELLED, "the client left before execution started")
+
 Key = tuple[str, int]
+"""id and hash of the body: the same sample asked again, not another one under the same id."""
 
 
 class QueueFullError(Exception):
@@ -37,21 +42,29 @@ class QueueFullError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Waiter(Protocol):
+    """A request that waits for a job's result."""
+
+    def deliver(self, result: bytes) -> None: ...
+
+    def has_left(self) -> bool:
+        """Whether the client has gone; asked just before execution would start."""
+        ...
+
+
 class Job:
-    """One execution, and how many requests wait for it."""
+    """One execution, and the requests that wait for it."""
 
-    __slots__ = ("arrived", "body", "future", "id", "key", "lane", "num_waiters", "started", "timer")
+    __slots__ = ("arrived", "body", "id", "key", "lane", "started", "waiters")
 
-    def __init__(self, request: ScoreRequest, body: bytes, key: Key, future: asyncio.Future[bytes]) -> None:
+    def __init__(self, request: ScoreRequest, body: bytes, key: Key, waiter: Waiter) -> None:
         self.id = request.id
         self.lane: Lane = request.lane
         self.body = body
         self.key = key
-        self.future = future
-        self.num_waiters = 1
+        self.waiters = [waiter]
         self.arrived = time.perf_counter()
         self.started: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Scorer:
@@ -66,6 +79,7 @@ class Scorer:
         self._jobs: dict[Key, Job] = {}
         self._remembered: OrderedDict[Key, bytes] = OrderedDict()
         self._mean_seconds = 0.0
+        self._watchdog = Watchdog(self._loop, program.timeout_seconds, self._kill_late)
         self._idle = asyncio.Event()
         self._idle.set()
         self.hopeless: asyncio.Future[TransientError] = self._loop.create_future()
@@ -81,31 +95,27 @@ class Scorer:
         """Start the first worker. UserError: the function cannot be served."""
         return await self.pool.start_first()
 
-    def submit(self, request: ScoreRequest, body: bytes) -> Job | bytes:
-        """The job to wait for, or the result where it is known already. QueueFullError when it must be refused."""
+    def submit(self, request: ScoreRequest, body: bytes, waiter: Waiter) -> None:
+        """Have `waiter` get the result, now or later. QueueFullError when the request must be refused."""
         key = (request.id, hash(body))
         known = self._jobs.get(key)
         if known is not None:
-            known.num_waiters += 1
-            return known
+            known.waiters.append(waiter)
+            return
         remembered = self._remembered.get(key)
         if remembered is not None:
             self._remembered.move_to_end(key)
-            return remembered
-        job = Job(request, body, key, self._loop.create_future())
+            waiter.deliver(remembered)
+            return
+        job = Job(request, body, key, waiter)
         if not self._lanes.admit(job.lane, job):
-            self._metrics.record_refused(job.lane)
-            raise QueueFullError(self._retry_after(job.lane))
+            self._drop_abandoned(job.lane)
+            if not self._lanes.admit(job.lane, job):
+                self._metrics.record_refused(job.lane)
+                raise QueueFullError(self._retry_after(job.lane))
         self._jobs[key] = job
         self._idle.clear()
-        self._dispatch()
-        return job
-
-    def leave(self, job: Job) -> None:
-        """One of the job's requests has gone. The last one takes the job with it, unless it runs already."""
-        job.num_waiters -= 1
-        if job.num_waiters == 0 and self._lanes.cancel(job.lane, job):
-            self._settle(job, Ended(InvalidReason.CANCELLED, "the client left before execution started"))
+        self._dispatch(fresh=job)
 
     async def drained(self) -> None:
         """Wait until nothing runs or waits."""
@@ -113,6 +123,7 @@ class Scorer:
 
     async def close(self) -> None:
         """Cancel what waits, kill what runs, end all workers."""
+        self._watchdog.close()
         cancelled = Ended(InvalidReason.CANCELLED, "the server shut down")
         for job in self._lanes.jobs():
             if self._lanes.cancel(job.lane, job):
@@ -127,26 +138,39 @@ class Scorer:
         seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._program.slots
         return max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds)))
 
-    def _dispatch(self) -> None:
+    def _drop_abandoned(self, lane: Lane) -> None:
+        """Make room in a full queue: requests whose clients have gone."""
+        for job in self._lanes.jobs():
+            if job.lane == lane and job.started is None and _is_abandoned(job) and self._lanes.cancel(lane, job):
+                self._settle(job, _ABANDONED)
+
+    def _dispatch(self, fresh: Job | None = None) -> None:
+        """Start what may start. The client of a `fresh` job was there a moment ago."""
         while self.pool.has_idle:
             job = self._lanes.start_next()
             if job is None:
                 return
-            self._begin(job, self.pool.acquire())
+            if job is not fresh and _is_abandoned(job):
+                self._lanes.finish(job.lane, job)
+                self._settle(job, _ABANDONED)
+            else:
+                self._begin(job, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
     def _begin(self, job: Job, worker: WorkerProcess) -> None:
         job.started = time.perf_counter()
-        seconds = self._program.timeout_seconds
-        message = f"the function ran longer than {seconds:g} s (timeoutSeconds) and was killed"
-        job.timer = self._loop.call_later(seconds, worker.kill, InvalidReason.TIMEOUT, message)
-        worker.execute(job.body, partial(self._finish, job))
+        self._watchdog.add(worker)
+        worker.execute(job.body, partial(self._finish, job, worker))
 
-    def _finish(self, job: Job, verdict: Verdict) -> None:
-        assert job.timer is not None
-        job.timer.cancel()
+    def _finish(self, job: Job, worker: WorkerProcess, verdict: Verdict) -> None:
+        self._watchdog.remove(worker)
         self._lanes.finish(job.lane, job)
         self._settle(job, verdict)
+
+    def _kill_late(self, worker: WorkerProcess) -> None:
+        seconds = self._program.timeout_seconds
+        message = f"the function ran longer than {seconds:g} s (timeoutSeconds) and was killed"
+        worker.kill(InvalidReason.TIMEOUT, message)
 
     def _settle(self, job: Job, verdict: Verdict) -> None:
         """Turn a verdict into the result that every waiter gets."""
@@ -171,8 +195,8 @@ class Scorer:
             self._mean_seconds += _MEAN_WEIGHT * (result.execute_seconds - self._mean_seconds)
         outcome = VALID if result.reason is None else result.reason.value
         self._metrics.record_result(job.lane, outcome, result.queue_seconds, result.execute_seconds)
-        if not job.future.done():
-            job.future.set_result(encoded)
+        for waiter in job.waiters:
+            waiter.deliver(encoded)
         if not self._jobs:
             self._idle.set()
 
@@ -180,3 +204,7 @@ class Scorer:
         self._remembered[key] = encoded
         if len(self._remembered) > _MAX_REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+def _is_abandoned(job: Job) -> bool:
+    return all(waiter.has_left() for waiter in job.waiters)

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 8192
 _KEEP_ALIVE_SECONDS = 120
 """Longer than clients keep an idle connection, so that it is they who close it and no request meets a closed one."""
+_GC_ALLOCATIONS = 50_000
 _ANSWER_SECONDS = 5
 """Time for the last answers to leave after all work has ended."""
 
@@ -61,7 +62,9 @@ async def run(program: Program, host: str, port: int, token: str, grace_seconds:
         started = await scorer.start()
         app = App(program, started, scorer, metrics, token)
         http = _build_http(app)
-        gc.freeze()  # what exists now stays: the collector need not walk it again
+        # What exists now stays; what comes later are requests, which reference counts alone free.
+        gc.freeze()
+        gc.set_threshold(_GC_ALLOCATIONS)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         logger.info("reward %s (%s) on http://%s:%d%s", program.name, started.signature, host, port, Path.SCORE.value)
         ends: set[asyncio.Future[Any]] = {serving, stop, scorer.hopeless}

@@ -27,6 +27,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> int:
     descriptor, parent_pid = map(int, arguments)
     _die_with(parent_pid)
+    # A woken worker must not take the processor from the server in the middle of its loop: that costs every request.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # A process that the user's code starts must not hold this socket open.
     os.set_inheritable(descriptor, False)
     channel = BlockingChannel(socket.socket(fileno=descriptor))

@@ -1,0 +1,302 @@
+"""A real vLLM replica under weight updates: what it pulled is what it generates from, and nobody else gets an answer.
+
+One server for the whole file (its start is what costs), a head of a few lines, and the publisher as the trainer has
+it. The model is random and in fp32, so that Hugging Face's forward is an exact reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from aiohttp import web
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rljob_api import contract
+from rljob_api.protocol import WeightManifest
+from rljob_trainer.weight_store import WeightStore
+
+pytestmark = pytest.mark.real
+
+TOKEN = "real-test-token"
+HEAD_IP, TRAINER_IP, ROLLOUT_IP = "127.11.0.2", "127.11.0.3", "127.11.0.4"
+BASE_URL = f"http://{ROLLOUT_IP}:{contract.PORT_ROLLOUT}"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+PROMPT = [11, 250, 37, 512, 99, 3]
+START_SECONDS = 240
+JOB = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "real"},
+    "spec": {
+        "model": {"source": "/set/by/RLJOB_MODEL"},
+        "data": {"train": {"source": "/not/read"}},
+        "rewards": [{"name": "none", "function": {"inline": "def compute_score(*_): return 0.0"}}],
+        "trainer": {"dtype": "float32"},
+        "rollout": {"maxModelLen": 512, "kvCacheGiB": 0.25, "sampling": {"maxTokens": 480}},
+    },
+}
+
+
+class Head:
+    """The one thing of the head that a rollout asks: the newest manifest, by long-poll. Runs in its own thread."""
+
+    def __init__(self) -> None:
+        self._manifest: WeightManifest | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def announce(self, manifest: WeightManifest) -> None:
+        self._manifest = manifest
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        app = web.Application()
+        app.router.add_get(contract.Path.WEIGHTS_CURRENT, self._get_current)
+        runner = web.AppRunner(app, access_log=None)
+        self._loop.run_until_complete(runner.setup())
+        self._loop.run_until_complete(web.TCPSite(runner, HEAD_IP, contract.PORT_DRIVER).start())
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+
+    async def _get_current(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == AUTHORIZED["Authorization"]
+        deadline = time.monotonic() + float(request.query["timeout"])
+        while time.monotonic() < deadline:
+            if self._manifest and self._manifest.key != request.query["after"]:
+                return web.json_response(text=self._manifest.model_dump_json())
+            await asyncio.sleep(0.02)
+        return web.Response(status=204)
+
+
+class Replica:
+    """The server's process, the publisher and the head around it, and a reference model for each version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.head = Head()
+        self.store = WeightStore(TRAINER_IP, TOKEN)
+        self.store.start()
+        self.references = [_build_model(seed) for seed in range(3)]
+        _save_model(self.references[0], folder / "model")
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        (self.folder / "job.yaml").write_text(json.dumps(JOB))
+        (self.folder / "hosts").write_text(f"{HEAD_IP} head\n")
+        environment = os.environ | {
+            contract.ENV_JOB_FILE: str(self.folder / "job.yaml"),
+            contract.ENV_HOSTS_FILE: str(self.folder / "hosts"),
+            contract.ENV_HEAD: "head",
+            contract.ENV_POD_IP: ROLLOUT_IP,
+            contract.ENV_TOKEN: TOKEN,
+            "RLJOB_MODEL": str(self.folder / "model"),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.log = self.folder / "rollout.log"
+        command = [sys.executable, "-m", "rljob_trainer.rollout_server"]
+        with self.log.open("wb") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def publish(self, generation: str, version: int, reference: int) -> WeightManifest:
+        """Publish and announce the weights of one of the reference models."""
+        manifest = self.store.publish(self.references[reference].state_dict(), generation, version)
+        self.head.announce(manifest)
+        return manifest
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.store.close()
+            self.head.close()
+
+
+def _build_model(seed: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=2000,  # vLLM pads it to a multiple of 64
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        pad_token_id=0,
+        initializer_range=0.1,
+    )
+    model = Qwen3ForCausalLM(config).float().eval()
+    # A random model's norms are all ones; a wrong or missing one shall show.
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+    return model
+
+
+def _save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        ["one two three"], trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet)
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+
+
+@torch.no_grad()
+def _greedy(model: Qwen3ForCausalLM, num_tokens: int) -> list[int]:
+    tokens = list(PROMPT)
+    for _ in range(num_tokens):
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+    return tokens[len(PROMPT) :]
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    replica = Replica(tmp_path_factory.mktemp("rollout"))
+    try:
+        yield replica
+    finally:
+        replica.close()
+
+
+async def _wait_for(condition: Callable[[], Any], replica: Replica, seconds: float = START_SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert replica.process.poll() is None, f"the server died:\n{replica.log.read_text()[-4000:]}"
+        try:
+            if result := await condition():
+                return result
+        except aiohttp.ClientConnectionError:
+            pass
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not in {seconds} s:\n{replica.log.read_text()[-4000:]}")
+
+
+async def _request(method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> tuple[int, str]:
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.request(method, BASE_URL + path, headers=headers, **options) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def _complete(**parameters: Any) -> list[dict[str, Any]]:
+    body = {"model": "policy", "prompt": PROMPT, "return_token_ids": True, "logprobs": 0, "ignore_eos": True}
+    status, text = await _request("POST", "/v1/completions", AUTHORIZED, json=body | parameters)
+    assert status == 200, text
+    return json.loads(text)["choices"]
+
+
+async def _is_ready() -> bool:
+    return (await _request("GET", contract.Path.READY))[0] == 200
+
+
+async def _weights(manifest: WeightManifest) -> dict[str, Any]:
+    path = f"{contract.Path.ROLLOUT_WEIGHTS}?want={manifest.key}&timeout=60"
+    status, text = await _request("GET", path, AUTHORIZED)
+    assert status == 200, text
+    return json.loads(text)
+
+
+async def test_a_replica_is_not_ready_before_it_serves_an_announced_version(replica: Replica) -> None:
+    begin = time.perf_counter()
+
+    async def has_begun() -> tuple[int, str] | None:
+        status, text = await _request("GET", contract.Path.READY)
+        return (status, text) if "no weights" in text else None
+
+    status, text = await _wait_for(has_begun, replica)
+    print(f"\nwarm after {time.perf_counter() - begin:.1f} s")
+    assert status == 503, text
+    manifest = replica.publish("g1", 0, reference=0)
+    served = await _weights(manifest)
+    assert (served["generation"], served["version"], served["sha256"]) == ("g1", 0, manifest.sha256)
+    assert served["checksum"] == manifest.checksum, "the digest read back from the engine is not the publisher's"
+    assert await _is_ready()
+
+
+async def test_without_the_token_every_path_but_readiness_and_metrics_is_refused(replica: Replica) -> None:
+    await _wait_for(_is_ready, replica)
+    guarded = ["/v1/completions", "/v1/models", "/update_weights", "/pause", "/collective_rpc", "/health", "/nothing"]
+    for path in (*guarded, contract.Path.ROLLOUT_WEIGHTS, f"{contract.Path.READY}/"):
+        assert (await _request("POST", path, json={}))[0] == 401, f"{path} answers without a token"
+        wrong = {"Authorization": "Bearer wrong"}
+        assert (await _request("POST", path, wrong, json={}))[0] == 401, f"{path} takes a wrong token"
+    assert (await _request("GET", contract.Path.METRICS))[0] == 200
+
+
+async def test_a_pulled_version_is_what_the_engine_generates_from(replica: Replica) -> None:
+    for generation, version, reference in (("g1", 1, 1), ("g2", 0, 2), ("g2", 1, 0)):
+        manifest = replica.publish(generation, version, reference)
+        served = await _weights(manifest)
+        assert (served["generation"], served["version"]) == (generation, version), "a new generation begins anew"
+        assert served["checksum"] == manifest.checksum
+        [choice] = await _complete(temperature=0, max_tokens=16)
+        assert choice["token_ids"] == _greedy(replica.references[reference], 16), "not the new weights' tokens"
+        print(f"\n{manifest.key}: " + ", ".join(f"{k} {served[k]:.4f}" for k in served if k.endswith("seconds")))
+
+
+async def test_log_probs_of_sampled_tokens_are_those_of_an_independent_forward(replica: Replica) -> None:
+    await _wait_for(_is_ready, replica)
+    manifest = replica.publish("g3", 0, reference=1)
+    await _weights(manifest)
+    choices = await _complete(temperature=0.7, max_tokens=24, n=8)
+    differences = []
+    for choice in choices:
+        tokens = torch.tensor([PROMPT + choice["token_ids"]])
+        with torch.no_grad():
+            logits = replica.references[1](tokens).logits[0, len(PROMPT) - 1 : -1] / 0.7  # [sampled, vocabulary]
+        expected = logits.log_softmax(-1).gather(1, tokens[0, len(PROMPT) :, None])[:, 0]
+        differences.append((expected - torch.tensor(choice["logprobs"]["token_logprobs"])).abs())
+    mean = float(torch.cat(differences).mean())
+    print(f"\nmean |log-prob difference| {mean:.2e} over {sum(map(len, differences))} tokens")
+    assert mean < 0.002
+
+
+async def test_a_request_in_flight_goes_on_under_the_new_weights(replica: Replica) -> None:
+    await _weights(replica.publish("g4", 0, reference=0))
+    request = asyncio.create_task(_complete(temperature=0, max_tokens=480))
+
+    async def is_generating() -> bool:
+        _, metrics = await _request("GET", contract.Path.METRICS)
+        return any(
+            line.startswith("vllm:num_requests_running") and float(line.split()[-1]) for line in metrics.splitlines()
+        )
+
+    await _wait_for(is_generating, replica, seconds=30)
+    manifest = replica.publish("g4", 1, reference=1)
+    served = await _weights(manifest)
+    assert not request.done(), "the update came after the request; make the request longer"
+    assert served["checksum"] == manifest.checksum
+    [choice] = await request
+    old = _greedy(replica.references[0], 480)
+    begin = [generated == expected for generated, expected in zip(choice["token_ids"], old, strict=True)]
+    assert len(choice["token_ids"]) == 480, "the request in flight did not end well"
+    assert begin[0], "the request began under the old weights"
+    assert not all(begin), "the request never saw the new weights"

@@ -21,7 +21,7 @@ from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, child_n
 from rljob_operator.children.config import read_token
 from rljob_operator.lifecycle import Verdict, count_restarts, deadline_of, expiry_of, is_ours_to_manage, judge
 from rljob_operator.validate import find_problems
-from rljob_operator.world import World, describe_waiting, observe_world
+from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
 POLL_SECONDS = 10.0
 """How often the driver of an active job is asked for its progress."""
@@ -223,6 +223,8 @@ def _running_words(
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)
         waiting = f"waits until an earlier {names} is gone"
     was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
+    if was_up and has_ended_well(world):
+        return {conditions.RUNNING: ("Running", "the driver has ended; its Job is about to complete")}, {}
     if not short and not blocked:
         return {conditions.RUNNING: ("Running", waiting or "all Pods are ready")}, {}
     if not was_up:

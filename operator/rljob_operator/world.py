@@ -146,6 +146,11 @@ def find_user_error(world: World) -> tuple[RoleView, Manifest, Manifest] | None:
     return None
 
 
+def has_ended_well(world: World) -> bool:
+    """Whether the driver is through, though its Job does not say so yet. What the others do now matters no more."""
+    return any(pod.get("status", {}).get("phase") == "Succeeded" for pod in world.roles[0].pods)
+
+
 def describe_waiting(role: RoleView) -> str:
     """'waits for 1 of 2 rollout Pods: gsm8k-rollout-abc: ImagePullBackOff: ...'; empty when all are ready."""
     missing = role.desired - role.ready

@@ -23,11 +23,6 @@ TRAINER = "trainer"
 ROLLOUT = "rollout"
 REWARD = "reward"
 
-MAX_NAME_LENGTH = 40
-"""Of a job, so that its children's names stay DNS labels."""
-MAX_SERVICE_NAME_LENGTH = 63
-"""DNS labels, RFC 1035."""
-
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
 """On Pod templates: digest of what the role reads at its start. It changes, and Pods roll, only when that does."""
 ANNOTATION_JOB_UID = "rljob.dev/job-uid"
@@ -98,6 +93,9 @@ def digest(value: Any) -> str:
 
 class _Dumper(yaml.SafeDumper):
     """Writes strings of several lines as blocks, so that a function's source in a ConfigMap can be read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

@@ -1,6 +1,6 @@
 """ConfigMaps and the Secret: what the programs read. Every role's file is written here and nowhere else.
 
-job.yaml holds explicit nulls ('no gradient clipping'), so that reading it back gives exactly the same job.
+Invariant: reading job.yaml back gives exactly the same spec, explicit nulls ('no gradient clipping') included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def build_job_config(job: RLJob) -> Manifest:
         "apiVersion": job.api_version,
         "kind": job.kind,
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
-        "spec": job.spec.model_dump(mode="json", by_alias=True),
+        "spec": job.spec.to_manifest(),
     }
     return {
         "apiVersion": "v1",
@@ -33,7 +33,7 @@ def build_job_config(job: RLJob) -> Manifest:
 
 def build_reward_config(job: RLJob, reward: Reward) -> Manifest:
     """ConfigMap NAME-reward-REWARD. A source from the user's own ConfigMap is mounted from there instead."""
-    data = {FILE_REWARD: to_yaml(reward.model_dump(mode="json", by_alias=True))}
+    data = {FILE_REWARD: to_yaml(reward.to_manifest())}
     if reward.function and reward.function.inline is not None:
         data[FILE_FUNCTION] = reward.function.inline
     return {

@@ -1,0 +1,144 @@
+"""A job file as `rljob` takes it: read, overridden by --set, its relative paths resolved, and its lines kept.
+
+Leaves what a manifest may say to rljob_api.load. Invariant: every problem names a line of the user's own file, also
+when --set changed what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api.documents import Document, Location, read_documents
+from rljob_api.errors import UserError
+from rljob_api.job import DataSource, RLJob
+from rljob_api.load import InvalidManifest, Problem, load_job, load_manifests
+from rljob_api.reward import Reward
+from rljob_api.sources import parse_source
+
+_PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """One job and where it was written."""
+
+    path: Path
+    job: RLJob
+    """With absolute paths."""
+    document: Document
+
+    def problem(self, path: str, message: str) -> Problem:
+        return Problem(path, self.document.line_of(parse_path(path)), message)
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> JobFile:
+    """Read a job file. UserError or InvalidManifest say what is wrong with it."""
+    overrides = list(overrides)
+    if not overrides:
+        job = load_job(path)
+        return JobFile(path, resolve(job, path.parent), _document(path))
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    document = _document(path)
+    for override in overrides:
+        apply_override(document.data, override)
+    text = yaml.safe_dump(document.data, sort_keys=False, allow_unicode=True)
+    try:
+        found = [manifest for manifest in load_manifests(text, str(path)) if isinstance(manifest, RLJob)]
+    except InvalidManifest as error:
+        lines = [Problem(p.path, document.line_of(parse_path(p.path)), p.message) for p in error.problems]
+        raise InvalidManifest(str(path), lines) from None
+    if len(found) != 1:
+        raise UserError(f"{path}: must hold exactly one RLJob")
+    return JobFile(path, resolve(found[0], path.parent), document)
+
+
+def _document(path: Path) -> Document:
+    """The document with the RLJob in it."""
+    try:
+        documents, problems = read_documents(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if problems:
+        raise InvalidManifest(str(path), [Problem(p.path, p.line, p.message) for p in problems])
+    jobs = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
+    if not jobs:
+        raise UserError(f"{path}: must hold exactly one RLJob")
+    return jobs[0]
+
+
+def parse_path(path: str) -> Location:
+    """`spec.rewards[0].name` -> ('spec', 'rewards', 0, 'name')."""
+    return tuple(int(index) if index else name for name, index in _PATH_PART.findall(path))
+
+
+def apply_override(data: Any, override: str) -> None:
+    """Set one value: `spec.schedule.steps=3`. The value is YAML; lists go by index, as in spec.rewards[0].slots."""
+    path, separator, text = override.partition("=")
+    location = parse_path(path)
+    if not separator or not location:
+        raise UserError(f"--set wants PATH=VALUE, as in spec.schedule.steps=3, got {override}")
+    # The API's own reader, so that 1e-6 is a number here, too.
+    documents, problems = read_documents(text)
+    if problems:
+        raise UserError(f"--set {path}: the value is no YAML: {problems[0].message}")
+    for part, following in itertools.pairwise(location):
+        data = _descend(data, part, following, override)
+    last: Any = location[-1]
+    if (isinstance(data, list) and isinstance(last, int) and last < len(data)) or isinstance(data, dict):
+        data[last] = documents[0].data if documents else None
+    else:
+        raise UserError(f"--set {override}: there is nothing at {path}")
+
+
+def _descend(data: Any, part: str | int, following: str | int, override: str) -> Any:
+    if isinstance(data, dict) and isinstance(part, str):
+        if data.get(part) is None:
+            data[part] = [] if isinstance(following, int) else {}
+        return data[part]
+    if isinstance(data, list) and isinstance(part, int) and part < len(data):
+        return data[part]
+    raise UserError(f"--set {override}: there is nothing at {part}")
+
+
+def resolve(job: RLJob, folder: Path) -> RLJob:
+    """The job with every relative path made absolute, beginning at the job file's folder."""
+    spec, data = job.spec, job.spec.data
+    model = spec.model.model_copy(update={"source": _resolve_source(spec.model.source, folder)})
+    sources = {"train": _resolve_data(data.train, folder)}
+    if data.eval:
+        sources["eval"] = _resolve_data(data.eval, folder)
+    update = {
+        "model": model,
+        "data": data.model_copy(update=sources),
+        "rewards": [_resolve_reward(reward, folder) for reward in spec.rewards],
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+
+
+def _resolve_source(source: str, folder: Path) -> str:
+    try:
+        parsed = parse_source(source)
+    except UserError:
+        return source  # preflight says so, with its place
+    return str((folder / parsed.path).resolve()) if parsed.kind == "relative" else source
+
+
+def _resolve_data(data: DataSource, folder: Path) -> DataSource:
+    # verl's functions know a data set by its name; the user's name for it does not change with the folder.
+    name = data.data_source if data.data_source is not None else data.source.partition("://")[2] or data.source
+    return data.model_copy(update={"source": _resolve_source(data.source, folder), "data_source": name})
+
+
+def _resolve_reward(reward: Reward, folder: Path) -> Reward:
+    if reward.function is None or reward.function.file is None:
+        return reward
+    function = reward.function.model_copy(update={"file": str((folder / reward.function.file).resolve())})
+    return reward.model_copy(update={"function": function})

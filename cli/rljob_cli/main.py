@@ -1,0 +1,106 @@
+"""The `rljob` command. Parses, and calls one function each; each command imports what is heavy itself.
+
+Exit codes: 0 the job succeeded, 1 it failed, 2 the input is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training of language models, on this machine or as manifests for a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+JobArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A file with one RLJob.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field: spec.schedule.steps=3.")
+]
+VolumeOption = Annotated[
+    list[str] | None, typer.Option("--volume", metavar="CLAIM=DIR", help="Folder that stands for a claim (pvc://).")
+]
+NetworkOption = Annotated[
+    str | None, typer.Option(metavar="127.X.Y.0", help="Loopback block of the run's Pods. Default: a free one.")
+]
+
+
+@app.command()
+def run(
+    job: JobArgument,
+    directory: Annotated[Path, typer.Option("--dir", help="Where run folders go; this one's is DIR/NAME.")] = Path(
+        "runs"
+    ),
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; an earlier run's folder is set aside.")] = False,
+    output: Annotated[str, typer.Option(help="live, plain or json. live needs a terminal, else it is plain.")] = "live",
+    network: NetworkOption = None,
+) -> None:
+    """Run a job on this machine. A second run goes on from the last checkpoint."""
+    from rljob_cli.commands import run_command
+
+    raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network))
+
+
+@app.command()
+def validate(job: JobArgument, overrides: SetOption = None, volumes: VolumeOption = None) -> None:
+    """Check a job file, its rewards, data and model; start nothing."""
+    from rljob_cli.commands import validate_command
+
+    raise typer.Exit(validate_command(job, overrides or [], volumes or []))
+
+
+@app.command()
+def render(job: JobArgument, overrides: SetOption = None) -> None:
+    """Print the Kubernetes objects that the operator makes of a job. The token is a placeholder."""
+    from rljob_cli.commands import render_command
+
+    raise typer.Exit(render_command(job, overrides or []))
+
+
+@app.command()
+def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
+    """Write a job with a reward function and a few lines of data, to begin from."""
+    from rljob_cli.commands import guard
+    from rljob_cli.scaffold import write_scaffold
+
+    raise typer.Exit(guard(lambda: write_scaffold(directory)))
+
+
+@app.command("test-reward")
+def try_reward(
+    job: JobArgument,
+    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the job's first function.")] = None,
+    completion: Annotated[str | None, typer.Option(help="What the model wrote.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The ground truth.")] = None,
+    prompt: Annotated[str, typer.Option(help="What the model was given.")] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with completion, answer, prompt; other keys become extra_info."),
+    ] = None,
+    overrides: SetOption = None,
+    network: NetworkOption = None,
+) -> None:
+    """Score completions with a job's reward, in the server that would score them in training."""
+    from rljob_cli.commands import guard
+    from rljob_cli.try_reward import try_reward_command
+
+    code = guard(lambda: try_reward_command(job, overrides or [], reward, completion, answer, prompt, file, network))
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

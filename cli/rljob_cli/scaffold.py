@@ -1,0 +1,124 @@
+"""`rljob init`: a small job that validates, to begin from. Owns the files' text; overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from rljob_api.errors import UserError
+
+_JOB = """\
+# Try the reward, check the job, run it:
+#   rljob test-reward rljob.yaml --file data/completions.jsonl
+#   rljob validate rljob.yaml
+#   rljob run rljob.yaml
+# Relative paths start at this file.
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata:
+  name: {name}
+spec:
+  model:
+    source: hf://HuggingFaceTB/SmolLM2-135M-Instruct    # or a folder: ./my-model
+  data:
+    train: {{source: ./data/train.jsonl, prompt: question, answer: answer}}
+    eval: {{source: ./data/eval.jsonl, prompt: question, answer: answer}}
+    systemPrompt: Answer with the number alone.
+  rewards:
+  - name: correct
+    function: {{file: reward.py}}
+    timeoutSeconds: 10
+    slots: 2
+  algorithm:
+    groupSize: 8
+    optimizer: {{learningRate: 3.0e-5}}
+  schedule:
+    steps: 20
+    promptsPerStep: 8
+  trainer:
+    replicas: 1
+    gpusPerReplica: 0      # GPUs of each replica; 0 runs on CPU
+  rollout:
+    replicas: 1
+    gpusPerReplica: 0
+    maxModelLen: 512
+    sampling: {{temperature: 1.0, maxTokens: 32}}
+  evaluation:
+    accuracy: exact        # the component of the reward that counts as accuracy
+"""
+
+_REWARD = '''\
+"""The reward: what a completion is worth. Change it, and the model learns something else.
+
+Signature as in verl. A dict needs `score`; other numbers in it become curves of their own. What is printed here is
+shown by `rljob test-reward` and in the logs of a run. An exception never counts as zero: that sample is left out.
+"""
+
+import re
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """1 for the bare right answer, 0.5 when it is the last number of a longer one."""
+    numbers = re.findall(r"-?\\d+", solution_str)
+    exact = solution_str.strip() == ground_truth
+    last = bool(numbers) and numbers[-1] == ground_truth
+    return {"score": 0.5 * last + 0.5 * exact, "exact": exact, "last": last}
+'''
+
+_README = """\
+# {name}
+
+| file | what it is |
+|---|---|
+| `rljob.yaml` | the job; every field is in docs/reference.md of RLJob |
+| `reward.py` | the reward, a Python function in verl's signature |
+| `data/train.jsonl`, `data/eval.jsonl` | one row a line; `question` and `answer` are named in `rljob.yaml` |
+| `data/completions.jsonl` | completions to try the reward on |
+
+```
+rljob test-reward rljob.yaml --file data/completions.jsonl
+rljob validate rljob.yaml
+rljob run rljob.yaml
+```
+A run leaves `runs/{name}/`: metrics.jsonl, logs, checkpoints, the trained model under export/, curves.png and
+summary.json.
+"""
+
+
+def write_scaffold(directory: Path) -> int:
+    """Write the files into a new or empty folder."""
+    name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"
+    name = name if name[0].isalpha() else f"job-{name}"
+    name = name[:40].rstrip("-")
+    files = build_files(name)
+    taken = [file for file in files if (directory / file).exists()]
+    if taken:
+        raise UserError(f"{directory} has {', '.join(taken)} already; choose another folder")
+    for file, text in files.items():
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        (directory / file).write_text(text)
+    print(f"wrote {', '.join(files)} in {directory}")
+    print(f"next: rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl")
+    return 0
+
+
+def build_files(name: str) -> dict[str, str]:
+    """Every file's text by its path."""
+    sums = [(a, b) for a in range(1, 13) for b in range(1, 13)]
+    held_out = [(a, b) for a, b in sums if (a * b) % 5 == 0]
+    rows = {
+        "train": [_row(a, b) for a, b in sums if (a, b) not in held_out],
+        "eval": [_row(a, b) for a, b in held_out],
+        "completions": [
+            {"prompt": "What is 2 + 3?", "completion": "5", "answer": "5"},
+            {"prompt": "What is 2 + 3?", "completion": "The sum is 5", "answer": "5"},
+            {"prompt": "What is 2 + 3?", "completion": "6", "answer": "5"},
+        ],
+    }
+    data = {f"data/{stem}.jsonl": "".join(json.dumps(row) + "\n" for row in found) for stem, found in rows.items()}
+    return {"rljob.yaml": _JOB.format(name=name), "reward.py": _REWARD, "README.md": _README.format(name=name), **data}
+
+
+def _row(a: int, b: int) -> dict[str, str]:
+    return {"question": f"What is {a} + {b}?", "answer": str(a + b)}

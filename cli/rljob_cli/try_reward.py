@@ -1,0 +1,228 @@
+"""`rljob test-reward`: scores completions in the very server that would score them in training, and nothing else runs.
+
+Takes the reward's children out of the operator's plan, runs them on the local backend, and asks by HTTP as the driver
+does. Invariant: when it returns, no process of it is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from rljob_api.contract import LABEL_REWARD, PORT_REWARD
+from rljob_api.contract import Path as HttpPath
+from rljob_api.errors import UserError
+from rljob_api.job import RLJob
+from rljob_api.load import InvalidManifest
+from rljob_api.protocol import ScoreRequest, ScoreResult
+from rljob_api.reward import Reward
+from rljob_cli.jobfile import JobFile, load
+from rljob_cli.local import network as local_network
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.manifests import is_ready, labels_of, name_of
+from rljob_cli.local.network import Network
+from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.preflight import check_reward
+from rljob_operator.backend import Manifest
+from rljob_operator.plan import render
+
+_TOKEN = "test-reward"
+_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 3.0
+_CONNECT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sample and what the server said of it."""
+
+    request: ScoreRequest
+    result: ScoreResult
+
+
+def try_reward_command(
+    path: Path,
+    overrides: list[str],
+    name: str | None,
+    completion: str | None,
+    answer: str | None,
+    prompt: str,
+    file: Path | None,
+    block: str | None,
+) -> int:
+    """Score, print a table, and return 1 when a result was invalid."""
+    job_file = load(path, overrides)
+    index = _find_reward(job_file.job, name)
+    requests = _read_requests(job_file.job, completion, answer, prompt, file)
+    _check(job_file, index)
+    reward = job_file.job.spec.rewards[index]
+    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+        network = local_network.claim(folder, block, ports=[PORT_REWARD])
+        try:
+            outcomes, printed = asyncio.run(_score(job_file.job, reward, requests, network, Path(folder)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return EXIT_INTERRUPTED
+    console = Console()
+    console.print(build_table(reward.name, outcomes))
+    if printed:
+        console.print("printed by the reward's server:", style="bold")
+        console.print(printed, markup=False, highlight=False, soft_wrap=True)
+    return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
+
+
+def _find_reward(job: RLJob, name: str | None) -> int:
+    served = [(i, reward) for i, reward in enumerate(job.spec.rewards) if reward.function]
+    for index, reward in served:
+        if name in (None, reward.name):
+            return index
+    names = ", ".join(reward.name for _, reward in served) or "none"
+    raise UserError(f"there is no function reward {name or ''}; the job has {names}".replace("  ", " "))
+
+
+def _check(file: JobFile, index: int) -> None:
+    findings = check_reward(file.job.spec.rewards[index], f"spec.rewards[{index}]")
+    problems = [file.problem(finding.path, finding.message) for finding in findings]
+    if problems:
+        raise InvalidManifest(str(file.path), problems)
+
+
+def _read_requests(
+    job: RLJob, completion: str | None, answer: str | None, prompt: str, file: Path | None
+) -> list[ScoreRequest]:
+    if (file is None) == (completion is None):
+        raise UserError("give either --completion (with --answer) or --file")
+    source = job.spec.data.train.data_source or ""
+    if file is None:
+        return [build_request({"completion": completion, "answer": answer, "prompt": prompt}, 0, source)]
+    try:
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    requests = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file}:{number}: is no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
+            raise UserError(f"{file}:{number}: must be a JSON object with the text `completion`")
+        requests.append(build_request(row, number - 1, source))
+    if not requests:
+        raise UserError(f"{file} has no rows")
+    return requests
+
+
+def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
+    """A row as the driver would send it."""
+    extra = {key: value for key, value in row.items() if key not in ("completion", "answer", "prompt", "ground_truth")}
+    return ScoreRequest(
+        id=f"test-{index}",
+        lane="eval",
+        prompt=row.get("prompt") or "",
+        completion=row["completion"],
+        ground_truth=row.get("answer", row.get("ground_truth")),
+        data_source=data_source,
+        extra_info={"index": index, "split": "test", "truncated": False, **extra},
+    )
+
+
+def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
+    """What the operator's plan has for one reward, with one replica and the token that it needs."""
+    single = reward.model_copy(update={"replicas": 1})
+    rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    children = render(job, new_token=lambda: _TOKEN)
+    kinds = ("ConfigMap", "Service", "Deployment")
+    mine = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
+    return [child for child in children if child["kind"] == "Secret"] + mine
+
+
+async def _score(
+    job: RLJob, reward: Reward, requests: list[ScoreRequest], network: Network, folder: Path
+) -> tuple[list[Outcome], str]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cluster = LocalCluster(job, network, folder)
+    async with cluster:
+        try:
+            for child in reward_children(job, reward):
+                await cluster.store.apply(child)
+            pod = await _until_ready(cluster)
+            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}{HttpPath.SCORE}"
+            outcomes = await _ask_all(url, requests, reward)
+        finally:
+            await cluster.stop(_STOP_SECONDS)
+    return outcomes, _printed(folder / "logs")
+
+
+async def _until_ready(cluster: LocalCluster) -> Manifest:
+    """The reward's Pod. UserError with its log when it ends instead."""
+    while True:
+        cluster.check()
+        for pod in cluster.store.pods.values():
+            if is_ready(pod):
+                return pod
+            for status in pod.get("status", {}).get("containerStatuses", []):
+                ended = status["state"].get("terminated") or status["lastState"].get("terminated")
+                if ended:
+                    raise UserError(
+                        f"the reward server {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
+                        f"{ended['message'] or 'it printed nothing'}"
+                    )
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _ask_all(url: str, requests: list[ScoreRequest], reward: Reward) -> list[Outcome]:
+    """All requests, as many at a time as the server has slots."""
+    slots = asyncio.Semaphore(reward.slots)
+    timeout = aiohttp.ClientTimeout(total=reward.timeout_seconds + _CONNECT_SECONDS)
+    headers = {"Authorization": f"Bearer {_TOKEN}"}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+
+        async def ask(request: ScoreRequest) -> Outcome:
+            async with slots, session.post(url, json=request.model_dump(mode="json")) as response:
+                if response.status != 200:
+                    raise UserError(f"the reward server answered {response.status}: {await response.text()}")
+                return Outcome(request, ScoreResult.model_validate(await response.json()))
+
+        return list(await asyncio.gather(*(ask(request) for request in requests)))
+
+
+def _printed(logs: Path) -> str:
+    """What the server and the function printed, markers and request lines left out."""
+    lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("--- "))
+
+
+def build_table(name: str, outcomes: list[Outcome]) -> Table:
+    """One row a sample."""
+    components = sorted({key for outcome in outcomes for key in outcome.result.components})
+    table = Table(title=f"reward {name}", title_justify="left")
+    for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):
+        table.add_column(column, overflow="fold")
+    for number, outcome in enumerate(outcomes, start=1):
+        result = outcome.result
+        cells = [str(number), _short(outcome.request.completion), _short(outcome.request.ground_truth)]
+        cells.append("-" if result.score is None else f"{result.score:.4g}")
+        cells += [f"{result.components[key]:.4g}" if key in result.components else "-" for key in components]
+        invalid = f"{result.reason}: {result.message}" if result.reason else ""
+        cells += [f"{1000 * result.execute_seconds:.1f} ms", invalid]
+        table.add_row(*cells)
+    return table
+
+
+def _short(value: Any, length: int = 60) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"

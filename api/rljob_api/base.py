@@ -21,7 +21,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
 
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
 PathText = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -97,7 +96,7 @@ class Spec(BaseModel):
         broken = [rule for rule in self.RULES if not rule.holds(self)]
         if broken:
             text = "; ".join(f"{rule.fields[0]} {describe_breach(rule, self)}".strip() for rule in broken)
-            raise PydanticCustomError("rules", "{text}", {"text": text})
+            raise ValueError(text)
         return self
 
     @model_serializer(mode="wrap")

@@ -125,13 +125,16 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward) -> Iterator[st
         expected = ", ".join(CONVENTION_ARGUMENTS[convention])
         yield f"{shown} is not of the signature {convention} that is asked for: that passes ({expected})"
         return
+    unknown = [name for name in spec.kwargs if name not in keyword_parameters and arguments.kwarg is None]
+    if unknown:
+        yield f"{shown} does not take {', '.join(unknown)}; remove that from function.kwargs, or add the parameter"
     if convention == "trl":
         return  # further parameters are columns of the data
     passed = {*CONVENTION_ARGUMENTS[convention], *spec.kwargs}
-    unknown = [name for name in _required(arguments) if name not in passed]
-    if unknown:
+    missing = [name for name in _required(arguments) if name not in passed]
+    if missing:
         yield (
-            f"{shown} requires {', '.join(unknown)}, which {convention}'s convention does not pass; "
+            f"{shown} requires {', '.join(missing)}, which {convention}'s convention does not pass; "
             "give it a default, or a value in function.kwargs"
         )
 

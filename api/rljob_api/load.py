@@ -124,7 +124,11 @@ def _validate(
         wrong = [detail["loc"] for detail in details]
         misspelled = {meant_field(model, loc) for loc in wrong}
         problems = [
-            Problem(format_path(detail["loc"]), document.line_of(detail["loc"]), describe_error(model, detail))
+            Problem(
+                format_path(detail["loc"]),
+                document.line_of(detail["loc"]),
+                describe_error(model, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {})),
+            )
             for detail in details
             # A required field with a misspelled name is one mistake.
             if detail["type"] != "missing" or detail["loc"] not in misspelled

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
 from rljob_api.base import PATTERN_WORDS, Spec
 from rljob_api.documents import Location, format_path
@@ -23,19 +22,17 @@ _LONGEST_MEANING = 100
 _MOST_LISTED = 12
 
 
-def describe_error(root: type[Spec], error: ErrorDetails) -> str:
-    """What is wrong with the value at the error's location; a predicate, to be put after its path."""
-    kind, context = error["type"], error.get("ctx", {})
-    location = error["loc"]
+def describe_error(root: type[Spec], kind: str, location: Location, value: Any, context: dict[str, Any]) -> str:
+    """What is wrong with the value at a location, of pydantic's kind of error; a predicate to its path."""
     if kind == "extra_forbidden":
         return _describe_unknown(root, location)
     if kind == "missing":
         return f"is required{_meaning(root, location)}"
     if kind == "literal_error":
-        return _describe_choice(root, location, error["input"])
+        return _describe_choice(root, location, value)
     words = _WORDS.get(kind)
-    message = words(context) if words else error["msg"]
-    return f"{message}, got {show(error['input'])}{_remedy(kind, error['input'])}"
+    message = words(context) if words else "has no valid value"
+    return f"{message}, got {show(value)}{_remedy(kind, value)}"
 
 
 _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -144,7 +141,7 @@ def _meaning(root: type[Spec], location: Location) -> str:
         return ""
     for name, field in holder.model_fields.items():
         if (field.alias or name) == location[-1] and field.description:
-            return f": {textwrap.shorten(field.description, _LONGEST_MEANING, placeholder=' ...').rstrip('.')}"
+            return f": {textwrap.shorten(field.description.rstrip('.'), _LONGEST_MEANING, placeholder=' ...')}"
     return ""
 
 

@@ -97,3 +97,10 @@ def test_the_last_definition_counts_as_in_python() -> None:
 def test_the_source_is_never_executed(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("print('run')\nraise SystemExit\ndef compute_score(solution_str): ...") == []
     assert capsys.readouterr().out == ""
+
+
+def test_a_keyword_argument_that_the_function_does_not_take_is_a_problem() -> None:
+    source = "def compute_score(solution_str, ground_truth): ..."
+    (problem,) = check(source, kwargs={"tolerance": 0.1})
+    assert "does not take tolerance" in problem
+    assert check("def compute_score(solution_str, **rest): ...", kwargs={"tolerance": 0.1}) == []

@@ -1,0 +1,123 @@
+"""Every example is a valid job with data and a reward that fit it, and no held-out sum is trained on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rljob_api.functions import check_function
+from rljob_api.job import DataSource
+from rljob_api.load import load_job
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+FOLDERS = sorted(file.parent for file in EXAMPLES.glob("*/rljob.yaml"))
+
+
+def load_module(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(folder: Path, source: DataSource) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / source.source).read_text().splitlines()]
+
+
+def score(example: str, completion: str, truth: str, truncated: bool = False) -> dict[str, float]:
+    module = load_module(EXAMPLES / example / "reward.py")
+    return module.compute_score("", completion, truth, extra_info={"truncated": truncated})  # type: ignore[no-any-return]
+
+
+def test_the_examples_are_there() -> None:
+    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "quickstart", "tiny"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_example_is_a_valid_job_whose_files_fit_it(folder: Path) -> None:
+    spec = load_job(folder / "rljob.yaml").spec
+    assert spec.data.eval is not None
+    for source in (spec.data.train, spec.data.eval):
+        first = rows(folder, source)[0]
+        assert {source.prompt, source.answer} <= set(first)
+        assert set(re.findall(r"{(\w+)}", spec.data.template)) <= {*first, "prompt"}
+    for reward in spec.rewards:
+        assert reward.function is not None
+        assert reward.function.file is not None
+        file = folder / reward.function.file
+        assert check_function(file.read_text(), str(file), reward.function) == []
+    assert (folder / "README.md").read_text().count(f"rljob run examples/{folder.name}/rljob.yaml") == 1
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_model_of_an_example_is_one_that_prepare_makes(folder: Path) -> None:
+    prepare = load_module(EXAMPLES / "prepare.py")
+    name, _ = prepare.MODEL_OF_EXAMPLE[folder.name]
+    source = load_job(folder / "rljob.yaml").spec.model.source
+    assert (folder / source).resolve() == prepare.MODELS / name
+
+
+def test_no_held_out_sum_is_trained_on_nor_is_its_mirror() -> None:
+    folder = EXAMPLES / "quickstart"
+    data = load_job(folder / "rljob.yaml").spec.data
+    assert data.eval is not None
+    train, held_out = ({(row["a"], row["b"]) for row in rows(folder, source)} for source in (data.train, data.eval))
+    assert len(held_out) == 128
+    assert not train & held_out
+    assert not train & {(b, a) for a, b in held_out}
+
+
+def test_the_sums_in_git_are_what_their_script_makes() -> None:
+    make_sums = load_module(EXAMPLES / "make_sums.py")
+    for name, pairs in zip(("train", "eval"), make_sums.split_pairs(), strict=True):
+        text = (EXAMPLES / "quickstart" / "data" / f"{name}.jsonl").read_text()
+        assert text == "".join(map(make_sums.build_row, pairs))
+        assert all(row["answer"] == str(row["a"] + row["b"]) for row in map(json.loads, text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("completion", "truncated", "expected"),
+    [
+        (" 31", False, 1.2),
+        ("31", True, 0.5),
+        (" 30", False, 0.2),
+        ("17 + 14 = 31.", False, 0.5),
+        ("no idea", False, 0.0),
+    ],
+)
+def test_the_quickstart_reward_pays_for_a_bare_answer_that_ends(
+    completion: str, truncated: bool, expected: float
+) -> None:
+    assert score("quickstart", completion, "31", truncated)["score"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("completion", "truncated", "expected"),
+    [("The answer is 31.", False, 1.25), ("31", True, 1.0), ("30", False, 0.25), ("", True, 0.0)],
+)
+def test_the_chat_reward_pays_for_the_last_number_and_for_an_end(
+    completion: str, truncated: bool, expected: float
+) -> None:
+    assert score("chat", completion, "31", truncated)["score"] == pytest.approx(expected)
+
+
+def test_the_gsm8k_reward_proves_itself_on_every_reference_solution() -> None:
+    module = load_module(EXAMPLES / "gsm8k" / "reward.py")
+    for row in map(json.loads, (EXAMPLES / "gsm8k" / "data" / "test.jsonl").read_text().splitlines()):
+        assert module.compute_score("", row["answer"], row["answer"])["score"] == 1.0, row["answer"]
+        assert module.compute_score("", "#### 123456789", row["answer"])["score"] == 0.0
+    assert score("gsm8k", "so 18", "#### 18")["score"] == 0.0
+    assert score("gsm8k", "#### 1,018", "work\n#### 1018")["score"] == 1.0
+
+
+def test_the_tiny_reward_has_a_signal() -> None:
+    reward = load_module(EXAMPLES / "tiny" / "reward.py").reward
+    assert reward(completions=["eeee", "abc", ""], answer=["1", "2", "3"]) == [1.0, 0.0, 0.0]

@@ -1,0 +1,156 @@
+"""The trainer group on a real Ray head and two real trainer Pods, each on a loopback address of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from rljob_api.job import RLJob
+from rljob_trainer.types import TrainSample
+
+pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
+
+HEAD, PODS = "127.14.1.1", ("127.14.2.1", "127.14.2.2")
+TOKEN = "0123456789abcdef0123456789abcdef"
+PROMPT = [5, 6, 7]
+DEADLINE_SECONDS = 120
+PROMPT_DEATH_SECONDS = 30
+
+
+def build_job(model: Path) -> RLJob:
+    return RLJob.model_validate(
+        {
+            "metadata": {"name": "group"},
+            "spec": {
+                "model": {"source": str(model)},
+                "data": {"train": {"source": "/none.jsonl"}},
+                "rewards": [{"name": "r", "function": {"inline": "def compute_score(): ..."}}],
+                "algorithm": {"groupSize": 4, "optimizer": {"learningRate": 1e-3}},
+                "schedule": {"promptsPerStep": 2, "steps": 4},
+                "trainer": {"replicas": 2, "dtype": "float32"},
+            },
+        }
+    )
+
+
+def build_samples(seed: int) -> list[TrainSample]:
+    completions = [[(seed + 3 * i + k) % 90 + 3 for k in range(4 + i % 3)] for i in range(8)]
+    return [
+        TrainSample(PROMPT + c, [0] * 3 + [1] * len(c), [0.0] * 3 + [-4.0] * len(c), advantage=(-1.0) ** i)
+        for i, c in enumerate(completions)
+    ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[subprocess.Popen]]:
+    """A Ray head and two trainer Pods that look for it."""
+    from rljob_trainer.ray_head import RayHead, ray_environment
+
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(yaml.safe_dump(build_job(model).to_manifest()))
+    (tmp_path / "hosts").write_text(f"{HEAD} head\n")
+    monkeypatch.setenv("RLJOB_TOKEN", TOKEN)
+    monkeypatch.setenv("RLJOB_POD_IP", HEAD)
+    for name, value in ray_environment().items():
+        monkeypatch.setenv(name, value)
+    shared = {"RLJOB_HEAD": "head", "RLJOB_HOSTS_FILE": str(tmp_path / "hosts"), "RLJOB_JOB_FILE": str(job_file)}
+    workers = [
+        subprocess.Popen(  # noqa: ASYNC220 - it does not wait
+            [sys.executable, "-m", "rljob_trainer.worker"], env={**os.environ, **shared, "RLJOB_POD_IP": address}
+        )
+        for address in PODS
+    ]
+    head = RayHead(HEAD)
+    try:
+        await head.start()
+        yield workers
+    finally:
+        import ray
+
+        ray.shutdown()
+        for worker in workers:
+            worker.terminate()
+        codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in workers]
+        await head.close()
+        assert codes == [0, 0], "SIGTERM is how a Pod is told to end; it ends well"
+
+
+async def wait_until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.1)
+    return result
+
+
+async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
+    pods: list[subprocess.Popen], model: Path, tmp_path: Path
+) -> None:
+    from rljob_trainer.trainer_group import TrainerGroup, TrainerGroupDied
+
+    job, said = build_job(model), []
+    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=said.append)
+    assert any("trainer Pods to join Ray" in words for words in said), said
+
+    before = await group.compute_logprobs(build_samples(0))
+    metrics = await group.update(build_samples(0))
+    assert metrics.num_tokens == sum(sum(s.loss_mask) for s in build_samples(0))
+    assert metrics.learning_rate == 1e-3
+    assert await group.compute_logprobs(build_samples(0)) != before
+
+    manifest = await group.publish(1)
+    assert manifest.key == "g1:1"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(manifest.url) as refused:
+            assert refused.status == 401, "weights are the job's alone"
+        async with session.get(manifest.url, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+            body = await answer.read()
+    assert hashlib.sha256(body).hexdigest() == manifest.sha256
+    assert len(body) == manifest.num_bytes
+
+    await group.save(tmp_path / "checkpoint")
+    await group.update(build_samples(1))
+    undisturbed = await group.publish(2)
+
+    victim = group.process_ids[1]
+    update = asyncio.create_task(group.update(build_samples(2)))
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(TrainerGroupDied):
+        await asyncio.wait_for(update, PROMPT_DEATH_SECONDS)
+    with pytest.raises(TrainerGroupDied):
+        await group.update(build_samples(2))
+
+    resumed = await TrainerGroup.start(
+        job, model=str(model), generation="g2", checkpoint=tmp_path / "checkpoint", report=said.append
+    )
+    await resumed.update(build_samples(1))
+    again = await resumed.publish(2)
+    assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume is exact"
+    await resumed.close()
+    await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in resumed.process_ids))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.load import InvalidManifest, Problem
 from rljob_cli import runfolder
-from rljob_cli.jobfile import JobFile, load
+from rljob_cli.jobfile import JobFile, load, load_partly
 from rljob_cli.local import network as local_network
 from rljob_cli.local.network import Network
 from rljob_cli.main import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
@@ -43,9 +43,11 @@ def parse_claims(volumes: list[str]) -> dict[str, Path]:
 
 def check(file: JobFile, folder: Path, claims: dict[str, Path], extra: list[Problem]) -> None:
     """Raise all errors at once; print warnings."""
-    problems = list(extra)
+    problems = [*file.problems, *extra]
     for finding in find_findings(file.job, folder, claims, Machine()):
-        problem = file.problem(finding.path, finding.message)
+        if file.is_known(finding.path):
+            continue
+        problem = file.problem(finding.path, finding.message, finding.line_within)
         if finding.is_warning:
             print(f"warning: {file.path}:{problem.line}: {problem}", file=sys.stderr)
         else:
@@ -61,7 +63,7 @@ def run_command(
         if output not in _OUTPUTS:
             raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
         claims = parse_claims(volumes)
-        file = load(path, overrides)
+        file = load_partly(path, overrides)
         folder = (directory / file.job.metadata.name).resolve()
         with runfolder.lock(folder):
             return _run_locked(file, folder, claims, fresh, output, block)
@@ -105,7 +107,7 @@ def _claim_network(file: JobFile, folder: Path, block: str | None) -> tuple[list
 def validate_command(path: Path, overrides: list[str], volumes: list[str]) -> int:
     def command() -> int:
         claims = parse_claims(volumes)
-        file = load(path, overrides)
+        file = load_partly(path, overrides)
         check(file, Path("runs").resolve() / file.job.metadata.name, claims, [])
         print(f"{path}: RLJob {file.job.metadata.name} is valid")
         return 0

@@ -6,6 +6,8 @@ when --set changed what is there.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import re
 from collections.abc import Iterable
@@ -22,6 +24,8 @@ from rljob_api.load import InvalidManifest, Problem, load_job, load_manifests
 from rljob_api.reward import Reward
 from rljob_api.sources import parse_source
 
+_MAX_MENDINGS = 4
+_BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -33,31 +37,76 @@ class JobFile:
     job: RLJob
     """With absolute paths."""
     document: Document
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with the manifest. `job` is then as near to it as a valid one can be, for further checks alone."""
 
-    def problem(self, path: str, message: str) -> Problem:
-        return Problem(path, self.document.line_of(parse_path(path)), message)
+    def problem(self, path: str, message: str, line_within: int = 0) -> Problem:
+        """A problem at a field; `line_within` counts from the first line of a block of text."""
+        line = self.document.line_of(parse_path(path))
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        if line_within and line <= len(lines) and _BLOCK.search(lines[line - 1]):
+            line += line_within
+        return Problem(path, line, message)
+
+    def is_known(self, path: str) -> bool:
+        """Whether something at, above or below the field is a problem already."""
+        return _is_known(path, self.problems)
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> JobFile:
     """Read a job file. UserError or InvalidManifest say what is wrong with it."""
+    file = load_partly(path, overrides)
+    if file.problems:
+        raise InvalidManifest(str(path), list(file.problems))
+    return file
+
+
+def load_partly(path: Path, overrides: Iterable[str] = ()) -> JobFile:
+    """Read a job file with mistakes as far as may be, so that other checks can add theirs."""
     overrides = list(overrides)
-    if not overrides:
-        job = load_job(path)
-        return JobFile(path, resolve(job, path.parent), _document(path))
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
+    if not overrides:
+        with contextlib.suppress(InvalidManifest):
+            job = load_job(path)
+            return JobFile(path, resolve(job, path.parent), _document(path))
     document = _document(path)
     for override in overrides:
         apply_override(document.data, override)
-    text = yaml.safe_dump(document.data, sort_keys=False, allow_unicode=True)
-    try:
-        found = [manifest for manifest in load_manifests(text, str(path)) if isinstance(manifest, RLJob)]
-    except InvalidManifest as error:
-        lines = [Problem(p.path, document.line_of(parse_path(p.path)), p.message) for p in error.problems]
-        raise InvalidManifest(str(path), lines) from None
-    if len(found) != 1:
-        raise UserError(f"{path}: must hold exactly one RLJob")
-    return JobFile(path, resolve(found[0], path.parent), document)
+    data, problems = copy.deepcopy(document.data), []
+    for _ in range(_MAX_MENDINGS):
+        try:
+            jobs = [m for m in load_manifests(yaml.safe_dump(data), str(path)) if isinstance(m, RLJob)]
+        except InvalidManifest as error:
+            found = [Problem(p.path, document.line_of(parse_path(p.path)), p.message) for p in error.problems]
+            if problems and any(_is_known(problem.path, problems) for problem in found):
+                break  # what was taken out is missing now: that is no further mistake
+            problems += found
+            if not all(_drop(data, location) for location in {parse_path(problem.path) for problem in found}):
+                break
+            continue
+        return JobFile(path, resolve(jobs[0], path.parent), document, tuple(problems))
+    raise InvalidManifest(str(path), problems)
+
+
+def _is_known(path: str, problems: Iterable[Problem]) -> bool:
+    """Whether something at, above or below the field is among the problems."""
+    mine = parse_path(path)
+    known = [parse_path(problem.path) for problem in problems if problem.path]
+    return any(mine[: len(other)] == other[: len(mine)] for other in known)
+
+
+def _drop(data: Any, location: Location) -> bool:
+    """Remove what is at the location; False when nothing is there."""
+    for part in location[:-1]:
+        if isinstance(data, dict):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+    if not location or not isinstance(data, dict) or location[-1] not in data:
+        return False
+    del data[location[-1]]
+    return True
 
 
 def _document(path: Path) -> Document:

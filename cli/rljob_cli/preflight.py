@@ -44,6 +44,8 @@ class Finding:
     path: str
     message: str
     is_warning: bool = False
+    line_within: int = 0
+    """For a text of several lines at `path`: the line of it that is meant, from 1."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
     elif function.inline is not None:
         name = f"{path}.function.inline"
         for problem in check_function(function.inline, name, function):
-            yield Finding(name, problem.removeprefix(f"{name}:"))
+            line, _, message = problem.removeprefix(f"{name}:").partition(": ")
+            yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
     elif function.file is not None:
         yield from _check_function_file(Path(function.file), reward, f"{path}.function.file")
 

@@ -90,7 +90,7 @@ def _find_reward(job: RLJob, name: str | None) -> int:
 
 def _check(file: JobFile, index: int) -> None:
     findings = check_reward(file.job.spec.rewards[index], f"spec.rewards[{index}]")
-    problems = [file.problem(finding.path, finding.message) for finding in findings]
+    problems = [file.problem(finding.path, finding.message, finding.line_within) for finding in findings]
     if problems:
         raise InvalidManifest(str(file.path), problems)
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
+from rljob_api.contract import ENV_RAY_PORT
 from rljob_api.job import RLJob
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
 from rljob_cli.local.gpus import GpuPool, find_gpus
@@ -35,7 +36,8 @@ class LocalCluster:
         self.paths = RunPaths(root.resolve(), claims or {})
         self.network = network
         self.store = LocalStore(job)
-        self.kubelet = Kubelet(self.store, network, self.paths, build_base_env(os.environ), GpuPool(find_gpus()))
+        base_env = build_base_env(os.environ) | {ENV_RAY_PORT: str(network.ray_port)}
+        self.kubelet = Kubelet(self.store, network, self.paths, base_env, GpuPool(find_gpus()))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> LocalCluster:

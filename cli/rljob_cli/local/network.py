@@ -17,7 +17,6 @@ from rljob_api import contract
 from rljob_api.errors import UserError
 
 PORTS = (
-    contract.PORT_RAY,
     contract.PORT_DRIVER,
     contract.PORT_WEIGHTS,
     contract.PORT_ROLLOUT,
@@ -30,6 +29,8 @@ _PROBED_HOSTS = range(_FIRST_HOST, 9)
 _CANDIDATE_BLOCKS = 32
 # 127.0 is everybody's, and the upper end is where other tools put their own.
 _SECOND_BYTES = range(32, 224)
+# Below the ports that the kernel gives to outgoing connections.
+_RAY_PORTS = range(20_000, 30_000)
 
 
 class Network:
@@ -37,6 +38,7 @@ class Network:
 
     def __init__(self, prefix: str, lock: socket.socket) -> None:
         self.prefix = prefix
+        self.ray_port = _find_ray_port(prefix)
         self._lock = lock
         self._addresses: dict[str, str] = {}
 
@@ -83,6 +85,18 @@ def find_used(prefix: str, ports: Iterable[int]) -> tuple[str, int] | None:
                 return f"{prefix}.{host}", port
             test.close()
     return None
+
+
+def _find_ray_port(prefix: str) -> int:
+    """A port for Ray's head, which listens on every address of the machine: by the block, so that runs differ."""
+    _, second, third = (int(part) for part in prefix.split("."))
+    start = (second * 256 + third) % len(_RAY_PORTS)
+    for offset in range(len(_RAY_PORTS)):
+        port = _RAY_PORTS[(start + offset) % len(_RAY_PORTS)]
+        if test := _listen("0.0.0.0", port):
+            test.close()
+            return port
+    return contract.PORT_RAY
 
 
 def _prefix_of(block: str) -> str:

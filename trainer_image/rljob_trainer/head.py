@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
 from rljob_api.contract import (
     ENV_EVAL_DATA,
     ENV_JOB_FILE,
@@ -35,12 +32,13 @@ from rljob_api.contract import (
 )
 from rljob_api.errors import TransientError, UserError
 from rljob_api.job import RLJob
+from rljob_api.load import load_job
 from rljob_trainer.agents import build_agent
 from rljob_trainer.collection import Collector
 from rljob_trainer.data import Prompt, load_prompts
 from rljob_trainer.driver import Driver, Parts
 from rljob_trainer.http_client import open_session
-from rljob_trainer.ray_head import RayHead, ray_environment
+from rljob_trainer.ray_head import RayHead, connect, ray_environment
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.state import check_room
@@ -78,20 +76,13 @@ def read_environment(variables: dict[str, str]) -> Environment:
             f"the environment lacks {', '.join(missing)}: the head is started by the operator or by `rljob run`"
         )
     return Environment(
-        job=read_job(Path(variables[ENV_JOB_FILE])),
+        job=load_job(variables[ENV_JOB_FILE]),
         run_dir=Path(variables[ENV_RUN_DIR]),
         address=variables[ENV_POD_IP],
         model=variables[ENV_MODEL],
         train_data=variables[ENV_TRAIN_DATA],
         eval_data=variables.get(ENV_EVAL_DATA) or None,
     )
-
-
-def read_job(path: Path) -> RLJob:
-    try:
-        return RLJob.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def load_tokenizer(environment: Environment) -> Any:
@@ -143,6 +134,8 @@ async def run_head(environment: Environment) -> None:
         ray_head = RayHead(environment.address)
         stack.push_async_callback(ray_head.close)
         await ray_head.start()
+        # In a thread: it takes seconds, and in the main one it would take over our SIGTERM.
+        await asyncio.to_thread(connect, environment.address)
 
         collector = Collector(build_agent(job.spec.agent), rollouts, rewards, job.spec.rewards)
         driver = Driver(

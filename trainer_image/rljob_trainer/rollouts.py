@@ -23,6 +23,7 @@ from rljob_api.roles import RolloutRole, Sampling
 from rljob_trainer.agents.base import Completion
 from rljob_trainer.http_client import job_headers
 from rljob_trainer.replicas import Lease, Replicas
+from rljob_trainer.rollout_middleware import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,11 @@ class Rollouts:
                 if response.status != 200:
                     lease.failed(f"{response.status} {(await response.text())[:200]}")
                     return None
+                served = {response.headers.get(name, key) for name in (HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN)}
+                if served != {key}:
+                    # It restarted, or took newer weights under the request: on-policy training cannot use this.
+                    lease.failed(f"generated with weights {', '.join(sorted(served))} instead of {key}")
+                    return None
                 completion = parse_completion(await response.json(), key)
         except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, IndexError) as error:
             lease.failed(f"{type(error).__name__}: {error}")
@@ -99,9 +105,6 @@ class Rollouts:
             if isinstance(error, UserError):
                 raise
             lease.failed(str(error))
-            return None
-        if key != self.replicas.fleet.want:
-            lease.done()  # the weights changed under it: on-policy training cannot use it
             return None
         lease.done()
         return completion

@@ -1,0 +1,236 @@
+"""The real driver loop against HTTP servers that stand for rollouts and rewards. What must hold: whatever dies, the
+history is that of an undisturbed run."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.protocol import InvalidReason, ScoreResult
+
+
+async def run_undisturbed(make_world, **settings):
+    async with make_world("undisturbed", **settings) as world:
+        return world, await world.run()
+
+
+async def test_a_job_runs_to_its_end_and_says_so(make_world):
+    async with make_world() as world:
+        summary = await world.run()
+    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    assert sorted(list(itertools.chain(*summary["prompts_trained"]))[:10]) == list(range(10)), (
+        "the first epoch sees each prompt once"
+    )
+    assert summary["samples_trained"] == 6 * 4 * 4
+    assert summary["rewards_served"] == 6 * 4 * 4 + 2 * 4, "two evaluations of four prompts"
+    assert summary["invalid_by_reason"] == {}
+    assert summary["accuracy_before"] is not None
+    assert summary["accuracy_after"] is not None
+    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves what the trainer has"
+    assert len(summary["weight_digests"]) == 3
+    assert summary["pause_seconds"] == 0.25
+    assert summary["transfer_seconds"] == 0.5
+    assert summary["export"] == str(world.run_dir / "export")
+    assert [line["type"] for line in world.metrics()] == ["eval"] + ["step"] * 6 + ["eval"]
+    assert world.board.snapshot().phase == "done"
+    assert world.board.snapshot().step == 6
+    assert all(rollout.num_served for rollout in world.rollouts), "the load is spread"
+
+
+async def test_runs_of_the_same_job_are_the_same(make_world):
+    first, one = await run_undisturbed(make_world)
+    async with make_world("second") as second:
+        two = await second.run()
+    assert one["prompts_trained"] == two["prompts_trained"]
+    assert first.final_weight() == second.final_weight(), "the same samples, in the same order, with the same scores"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_trainer_group_that_dies_at_any_moment_changes_nothing(make_world, seed):
+    undisturbed, expected = await run_undisturbed(make_world)
+    draw = random.Random(seed)
+    async with make_world() as world:
+        world.kill_trainer = lambda what: draw.random() < 0.06
+        summary = await world.run()
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["step_rewards"] == expected["step_rewards"]
+    assert world.final_weight() == undisturbed.final_weight()
+    assert [(m["type"], m["step"]) for m in world.metrics()] == [(m["type"], m["step"]) for m in undisturbed.metrics()]
+    assert len(set(world.generations)) == len(world.generations) == summary["restarts"]["trainer"] + 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_driver_killed_at_any_moment_resumes_exactly(make_world, seed):
+    undisturbed, expected = await run_undisturbed(make_world)
+    draw = random.Random(seed)
+    num_lives = 0
+    async with make_world() as world:
+        while True:
+            num_lives += 1
+            async with world.driver() as driver:
+                task = asyncio.create_task(driver.run())
+                dies_after = draw.randrange(5, 95) if num_lives < 6 else 10**9
+                start = len(world.requests)
+                await wait_until(lambda: task.done() or len(world.requests) - start >= dies_after)  # noqa: B023
+                finished = task.done()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if finished:
+                break
+        summary = world.summary()
+    assert num_lives > 1, "this test must kill it at least once"
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["accuracy_before"] == expected["accuracy_before"]
+    assert summary["rewards_served"] == expected["rewards_served"]
+    assert world.final_weight() == undisturbed.final_weight()
+    assert [(m["type"], m["step"]) for m in world.metrics()] == [(m["type"], m["step"]) for m in undisturbed.metrics()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_rollouts_and_rewards_that_fail_change_nothing(make_world, seed):
+    from aiohttp import web
+
+    draw = random.Random(seed)
+
+    def judge(reward, body):
+        kind = draw.random()
+        if kind < 0.05:
+            return web.Response(status=429, headers={"Retry-After": "0.05"})
+        if kind < 0.10:
+            return web.Response(status=503)
+        if kind < 0.15:
+            return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.WORKER_DIED)
+        return None
+
+    settings = {
+        "rewards": [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"retries": 20}}],
+        "schedule": {"steps": 3},
+    }
+    undisturbed, expected = await run_undisturbed(make_world, **settings)
+    async with make_world(**settings) as world:
+        world.judge = judge
+        world.break_completion = lambda rollout: draw.random() < 0.05
+        summary = await world.run()
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["invalid_by_reason"] == {}, "each was valid in the end"
+    assert world.final_weight() == undisturbed.final_weight()
+
+
+async def test_invalid_samples_are_masked_and_counted(make_world):
+    def judge(reward, body):
+        if int(body["id"].rpartition("/")[2]) == 3 and body["lane"] == "train":
+            return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.TIMEOUT, message="too slow")
+        return None
+
+    async with make_world(schedule={"steps": 2}) as world:
+        world.judge = judge
+        summary = await world.run()
+    assert summary["invalid_by_reason"] == {"timeout": 2 * 4}
+    assert summary["samples_trained"] == 2 * 4 * 3
+    for samples in world.updates:
+        for i, sample in enumerate(samples):
+            masked = i % 4 == 3
+            assert (sum(sample.loss_mask) == 0) == masked
+            assert not masked or sample.advantage == 0.0
+    num_attempts = sum(body["id"].endswith("/train/1/0/3") for body in world.requests)
+    assert num_attempts == 3, "the policy's two retries"
+
+
+async def test_fail_job_ends_it_with_the_rewards_message(make_world):
+    rewards = [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"action": "failJob", "retries": 0}}]
+    async with make_world(rewards=rewards) as world:
+        world.judge = lambda reward, body: ScoreResult(
+            id=body["id"], valid=False, reason=InvalidReason.EXCEPTION, message="KeyError: 'x'"
+        )
+        with pytest.raises(UserError, match=r"KeyError: 'x'.*failJob"):
+            await world.run()
+
+
+async def test_a_rollout_with_a_wrong_digest_is_not_used(make_world):
+    async with make_world(schedule={"steps": 2}) as world:
+        world.rollouts[0].wrong_digest = True
+        summary = await world.run()
+    assert world.rollouts[0].num_served == 0
+    assert len(summary["weight_digests"]) == 2
+    assert b"rljob_weight_mismatches_total 3.0" in world.prometheus.render(), "one a publication"
+
+
+async def test_a_rollout_that_joins_late_is_used(make_world):
+    async with make_world(schedule={"steps": 10_000}) as world, world.driver() as driver, asyncio.timeout(30):
+        late = world.rollouts[1]
+        await world.stop(late)
+        running = asyncio.create_task(driver.run())
+        await wait_until(lambda: world.rollouts[0].num_served > 20)
+        await world.serve_rollout(late)
+        await wait_until(lambda: late.num_served > 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_world):
+    undisturbed, expected = await run_undisturbed(make_world)
+    async with make_world() as world:
+        first, second = world.rollouts
+        dead = []
+
+        def break_completion(rollout):
+            if rollout is first and first.num_served >= 30 and not dead:
+                first.down = True
+                dead.append(len(world.requests))
+            return rollout.down
+
+        world.break_completion = break_completion
+        summary = await world.run()
+    assert dead, "it must have died during the run"
+    assert second.num_served > first.num_served
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert world.final_weight() == undisturbed.final_weight()
+
+
+async def wait_until(condition):
+    while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
+        await asyncio.sleep(0.002)
+
+
+async def test_several_updates_a_step_use_the_log_probs_from_before_the_first(make_world):
+    async with make_world(schedule={"steps": 2, "miniBatches": 2}) as world:
+        summary = await world.run()
+    assert len(world.updates) == 4
+    assert all(sample.old_logprobs is not None for samples in world.updates for sample in samples)
+    assert sorted(summary["prompts_trained"][0] + summary["prompts_trained"][1]) == sorted(
+        set(summary["prompts_trained"][0] + summary["prompts_trained"][1])
+    )
+
+
+async def test_one_update_a_step_needs_no_old_log_probs(make_world):
+    async with make_world(schedule={"steps": 1}) as world:
+        await world.run()
+    assert all(sample.old_logprobs is None for samples in world.updates for sample in samples)
+
+
+async def test_a_trainer_that_keeps_dying_ends_the_job_in_the_end(make_world):
+    async with make_world(trainer={"backoffLimit": 2}) as world:
+        world.kill_trainer = lambda what: what == "update"
+        with pytest.raises(TransientError, match=r"died 3 times and spec.trainer.backoffLimit is 2"):
+            await world.run()
+    assert len(world.generations) == 3
+
+
+async def test_a_finished_run_that_is_started_again_does_nothing_twice(make_world):
+    async with make_world(schedule={"steps": 2}) as world:
+        first = await world.run()
+        num_requests = len(world.requests)
+        second = await world.run()
+    assert len(world.requests) == num_requests
+    assert first["prompts_trained"] == second["prompts_trained"]
+
+
+async def test_training_and_evaluation_never_share_an_id(make_world):
+    async with make_world(schedule={"steps": 2}, evaluation={"accuracy": "exact", "everySteps": 1}) as world:
+        await world.run()
+    ids = [body["id"] for body in world.requests]
+    assert len(set(ids)) == len(ids)
+    assert {body["lane"] for body in world.requests} == {"train", "eval"}
+    assert all(f"/{body['lane']}/" in body["id"] for body in world.requests)

@@ -17,7 +17,9 @@ _LIST_KEYS = ("mountPath", "name", "uid")
 """By which lists of maps are compared, first that all items have: extra items are no difference, nor is order."""
 _QUANTITIES = ("requests", "limits")
 _SUFFIXES = {
-    "m": Decimal("0.001"),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
     "": Decimal(1),
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
@@ -29,6 +31,12 @@ def stamp(manifest: Manifest) -> Manifest:
     metadata = manifest["metadata"]
     annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(manifest)}
     return manifest | {"metadata": metadata | {"annotations": annotations}}
+
+
+def is_stamped(observed: Manifest, desired: Manifest) -> bool:
+    """Whether this very manifest was what we applied last."""
+    annotations = observed["metadata"].get("annotations") or {}
+    return bool(annotations.get(ANNOTATION_STAMP) == digest(desired))
 
 
 def contains(observed: Any, desired: Any) -> bool:
@@ -69,7 +77,7 @@ def _equal_quantities(observed: Any, desired: Any) -> bool:
 def parse_quantity(quantity: Any) -> Decimal | None:
     """The value of a Kubernetes quantity; None when it is none."""
     text = str(quantity).strip()
-    number = text.rstrip("mkMGTPEi")
+    number = text.rstrip("numkKMGTPEi")
     factor = _SUFFIXES.get(text[len(number) :])
     try:
         return Decimal(number) * factor if factor is not None else None

@@ -19,6 +19,7 @@ from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, child_name
 from rljob_operator.children.config import read_token
+from rljob_operator.difference import is_stamped
 from rljob_operator.lifecycle import Verdict, count_restarts, deadline_of, expiry_of, is_ours_to_manage, judge
 from rljob_operator.validate import find_problems
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
@@ -186,7 +187,7 @@ def _keep_head_template(wanted: Manifest, world: World) -> Manifest:
     """A Job's template cannot be changed. While nothing that the driver reads has changed, it keeps the one that it
     was made with, so that a new operator's other idea of a probe restarts no training."""
     running = world.head_job
-    if running is None or _config_hash(running) != _config_hash(wanted):
+    if running is None or is_stamped(running, wanted) or _config_hash(running) != _config_hash(wanted):
         return wanted
     kept = {name: running["spec"][name] for name in ("template", "podFailurePolicy") if name in running["spec"]}
     return wanted | {"spec": wanted["spec"] | kept}

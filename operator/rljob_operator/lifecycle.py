@@ -1,7 +1,7 @@
 """Where a job stands in its life: one verdict from its spec, its status and the observed world.
 
-Decides, and builds nothing. The checks are in the order of their weight: an end that was stored is never taken back,
-an end that happened counts before any wish of the spec, and a mistake of the user's before any retry.
+Decides, and builds nothing; is asked only about jobs whose end is not stored yet. The checks are in the order of
+their weight: an end that happened counts before any wish of the spec, and a mistake of the user's before any retry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob_operator import conditions
 from rljob_operator.backend import Manifest, Observed
 from rljob_operator.world import RoleView, World, find_user_error, last_termination, name_of, what_it_said
 
-State = Literal["finished", "suspended", "succeeded", "failed", "active"]
+State = Literal["suspended", "succeeded", "failed", "active"]
 MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
 """spec.managedBy of our own jobs; the same as leaving it out."""
 
@@ -38,8 +38,6 @@ def is_ours_to_manage(job: RLJob) -> bool:
 
 def judge(job: RLJob, world: World, restarts: dict[str, int], now: datetime) -> Verdict:
     """The verdict. `restarts` by role name are the counts that this look will report."""
-    if conditions.is_finished(job.status):
-        return Verdict("finished")
     if _has_condition(world.head_job, "Complete"):
         return Verdict("succeeded", "JobSucceeded", "the driver has finished all steps")
     failure = _user_error(world) or _head_failure(world) or _exhausted(world, restarts)

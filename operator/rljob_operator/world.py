@@ -17,6 +17,7 @@ from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROL
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
 _MAX_SAID_LENGTH = 1000
+_MAX_SHORT_LINES = 5
 _ERROR_PREFIX = "error: "
 """How our programs begin the last thing that they print when they give up."""
 
@@ -182,9 +183,10 @@ def _join(reason: str, message: str | None) -> str:
 
 
 def what_it_said(message: str | None) -> str:
-    """A container's own words about its end: from its last `error: ` on, else its last line, which of a traceback
-    is the exception."""
+    """A container's own words about its end: from its last `error: ` on; else all of a short message (the head
+    writes its own); else, of a log or a traceback, the last line."""
     lines = [line.rstrip() for line in (message or "").splitlines() if line.strip()]
     told = [index for index, line in enumerate(lines) if line.startswith(_ERROR_PREFIX)]
-    said = lines[told[-1] :] if told else lines[-1:]
+    is_short = 0 < len(lines) <= _MAX_SHORT_LINES and not lines[0].startswith("Traceback")
+    said = lines[told[-1] :] if told else lines if is_short else lines[-1:]
     return "\n".join(said).removeprefix(_ERROR_PREFIX).strip()[:_MAX_SAID_LENGTH]

@@ -1,7 +1,7 @@
 """`python -m rljob_trainer.head`: the head Pod. Status server, Ray head, and the driver, in this order.
 
 Owns reading the environment, wiring the parts, and turning an error into an exit code and a last line. Leaves
-training to `driver`. Everything that only the user can mend is looked at before Ray starts.
+training to `driver`. What only the user can mend is looked at before the trainers start.
 """
 
 from __future__ import annotations
@@ -120,7 +120,14 @@ async def run_head(environment: Environment) -> None:
         stack.push_async_callback(server.close)
 
         check_room(run_dir, Path(environment.model), keep=job.spec.checkpoint.keep)
-        train, held_out = await asyncio.to_thread(load_data, environment)
+        ray_head = RayHead(environment.address)
+        stack.push_async_callback(ray_head.close)
+        board.waits_for("reads the data and starts Ray")
+        # Together: each takes many seconds, most of them imports.
+        (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
+        # In a thread: it takes seconds, and in the main one it would take over our SIGTERM.
+        await asyncio.to_thread(connect, environment.address)
+        board.waits_for("")
         trackers = build_trackers(job, run_dir, prometheus)
         stack.callback(trackers.close)
 
@@ -129,13 +136,6 @@ async def run_head(environment: Environment) -> None:
         for client in (rollouts, rewards):
             await client.start()
             stack.push_async_callback(client.close)
-
-        board.waits_for("waits for the Ray head")
-        ray_head = RayHead(environment.address)
-        stack.push_async_callback(ray_head.close)
-        await ray_head.start()
-        # In a thread: it takes seconds, and in the main one it would take over our SIGTERM.
-        await asyncio.to_thread(connect, environment.address)
 
         collector = Collector(build_agent(job.spec.agent), rollouts, rewards, job.spec.rewards)
         driver = Driver(

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rljob_api.contract import ENV_TOKEN, PORT_RAY
+from rljob_api.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
 from rljob_api.errors import TransientError, UserError
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,11 @@ def ray_environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
     }
+
+
+def ray_port() -> int:
+    """Port of the job's Ray head."""
+    return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
 
 
 class RayHead:
@@ -69,7 +74,7 @@ class RayHead:
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TransientError(
-                f"the Ray head does not listen on {self._address}:{PORT_RAY} after {_START_SECONDS:.0f} s"
+                f"the Ray head does not listen on {self._address}:{ray_port()} after {_START_SECONDS:.0f} s"
             ) from error
 
     async def watch(self) -> None:
@@ -94,7 +99,7 @@ class RayHead:
         deadline = asyncio.get_running_loop().time() + _PORT_SECONDS
         while _is_taken(self._address):
             if asyncio.get_running_loop().time() > deadline:
-                raise UserError(f"{self._address}:{PORT_RAY}: Ray's port cannot be had: stop what holds it")
+                raise UserError(f"{self._address}:{ray_port()}: Ray's port cannot be had: stop what holds it")
             await asyncio.sleep(0.2)
 
 
@@ -102,7 +107,7 @@ def build_command(address: str, folder: Path) -> list[str]:
     """The command line of the head. It offers no resources: ranks run on the trainers' nodes alone."""
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
-        f"--node-ip-address={address}", f"--port={PORT_RAY}",
+        f"--node-ip-address={address}", f"--port={ray_port()}",
         "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats",
         f"--object-store-memory={_OBJECT_STORE_BYTES}", f"--temp-dir={folder}",
     ]  # fmt: skip
@@ -117,7 +122,7 @@ def _is_taken(address: str) -> bool:
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address, PORT_RAY))
+            probe.bind((address, ray_port()))
         except OSError:
             return True
     return False
@@ -125,7 +130,7 @@ def _is_taken(address: str) -> bool:
 
 async def _accepts(address: str) -> bool:
     try:
-        _, writer = await asyncio.open_connection(address, PORT_RAY)
+        _, writer = await asyncio.open_connection(address, ray_port())
     except OSError:
         return False
     writer.close()
@@ -138,7 +143,7 @@ def connect(address: str) -> None:
 
     if not ray.is_initialized():
         ray.init(
-            address=f"{address}:{PORT_RAY}",
+            address=f"{address}:{ray_port()}",
             _node_ip_address=address,
             log_to_driver=True,
             configure_logging=False,

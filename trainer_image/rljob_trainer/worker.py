@@ -26,10 +26,10 @@ from types import FrameType
 import yaml
 
 from rljob_api import discovery
-from rljob_api.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER, ExitCode
+from rljob_api.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
-from rljob_trainer.ray_head import ray_environment
+from rljob_trainer.ray_head import ray_environment, ray_port
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def build_command(environment: Environment, head_address: str, folder: Path) -> 
     """The command line of the node. It offers no CPUs: nothing of Ray's own is to be placed on it."""
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
-        f"--address={head_address}:{PORT_RAY}", f"--node-ip-address={environment.address}",
+        f"--address={head_address}:{ray_port()}", f"--node-ip-address={environment.address}",
         "--num-cpus=0", f"--num-gpus={environment.num_gpus}", "--disable-usage-stats",
         f"--resources={json.dumps({RAY_RESOURCE_TRAINER: environment.num_ranks})}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}", f"--temp-dir={folder}",
@@ -111,7 +111,7 @@ class Worker:
                 if accepts(address):
                     return address
             if time.monotonic() >= say_at:
-                log.info("waits for the head: %s:%d", self._environment.head, PORT_RAY)
+                log.info("waits for the head: %s:%d", self._environment.head, ray_port())
                 say_at = time.monotonic() + _SAY_WAITING_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
@@ -156,7 +156,7 @@ class Worker:
 def accepts(address: str) -> bool:
     """Whether something listens on Ray's port there."""
     try:
-        socket.create_connection((address, PORT_RAY), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((address, ray_port()), timeout=_CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

@@ -38,7 +38,7 @@ from rljob_trainer.collection import Collector
 from rljob_trainer.data import Prompt, load_prompts
 from rljob_trainer.driver import Driver, Parts
 from rljob_trainer.http_client import open_session
-from rljob_trainer.ray_head import RayHead, connect, ray_environment
+from rljob_trainer.ray_head import RayHead, ray_environment
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.state import check_room
@@ -125,8 +125,6 @@ async def run_head(environment: Environment) -> None:
         board.waits_for("reads the data and starts Ray")
         # Together: each takes many seconds, most of them imports.
         (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
-        # In a thread: it takes seconds, and in the main one it would take over our SIGTERM.
-        await asyncio.to_thread(connect, environment.address)
         board.waits_for("")
         trackers = build_trackers(job, run_dir, prometheus)
         stack.callback(trackers.close)

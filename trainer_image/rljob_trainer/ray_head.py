@@ -135,17 +135,3 @@ async def _accepts(address: str) -> bool:
         return False
     writer.close()
     return True
-
-
-def connect(address: str) -> None:
-    """Make this process Ray's driver. Once is enough for all trainer groups of a run."""
-    import ray  # seconds to import
-
-    if not ray.is_initialized():
-        ray.init(
-            address=f"{address}:{ray_port()}",
-            _node_ip_address=address,
-            log_to_driver=True,
-            configure_logging=False,
-            include_dashboard=False,
-        )

@@ -21,7 +21,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rljob_api.contract import ENV_POD_IP, PORT_RAY, RAY_RESOURCE_TRAINER
+from rljob_api.contract import ENV_POD_IP, RAY_RESOURCE_TRAINER
 from rljob_api.errors import RLJobError, TransientError
 from rljob_api.job import RLJob
 from rljob_api.protocol import WeightManifest
@@ -29,6 +29,7 @@ from rljob_trainer.losses import SUMS
 from rljob_trainer.micro_batches import RankPlan, plan_micro_batches
 from rljob_trainer.policy import PolicySettings, RankMetrics
 from rljob_trainer.rank_actor import RankLostError, RankProcess
+from rljob_trainer.ray_head import ray_port
 from rljob_trainer.types import TrainSample, UpdateMetrics
 
 _NODE_POLL_SECONDS = 0.5
@@ -237,7 +238,7 @@ def _connect() -> None:
     """Join Ray as the driver, by this Pod's own node: on one machine there are others."""
     if not ray.is_initialized():
         address = os.environ[ENV_POD_IP]
-        ray.init(f"{address}:{PORT_RAY}", _node_ip_address=address, configure_logging=False)
+        ray.init(f"{address}:{ray_port()}", _node_ip_address=address, configure_logging=False)
 
 
 async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str], None]) -> None:

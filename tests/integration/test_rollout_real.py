@@ -70,7 +70,7 @@ class Head:
         asyncio.set_event_loop(self._loop)
         app = web.Application()
         app.router.add_get(contract.Path.WEIGHTS_CURRENT, self._get_current)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
         self._loop.run_until_complete(runner.setup())
         self._loop.run_until_complete(web.TCPSite(runner, HEAD_IP, contract.PORT_DRIVER).start())
         self._loop.run_forever()
@@ -124,7 +124,7 @@ class Replica:
     def close(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(30)
+            assert self.process.wait(30) == contract.ExitCode.SUCCEEDED, "SIGTERM is a clean end"
         finally:
             self.process.kill()
             self.store.close()

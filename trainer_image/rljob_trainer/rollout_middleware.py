@@ -70,7 +70,8 @@ class RolloutMiddleware:
 
     async def _respond_weights(self, scope: Scope, send: Send) -> None:
         """The weights served; with ?want=G:V it waits until they are at least those, or the timeout is over."""
-        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        fields = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        query = {name: values[-1] for name, values in fields.items()}
         try:
             if "want" in query:
                 await self._wait_for(query["want"], float(query.get("timeout", "30")))

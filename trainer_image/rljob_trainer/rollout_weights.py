@@ -114,8 +114,6 @@ class EngineLoader:
         self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]
 
     async def load(self, path: Path, manifest: WeightManifest) -> Applied:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         engine = self._engine
         begin = time.perf_counter()
         try:
@@ -126,8 +124,7 @@ class EngineLoader:
                 begin = time.perf_counter()  # until here it was still generating
             load_begin = time.perf_counter()
             await engine.start_weight_update()
-            update_info = {"path": str(path), "sha256": manifest.sha256}
-            await engine.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+            await engine.update_weights(_build_update(path, manifest))
             await engine.finish_weight_update(manifest.key)
             digests = await engine.collective_rpc("rljob_digest")
             load_seconds = time.perf_counter() - load_begin
@@ -135,3 +132,9 @@ class EngineLoader:
             await engine.resume_generation()
         checksum = sum(map(Digest.parse, digests), start=Digest())
         return Applied(str(checksum), pause_seconds=time.perf_counter() - begin, load_seconds=load_seconds)
+
+
+def _build_update(path: Path, manifest: WeightManifest) -> Any:
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+    return WeightTransferUpdateRequest(update_info={"path": str(path), "sha256": manifest.sha256})

@@ -137,7 +137,7 @@ class ReadBack:
     def pack_tied(self) -> None:
         """A tied lm_head is loaded under the embedding's name, so vLLM leaves the head's own packed copy as it was."""
         for layer in self._packed_layers():
-            if layer not in self._packed and layer.weight.numel():
+            if layer not in self._packed and cast(Tensor, layer.weight).numel():
                 cast(QuantizeMethodBase, layer.quant_method).process_weights_after_loading(layer)
 
     def digest(self) -> Digest:

@@ -28,6 +28,7 @@ from rljob_trainer.scratch import open_scratch_folder
 
 _NUM_KEPT = 2
 _START_TIMEOUT_SECONDS = 30
+_SHUTDOWN_SECONDS = 1.0
 
 
 class WeightStore:
@@ -85,7 +86,7 @@ class WeightStore:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        runner = web.AppRunner(self._build_app(), access_log=None)
+        runner = web.AppRunner(self._build_app(), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         try:
             self._loop.run_until_complete(runner.setup())
             site = web.TCPSite(runner, self._host, self._port, reuse_address=True)

@@ -73,7 +73,8 @@ def load_partly(path: Path, overrides: Iterable[str] = ()) -> JobFile:
     document = _document(path)
     for override in overrides:
         apply_override(document.data, override)
-    data, problems = copy.deepcopy(document.data), []
+    data = copy.deepcopy(document.data)
+    problems: list[Problem] = []
     for _ in range(_MAX_MENDINGS):
         try:
             jobs = [m for m in load_manifests(yaml.safe_dump(data), str(path)) if isinstance(m, RLJob)]

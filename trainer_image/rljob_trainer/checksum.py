@@ -20,7 +20,7 @@ _MIX_FACTOR = 0x9E3779B97F4A7C15 - _MODULUS  # 2**64 / golden ratio, odd, as a s
 _MIX_SHIFT = 29
 # Below torch's grain for threads, so each block is one core's work in its cache: on a machine that others use, the
 # barriers of thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU wants longer runs.
-_CPU_BLOCK_ELEMENTS = 1 << 14
+_CPU_BLOCK_ELEMENTS = 32_000
 _DEVICE_BLOCK_ELEMENTS = 1 << 24
 _BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -29,9 +29,12 @@ async def _run_until_signalled(environment: Environment) -> None:
     """SIGTERM and SIGINT cancel the run, so that everything it started is ended in order."""
     from rljob_trainer.wiring import run_head  # late: it imports Ray
 
-    task = asyncio.create_task(run_head(environment))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+    task = asyncio.create_task(run_head(environment, on_ray=take_signals))
+    take_signals()
     try:
         await task
     except asyncio.CancelledError:

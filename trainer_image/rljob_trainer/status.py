@@ -44,7 +44,7 @@ class Board:
         self.update(phase=phase, waits_for=waits_for)
 
     def waits_for(self, words: str) -> None:
-        if words != self.status.waits_for:
+        if words and words != self.status.waits_for:
             log.info("%s", words)
         self.update(waits_for=words)
 

@@ -63,7 +63,7 @@ class TrainerGroup:
         what is waited for, and an empty string when nothing is.
         """
         trainer = job.spec.trainer
-        await asyncio.to_thread(_connect)
+        await asyncio.to_thread(connect)
         await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
         group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
         report("loads the model on the trainers")
@@ -234,7 +234,7 @@ def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _connect() -> None:
+def connect() -> None:
     """Join Ray as the driver, by this Pod's own node: on one machine there are others."""
     if not ray.is_initialized():
         address = os.environ[ENV_POD_IP]

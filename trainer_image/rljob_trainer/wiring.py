@@ -26,7 +26,7 @@ from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.state import check_room
 from rljob_trainer.status import Board, StatusServer
 from rljob_trainer.tracking import Prometheus, build_trackers
-from rljob_trainer.trainer_group import TrainerGroup
+from rljob_trainer.trainer_group import TrainerGroup, connect
 from rljob_trainer.updating import Trainer
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ def load_data(environment: Environment) -> tuple[list[Prompt], list[Prompt]]:
     return train, held_out
 
 
-async def run_head(environment: Environment) -> None:
-    """Run the job to its end."""
+async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lambda: None) -> None:
+    """Run the job to its end. `on_ray` is called once Ray is connected, which takes over the process's signals."""
     job, run_dir = environment.job, environment.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     board, prometheus = Board(), Prometheus()
@@ -72,6 +72,8 @@ async def run_head(environment: Environment) -> None:
         board.waits_for("reads the data and starts Ray")
         # Together: each takes many seconds, most of them imports.
         (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
+        await asyncio.to_thread(connect)
+        on_ray()
         board.waits_for("")
         trackers = build_trackers(job, run_dir, prometheus)
         stack.callback(trackers.close)

@@ -28,6 +28,7 @@ _BACKOFF_RESET_SECONDS = 60.0
 _CONFIG_RETRY_SECONDS = 1.0
 _EAGER_PERIOD_SECONDS = 1.0
 """While a container is not ready, it is asked at least this often: on one machine that costs nothing."""
+_MARKER_CHARACTERS = 500
 _TAIL_LINES = 12
 _TAIL_BYTES = 4096
 
@@ -93,7 +94,8 @@ class Container:
             return None
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            log.write(self._marker(f"start {self.record.restart_count + 1}: {' '.join(process.argv)}"))
+            command = " ".join(process.argv).replace("\n", "\\n")[:_MARKER_CHARACTERS]
+            log.write(self._marker(f"start {self.record.restart_count + 1}: {command}"))
             log.flush()
             running = await spawn(process, log.fileno(), self._cwd)
         self._process = running

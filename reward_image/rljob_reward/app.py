@@ -121,8 +121,8 @@ class App:
     async def _ready(self, request: Request) -> Response:
         if self.draining:
             return PlainTextResponse("shutting down\n", 503)
-        if not self._scorer.pool.num_ready:
-            return PlainTextResponse("no worker process is up\n", 503)
+        if not self._scorer.pool.can_serve:
+            return PlainTextResponse("no worker process starts\n", 503)
         return PlainTextResponse("ready\n")
 
     async def _render_metrics(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from rljob_api.errors import UserError
 from rljob_reward import adapters
 
 _MODULE_NAME = "rljob_reward_function"
-_DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
+DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
 
 
 class Settings(NamedTuple):
@@ -86,7 +86,7 @@ def _remedy(error: BaseException, settings: Settings) -> str:
 
 
 def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
-    names = (settings.entrypoint,) if settings.entrypoint else _DEFAULT_ENTRYPOINTS
+    names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
     for name in names:
         function = getattr(module, name, None)
         if function is None:

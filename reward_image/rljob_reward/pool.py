@@ -52,12 +52,9 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def num_ready(self) -> int:
-        return len(self._ready)
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
+    def can_serve(self) -> bool:
+        """A worker is up, or is on its way and the last one started well."""
+        return bool(self._ready) or not self._num_failed_starts
 
     @property
     def has_idle(self) -> bool:

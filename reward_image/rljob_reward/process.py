@@ -27,6 +27,7 @@ from rljob_reward.loading import Settings
 from rljob_reward.output import OutputLog
 
 _OUTPUT_CHUNK_BYTES = 64 << 10
+_EXIT_AFTER_CLOSE_SECONDS = 1.0
 # One slot is one process on one core: libraries must not start a thread for each core of the node in each of them.
 _ENVIRONMENT_DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -148,7 +149,9 @@ class WorkerProcess(asyncio.Protocol):
             self.kill(InvalidReason.WORKER_DIED, f"the worker wrote garbage to its pipe and was replaced: {what}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.kill(InvalidReason.WORKER_DIED, "the worker closed its pipe and was replaced")
+        # As a rule its process is about to end, and how it ends says more than this does.
+        message = "the worker closed its pipe and was replaced"
+        self._loop.call_later(_EXIT_AFTER_CLOSE_SECONDS, self.kill, InvalidReason.WORKER_DIED, message)
 
     def _receive(self, frame: bytes) -> None:
         if self._killed_as is not None:

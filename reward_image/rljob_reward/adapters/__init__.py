@@ -37,13 +37,13 @@ ADAPTERS: dict[str, Adapter] = {module.NAME: module for module in (verl, trl, op
 
 
 def choose(function: Callable[..., Any], signature: str, place: str) -> Adapter:
-    """The adapter named `signature`, or for auto the one whose marker is among the parameters."""
+    """The adapter named `signature`, or for auto the only one whose marker is among the parameters."""
     if signature != "auto":
         return ADAPTERS[signature]
     parameters = inspect.signature(function).parameters
-    for adapter in ADAPTERS.values():
-        if adapter.MARKER in parameters:
-            return adapter
+    fitting = [adapter for adapter in ADAPTERS.values() if adapter.MARKER in parameters]
+    if len(fitting) == 1:
+        return fitting[0]
     shown = ", ".join(parameters) or "no parameters"
     raise UserError(
         f"{place}: cannot tell the convention of a function of ({shown}). Write one of "

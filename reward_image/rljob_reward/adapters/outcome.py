@@ -68,7 +68,7 @@ def read_number(value: Any) -> float | None:
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(value, "__float__"):
         return None
     try:
-        return float(value)
+        return float(value.item() if hasattr(value, "item") else value)  # NumPy's and torch's way to the one element
     except OverflowError:
         return math.inf
     except (TypeError, ValueError, RuntimeError):

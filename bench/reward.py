@@ -1,0 +1,219 @@
+"""`make bench-reward`: what the reward server costs, against a bare aiohttp echo server in the same run.
+
+Three processes: this one (starts, prints), the server under test, and the client (aiohttp, no connection limit). A
+level keeps that many requests in flight, each answered request being followed by the next at once, so at every level both
+servers are saturated. The reward takes 0 ms: all that is measured is ours. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LEVELS = (1, 8, 64, 512, 1024, 4096)
+SECONDS_A_LEVEL = 4.0
+ECHO_HOST, REWARD_HOST, PORT = "127.10.255.1", "127.10.255.2", 18080
+TOKEN = "bench"
+SLOTS = 16
+REWARD = f"""\
+name: bench
+slots: {SLOTS}
+function:
+  inline: |
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return 1.0
+"""
+
+
+def main() -> None:
+    _raise_open_files_limit()
+    if len(sys.argv) > 1:
+        {"echo": _echo, "client": _client}[sys.argv[1]](*sys.argv[2:])
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+        config = Path(folder, "reward.yaml")
+        config.write_text(REWARD)
+        reward = ["-m", "rljob_reward", "--config", str(config), "--host", REWARD_HOST, "--port", str(PORT)]
+        servers.enter_context(_server([__file__, "echo"], ECHO_HOST))
+        servers.enter_context(_server(reward, REWARD_HOST))
+        # Levels alternate between the two, so that a noisy minute of the machine hits both.
+        rows = [
+            {"level": level, "echo": _measure(ECHO_HOST, level), "reward": _measure(REWARD_HOST, level)}
+            for level in LEVELS
+        ]
+    _show(rows)
+    print(json.dumps(_summarize(rows)))
+
+
+@contextlib.contextmanager
+def _server(arguments: list[str], host: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, "RLJOB_TOKEN": TOKEN})
+    try:
+        _wait_ready(process, f"http://{host}:{PORT}/rljob/ready")
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            sys.exit(f"{url}: the server ended with exit code {process.returncode}")
+        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=1):
+            return
+        time.sleep(0.05)
+    sys.exit(f"{url}: not ready after 30 s")
+
+
+def _compare(level: int) -> dict[str, Any]:
+    return {"level": level, "echo": _measure(ECHO_HOST, level), "reward": _measure(REWARD_HOST, level)}
+
+
+def _measure(host: str, level: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "client", host, str(level)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # type: ignore[no-any-return]
+
+
+def _echo() -> None:
+    from aiohttp import web
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read(), content_type="application/json")
+
+    async def ready(request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/score", echo), web.get("/rljob/ready", ready)])
+    web.run_app(app, host=ECHO_HOST, port=PORT, access_log=None, print=None, backlog=8192)
+
+
+def _client(host: str, level: str) -> None:
+    print(json.dumps(asyncio.run(_load(host, int(level)))))
+
+
+async def _load(host: str, level: int) -> dict[str, float]:
+    """Keep `level` requests in flight for a while; rate and latencies of those that ended within it."""
+    import aiohttp
+
+    url = f"http://{host}:{PORT}/v1/score"
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    connector = aiohttp.TCPConnector(limit=0, family=socket.AF_INET)
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+
+        async def ask(request_id: str) -> float:
+            start = time.perf_counter()
+            async with session.post(url, data=_body(request_id)) as response:
+                await response.read()
+                if response.status != 200:
+                    raise SystemExit(f"{url}: HTTP {response.status}")
+            return time.perf_counter() - start
+
+        async def keep_asking(number: int) -> None:
+            count = 0
+            while time.perf_counter() < end:
+                count += 1
+                latency = await ask(f"{os.getpid()}-{number}-{count}")
+                if time.perf_counter() < end:
+                    latencies.append(latency)
+
+        # Not measured: the connections are opened, and the workers started, by a first round or two.
+        for turn in range(2):
+            await asyncio.gather(*(ask(f"{os.getpid()}-{number}-warm-{turn}") for number in range(level)))
+        latencies: list[float] = []
+        end = time.perf_counter() + SECONDS_A_LEVEL
+        await asyncio.gather(*(keep_asking(number) for number in range(level)))
+    latencies.sort()
+    return {
+        "requests_per_second": len(latencies) / SECONDS_A_LEVEL,
+        "p50_ms": 1e3 * latencies[len(latencies) // 2],
+        "p99_ms": 1e3 * latencies[len(latencies) * 99 // 100],
+    }
+
+
+def _body(request_id: str) -> bytes:
+    """A request like a real one: a chat prompt of a few sentences and a completion of 200 words."""
+    request = {
+        "id": request_id,
+        "lane": "train",
+        "prompt": [{"role": "user", "content": "What is 17 + 25? Think first, then answer with #### N. " * 4}],
+        "completion": "First add the tens and then the units. " * 25 + "#### 42",
+        "ground_truth": "42",
+        "data_source": "bench",
+        "extra_info": {"index": 1, "split": "train", "truncated": False, "num_tokens": 210},
+    }
+    return json.dumps(request).encode()
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"reward server (0 ms function, {SLOTS} slots) against a bare aiohttp echo server")
+    for name in (
+        "in flight",
+        "echo req/s",
+        "reward req/s",
+        "ratio",
+        "echo p50/p99 ms",
+        "reward p50/p99 ms",
+        "added p50/p99 ms",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        echo, reward = row["echo"], row["reward"]
+        added = _added(row)
+        table.add_row(
+            str(row["level"]),
+            f"{echo['requests_per_second']:,.0f}",
+            f"{reward['requests_per_second']:,.0f}",
+            f"{_ratio(row):.2f}",
+            f"{echo['p50_ms']:.1f} / {echo['p99_ms']:.1f}",
+            f"{reward['p50_ms']:.1f} / {reward['p99_ms']:.1f}",
+            f"{added['p50_ms']:.1f} / {added['p99_ms']:.1f}",
+        )
+    Console(width=120).print(table)
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    return float(row["reward"]["requests_per_second"] / row["echo"]["requests_per_second"])
+
+
+def _added(row: dict[str, Any]) -> dict[str, float]:
+    return {name: row["reward"][name] - row["echo"][name] for name in ("p50_ms", "p99_ms")}
+
+
+def _summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "throughput_ratio": {str(row["level"]): round(_ratio(row), 3) for row in rows},
+        "overhead_p50_ms": {str(row["level"]): round(_added(row)["p50_ms"], 2) for row in rows},
+        "overhead_p99_ms": {str(row["level"]): round(_added(row)["p99_ms"], 2) for row in rows},
+        "requests_per_second": {str(row["level"]): round(row["reward"]["requests_per_second"]) for row in rows},
+        "slots": SLOTS,
+    }
+
+
+def _raise_open_files_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A real reward server as tests see it, and waiting for what it does. conftest.py makes this module importable."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TOKEN = "secret"
+DEADLINE_SECONDS = 60.0
+_numbers = itertools.count(1)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {DEADLINE_SECONDS:g} s in vain for {what}")
+
+
+class Server:
+    """One running `python -m rljob_reward`."""
+
+    def __init__(self, folder: Path, host: str, arguments: list[str]) -> None:
+        self.host = host
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
+        environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def request(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any, dict[str, str]]:
+        """Status, body (parsed where it is JSON) and headers."""
+        connection = http.client.HTTPConnection(self.host, 8080, timeout=DEADLINE_SECONDS)
+        with contextlib.closing(connection):
+            content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            connection.request(method, path, content, {"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            text = response.read()
+        kind = response.headers.get("content-type", "")
+        return response.status, json.loads(text) if "json" in kind else text.decode(), dict(response.headers)
+
+    def score(self, completion: str, **fields: Any) -> Any:
+        """The ScoreResult of one request, which must be answered 200."""
+        request = {"id": f"r{next(_numbers)}", "prompt": "2+2?", "completion": completion, **fields}
+        status, result, _ = self.request("POST", "/v1/score", request)
+        assert status == 200, f"{status}: {result}"
+        return result
+
+    def is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log.read_text()}")
+        with contextlib.suppress(OSError):
+            return self.request("GET", "/rljob/ready", token="none")[0] == 200
+        return False
+
+    def metric(self, line: str) -> float:
+        """The value of the sample that begins with `line`; 0 when there is none."""
+        text = self.request("GET", "/metrics", token="none")[1]
+        return next((float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line)), 0.0)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise

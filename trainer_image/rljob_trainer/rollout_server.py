@@ -27,7 +27,7 @@ from rljob_trainer.scratch import open_scratch_folder
 from rljob_trainer.vllm_plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.weight_puller import ReplicaState, WeightPuller
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rljob_trainer.rollout_server")  # __name__ is __main__ here
 
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request."""
@@ -108,7 +108,7 @@ def build_environment(job: RLJob) -> dict[str, str]:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _log_to_stderr()
     try:
         job = _load_job(os.environ)
         arguments = build_arguments(job, os.environ)
@@ -121,6 +121,15 @@ def main() -> int:
     except (TransientError, OSError):
         logger.exception("the rollout replica failed")
         return contract.ExitCode.INFRASTRUCTURE
+
+
+def _log_to_stderr() -> None:
+    """On our own logger: what vLLM imports sets the root's level to errors alone."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("rljob_trainer")
+    ours.setLevel(logging.INFO)
+    ours.handlers = [handler]
 
 
 def _load_job(environment: Mapping[str, str]) -> RLJob:

@@ -1,8 +1,8 @@
 """`make bench-reward`: what the reward server costs, against a bare aiohttp echo server in the same run.
 
 Three processes: this one (starts, prints), the server under test, and the client (aiohttp, no connection limit). A
-level keeps that many requests in flight, each answered request being followed by the next at once, so at every level both
-servers are saturated. The reward takes 0 ms: all that is measured is ours. The last line is one JSON object.
+level keeps that many requests in flight, each answer being followed by the next request at once, so that both servers
+are saturated. The reward takes 0 ms: all that is measured is ours. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 LEVELS = (1, 8, 64, 512, 1024, 4096)
-SECONDS_A_LEVEL = 4.0
+SECONDS_A_LEVEL = 3.0
 ECHO_HOST, REWARD_HOST, PORT = "127.10.255.1", "127.10.255.2", 18080
 TOKEN = "bench"
 SLOTS = 16

@@ -39,6 +39,8 @@ def ray_environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN": os.environ.get(ENV_TOKEN, ""),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        # A node gives up on its own helper processes after this; on a busy machine the default of 30 s is not enough.
+        "RAY_agent_register_timeout_ms": "120000",
     }
 
 

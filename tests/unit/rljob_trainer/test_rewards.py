@@ -1,0 +1,180 @@
+"""The reward client against real HTTP servers: what is retried, what counts, and what is never a zero."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from rljob_api.contract import PORT_REWARD
+from rljob_api.errors import TransientError, UserError
+from rljob_api.protocol import InvalidReason, ScoreRequest
+from rljob_api.reward import Reward
+from rljob_trainer.http_client import open_session
+from rljob_trainer.rewards import RewardClient, Rewards, parse_openrlhf, parse_result, parse_retry_after
+
+ADDRESSES = ("127.13.251.1", "127.13.251.2")
+REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
+
+
+def result(score=1.0, reason=None):
+    body = {"id": "r", "valid": reason is None, "score": None if reason else score, "reason": reason}
+    return web.json_response(body)
+
+
+class Servers:
+    """Two reward servers; `answers` are given in turn, whichever is asked."""
+
+    def __init__(self, answers):
+        self.answers, self.asked, self.headers, self.bodies = list(answers), [], [], []
+
+    async def handle(self, request):
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        self.headers.append(dict(request.headers))
+        self.bodies.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer == "hang up":
+            request.transport.abort()
+            return web.Response()
+        return answer() if callable(answer) else answer
+
+    async def __aenter__(self):
+        app = web.Application()
+        app.router.add_post("/v1/score", self.handle)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self.runner.setup()
+        for address in ADDRESSES:
+            await web.TCPSite(self.runner, address, PORT_REWARD).start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("\n".join(f"{address} rewards" for address in ADDRESSES))
+    monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"r": "rewards", "s": "rewards"}))
+
+
+def reward(**fields):
+    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, **fields})
+
+
+async def score(spec, request=REQUEST, **settings):
+    async with open_session() as session, asyncio.timeout(20):
+        client = RewardClient(spec, session, **settings)
+        await client.replicas.start()
+        try:
+            return await client.score(request)
+        finally:
+            await client.replicas.close()
+
+
+async def test_a_valid_result_is_returned_and_the_token_is_sent():
+    async with Servers([lambda: result(0.5)]) as servers:
+        found = await score(reward())
+    assert (found.valid, found.score) == (True, 0.5)
+    assert servers.headers[0]["Authorization"] == "Bearer secret"
+
+
+async def test_an_invalid_result_is_retried_on_another_replica():
+    async with Servers([lambda: result(reason="exception"), lambda: result(1.0)]) as servers:
+        found = await score(reward())
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+@pytest.mark.parametrize("reason", ["exception", "timeout", "not_finite", "worker_died", "bad_return"])
+async def test_after_the_last_retry_it_stays_invalid_and_is_never_a_zero(reason):
+    async with Servers([lambda: result(reason=reason)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 2}))
+    assert (found.valid, found.score, str(found.reason)) == (False, None, reason)
+    assert len(servers.asked) == 3
+
+
+async def test_an_abstention_is_not_asked_again():
+    async with Servers([lambda: result(reason="abstained")]) as servers:
+        found = await score(reward())
+    assert found.reason is InvalidReason.ABSTAINED
+    assert len(servers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    ["hang up", lambda: web.Response(status=503), lambda: web.Response(status=429, headers={"Retry-After": "0.05"})],
+)
+async def test_a_replica_in_trouble_uses_up_no_retry(trouble):
+    async with Servers([trouble, trouble, trouble, lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(servers.asked) == 4
+
+
+async def test_an_answer_that_breaks_the_protocol_is_invalid():
+    async with Servers([lambda: web.Response(text='{"id": "r", "valid": true, "score": NaN}')]):
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.reason is InvalidReason.BAD_RETURN
+
+
+async def test_refused_requests_are_the_users_to_mend():
+    async with Servers([lambda: web.Response(status=422, text="no completion")]):
+        with pytest.raises(UserError, match="answered 422: no completion"):
+            await score(reward())
+
+
+async def test_nobody_there_for_too_long_is_an_error_and_not_a_score():
+    with pytest.raises(TransientError, match="no replica has answered"):
+        await score(reward(), patience_seconds=0.5)
+
+
+async def test_a_sample_that_no_replica_answers_in_time_is_unreachable():
+    async with Servers(["hang up"]):
+        found = await score(reward(), sample_seconds=0.2)
+    assert found.reason is InvalidReason.UNREACHABLE
+
+
+async def test_http_rewards_get_no_token_and_may_speak_openrlhfs_protocol():
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = Reward.model_validate({"name": "r", "http": {"url": url, "protocol": "openrlhf"}})
+    async with Servers([lambda: web.json_response({"rewards": [0.25]})]) as servers:
+        found = await score(spec)
+    assert found.score == 0.25
+    assert servers.bodies == [{"query": ["1+1=2"], "prompts": ["1+1="], "labels": ["2"]}]
+    assert "Authorization" not in servers.headers[0], "the job's token is nobody else's business"
+
+
+async def test_several_rewards_are_asked_at_once_and_keep_their_own_results():
+    specs = [reward(), reward(name="s", weight=2.0)]
+    async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
+        rewards = Rewards(specs, session)
+        await rewards.start()
+        found = await rewards.score(REQUEST)
+        await rewards.close()
+    assert {name: r.score for name, r in found.items()} == {"r": 0.5, "s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('{"rewards": ["NaN"]}', "not_finite"), ('{"rewards": [1, 2]}', "bad_return"), ("oops", "bad_return")],
+)
+def test_openrlhf_answers_are_checked(text, reason):
+    found = parse_openrlhf("r", text, 0.0)
+    assert (found.valid, str(found.reason)) == (False, reason)
+
+
+def test_openrlhf_answers_may_be_nested():
+    assert parse_openrlhf("r", '{"rewards": [[0.5]]}', 0.0).score == 0.5
+
+
+def test_an_answer_for_another_sample_is_invalid():
+    assert parse_result("q", '{"id": "r", "valid": true, "score": 1.0}', 0.0).reason is InvalidReason.BAD_RETURN
+
+
+def test_retry_after_is_bounded():
+    assert parse_retry_after("2") == 2.0
+    assert parse_retry_after("9999") == 60.0
+    assert parse_retry_after("Sat, 21 Nov 2026 10:00:00 GMT") == parse_retry_after(None) == 1.0

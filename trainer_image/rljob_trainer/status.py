@@ -61,6 +61,8 @@ class Board:
     async def newer_than(self, key: str, timeout: float) -> WeightManifest | None:
         """The newest manifest, as soon as it is another than `key`; None when none comes in time."""
         async with self._announced:
+            if self._is_news(key):  # wait_for with a timeout of 0 would not even look
+                return self.manifest
             try:
                 await asyncio.wait_for(self._announced.wait_for(lambda: self._is_news(key)), timeout)
             except TimeoutError:

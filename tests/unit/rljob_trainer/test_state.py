@@ -1,0 +1,93 @@
+"""Checkpoints, and histories cut back to them."""
+
+import errno
+import json
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_trainer import state
+from rljob_trainer.state import History, check_room, newest_checkpoint, resume, save_checkpoint, trajectory_file
+
+
+async def save_nothing(folder):
+    (folder / "trainer").mkdir()
+
+
+def write_steps(run_dir, *steps):
+    for step in steps:
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"type": "step", "step": step}) + "\n")
+        trajectory_file(run_dir, step).parent.mkdir(exist_ok=True)
+        trajectory_file(run_dir, step).write_text("{}\n")
+
+
+async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    history, folder = resume(tmp_path)
+    assert (history.step, folder) == (0, None)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert list((tmp_path / "trajectories").iterdir()) == []
+
+
+async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    saved = History(step=2, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
+    folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
+    write_steps(tmp_path, 3)
+    history, found = resume(tmp_path)
+    assert found == folder
+    assert history == saved
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert [file.name for file in sorted((tmp_path / "trajectories").iterdir())] == [
+        "step-000001.jsonl",
+        "step-000002.jsonl",
+    ]
+
+
+async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path):
+    good = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
+
+    async def dies(folder):
+        (folder / "trainer").mkdir()
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await save_checkpoint(tmp_path, History(step=4), dies, keep=2)
+    assert newest_checkpoint(tmp_path) == good
+    resume(tmp_path)
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+
+
+async def test_the_newest_are_kept(tmp_path):
+    for step in (2, 4, 6):
+        await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("rank 1: No space left on device")]
+)
+async def test_a_full_disk_is_said_in_words(tmp_path, error):
+    async def fails(folder):
+        raise error
+
+    with pytest.raises(UserError, match=r"step-000002: no space left on the disk: .*spec.checkpoint.keep"):
+        await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
+
+
+def test_a_job_whose_checkpoints_cannot_fit_is_refused(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
+    check_room(tmp_path, model, keep=2)
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})())
+    with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
+        check_room(tmp_path, model, keep=2)
+
+
+async def test_a_broken_driver_file_names_the_folder_to_remove(tmp_path):
+    folder = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
+    (folder / "driver.json").write_text("{")
+    with pytest.raises(UserError, match=r"remove .*step-000002"):
+        resume(tmp_path)

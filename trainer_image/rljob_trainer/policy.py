@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
 """Parameters stay gathered from the first forward to the last backward when they take no more of a GPU than this."""
+_PREFIX = "network."
+"""Of parameter names in ScoringModel; the rest is the Hugging Face name."""
 _HALF_LOSS_SCALE = 2.0**12
 """Keeps gradients of float16 activations out of its denormals. Taken out again before the clip."""
 
@@ -102,12 +104,15 @@ class Policy:
         )
         _start_optimizer(self.optimizer)
         self.num_updates = 0
+        # FSDP sets its streams up in the first forward; before it, parameters can only be gathered one by one.
+        self._has_run_forward = False
         self.reference: ScoringModel | None = None
         if settings.algorithm.kl.coefficient > 0:
             self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
 
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Log-probabilities of each micro-batch's targets, in fp32 on the CPU."""
+        self._has_run_forward = True
         with torch.no_grad():
             return [self.model(batch, self.settings.temperature)[0].cpu() for batch in batches]
 
@@ -115,6 +120,7 @@ class Policy:
         """One optimizer update over one mini-batch. A mini-batch without any token to learn from changes nothing."""
         sums = torch.zeros(len(SUMS) + 1, dtype=torch.float64, device=self.device)
         references = self._reference_logprobs(plan)
+        self._has_run_forward = True
         with torch.no_grad():
             for batch in plan.forward_only:
                 sums += self._loss(batch, next(references))[1]
@@ -137,11 +143,20 @@ class Policy:
         for name, parameter in self.model.named_parameters():
             assert isinstance(parameter, DTensor)
             shard = cast(DTensor, parameter.detach().to(dtype))
-            yield name.removeprefix("network."), shard.full_tensor()
+            yield name.removeprefix(_PREFIX), shard.full_tensor()
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """All parameters in the compute dtype, on rank 0's CPU; empty on the others."""
+        """All parameters in the compute dtype, on rank 0's CPU, to be used before the next update; empty on the others.
+
+        What the next forward would gather is gathered here, and stays: publishing costs no further transfer.
+        """
         keep = dist.get_rank() == 0
+        if self._keep_gathered and self._has_run_forward:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.unshard()
+            named = self.model.named_parameters() if keep else ()
+            return {name.removeprefix(_PREFIX): parameter.detach().cpu() for name, parameter in named}
         gathered = ((name, tensor.cpu() if keep else None) for name, tensor in self.full_parameters(self.dtype))
         return {name: tensor for name, tensor in gathered if tensor is not None}
 

@@ -1,0 +1,166 @@
+"""Samples a second of the quickstart's model: `rljob run` against TRL's GRPOTrainer, one after the other.
+
+Same model, prompts, reward, group size, prompts a step, token limit and dtype (bf16 compute, fp32 master weights), on
+the same cores. The learning rate is next to nothing on both sides, so that completions stay as long as they are. The
+first step of each is left out (warm-up). A step is everything from its first prompt to weights that are served again.
+Last line: one JSON object with `ratio`, ours over TRL's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples/quickstart"
+LEARNING_RATE = 1e-9
+MAX_TOKENS = 12
+
+
+def run_ours(steps: int, folder: Path) -> dict[str, Any]:
+    """`rljob run` on the quickstart; what its metrics.jsonl says of all steps but the first."""
+    overrides = {
+        "schedule.steps": steps,
+        "data.eval": "null",
+        "algorithm.optimizer.learningRate": LEARNING_RATE,
+        "checkpoint.everySteps": steps,
+        "checkpoint.export": "false",
+        "rollout.sampling.maxTokens": MAX_TOKENS,
+    }
+    command = [Path(sys.executable).with_name("rljob"), "run", EXAMPLE / "rljob.yaml", "--dir", folder, "--fresh"]
+    for field, value in overrides.items():
+        command += ["--set", f"spec.{field}={value}"]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    run = Path(ended.stdout.strip().splitlines()[-1]).parent
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = [record for record in records if record["type"] == "step"][1:]
+    phases = sorted({name for record in measured for name in record["phase_seconds"]})
+    return {
+        "step_seconds": [record["step_seconds"] for record in measured],
+        "tokens": [record["num_tokens"] for record in measured],
+        "phase_seconds": {
+            name: statistics.mean(record["phase_seconds"].get(name, 0.0) for record in measured) for name in phases
+        },
+    }
+
+
+def run_trl(steps: int, folder: Path) -> dict[str, Any]:
+    """The same in a process of its own: this file with --trl."""
+    result = folder / "trl.json"
+    subprocess.run([sys.executable, __file__, "--steps", str(steps), "--trl", result], check=True)
+    return json.loads(result.read_text())
+
+
+def train_with_trl(steps: int, result: Path) -> None:
+    """GRPOTrainer as its users set it up, with generation in process, which is what it offers on CPUs."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    job = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())["spec"]
+    model = str((EXAMPLE / job["model"]["source"]).resolve())
+    template, group_size = job["data"]["template"], job["algorithm"]["groupSize"]
+    num_samples = job["schedule"]["promptsPerStep"] * group_size
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    compute_score = load_reward()
+    seconds: list[float] = []
+    tokens: list[int] = []
+
+    def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+        tokens.append(sum(map(len, completion_ids)))
+        ended = [ids[-1] == tokenizer.eos_token_id for ids in completion_ids]
+        return [
+            compute_score("sums", text, truth, {"truncated": not end})["score"]
+            for text, truth, end in zip(completions, answer, ended, strict=True)
+        ]
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begun = time.monotonic()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds.append(time.monotonic() - self.begun)
+
+    rows = load_dataset("json", data_files=str(EXAMPLE / "data/train.jsonl"), split="train")
+    rows = rows.map(lambda row: {"prompt": template.format(**row)})
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        callbacks=[Clock()],
+        args=GRPOConfig(
+            output_dir=str(result.parent / "trl"), max_steps=steps, per_device_train_batch_size=num_samples,
+            num_generations=group_size, max_completion_length=MAX_TOKENS, learning_rate=LEARNING_RATE, beta=0.0,
+            temperature=1.0, bf16=True, use_cpu=True, model_init_kwargs={"dtype": "float32"},
+            gradient_checkpointing=False, save_strategy="no", report_to="none", logging_steps=steps, disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    trainer.train()
+    result.write_text(json.dumps({"step_seconds": seconds[1:], "tokens": tokens[1:]}))
+
+
+def load_reward() -> Any:
+    spec = importlib.util.spec_from_file_location("reward", EXAMPLE / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.compute_score
+
+
+def report(ours: dict[str, Any], trl: dict[str, Any], num_samples: int) -> dict[str, float]:
+    """Print the tables; returns the figures."""
+    step, other = statistics.mean(ours["step_seconds"]), statistics.mean(trl["step_seconds"])
+    console = Console()
+    table = Table("", "s a step", "samples/s", "tokens a step", title=f"{num_samples} samples a step")
+    for name, mean, tokens in (("rljob", step, ours["tokens"]), ("TRL", other, trl["tokens"])):
+        table.add_row(name, f"{mean:.2f}", f"{num_samples / mean:.2f}", f"{statistics.mean(tokens):.0f}")
+    console.print(table)
+    phases = Table("phase", "s a step", "share", title="Where rljob's time goes")
+    for name, seconds in sorted(ours["phase_seconds"].items(), key=lambda item: -item[1]):
+        phases.add_row(name, f"{seconds:.2f}", f"{seconds / step:.0%}")
+    rest = step - sum(ours["phase_seconds"].values())
+    phases.add_row("(rest)", f"{rest:.2f}", f"{rest / step:.0%}")
+    console.print(phases)
+    return {
+        "ratio": round(other / step, 3),
+        "samples_per_second": round(num_samples / step, 3),
+        "trl_samples_per_second": round(num_samples / other, 3),
+        **{f"{name}_seconds": round(seconds, 3) for name, seconds in ours["phase_seconds"].items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6, help="steps of each, the first of which is not counted")
+    parser.add_argument("--trl", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if arguments.trl:
+        train_with_trl(arguments.steps, arguments.trl)
+        return
+    job = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())["spec"]
+    num_samples = job["schedule"]["promptsPerStep"] * job["algorithm"]["groupSize"]
+    with tempfile.TemporaryDirectory(prefix="rljob-bench-") as scratch:
+        ours = run_ours(arguments.steps, Path(scratch))
+        trl = run_trl(arguments.steps, Path(scratch))
+    print(json.dumps(report(ours, trl, num_samples)))
+
+
+if __name__ == "__main__":
+    main()

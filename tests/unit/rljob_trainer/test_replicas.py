@@ -1,0 +1,97 @@
+"""Waiting for a replica."""
+
+import asyncio
+
+import pytest
+
+from rljob_api.errors import TransientError
+from rljob_trainer.replicas import Replicas
+
+
+@pytest.fixture
+async def started():
+    running = []
+
+    async def start(addresses, **settings):
+        replicas = Replicas("rollouts", lambda: list(addresses), **settings)
+        await replicas.start()
+        running.append(replicas)
+        return replicas
+
+    async with asyncio.timeout(20):
+        yield start
+    for replicas in running:
+        await replicas.close()
+
+
+async def test_those_who_wait_are_served_in_their_order(started):
+    replicas = await started(["a"], max_in_flight=1)
+    served = []
+
+    async def ask(number):
+        async with replicas.lease() as lease:
+            served.append(number)
+            await asyncio.sleep(0)
+            lease.done()
+
+    await asyncio.gather(*[ask(number) for number in range(50)])
+    assert served == list(range(50))
+
+
+async def test_a_replica_that_appears_serves_those_who_wait(started):
+    addresses = []
+    replicas = await started(addresses)
+    waiting = asyncio.create_task(replicas.lease().__aenter__())
+    await asyncio.sleep(0)
+    assert replicas.num_waiting == 1
+    addresses.append("a")
+    assert (await waiting).address == "a"
+
+
+async def test_a_waiter_that_leaves_takes_nothing_with_it(started):
+    replicas = await started(["a"], max_in_flight=1)
+    async with replicas.lease() as lease:
+        waiting = asyncio.create_task(replicas.lease().__aenter__())
+        await asyncio.sleep(0)
+        lease.done()  # serves the waiter, who is cancelled in that moment
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert replicas.fleet.replicas["a"].in_flight == 0
+    async with replicas.lease() as lease:
+        assert lease.address == "a"
+
+
+async def test_nobody_waits_for_ever(started):
+    replicas = await started([], patience_seconds=0.3)
+    with pytest.raises(TransientError, match="rollouts: no replica has answered for 0 s"):
+        await replicas.lease().__aenter__()
+
+
+async def test_a_lease_that_says_nothing_changes_nothing_but_the_load(started):
+    replicas = await started(["a"])
+    with pytest.raises(KeyError):
+        async with replicas.lease():
+            raise KeyError
+    assert replicas.fleet.replicas["a"].in_flight == 0
+    assert replicas.fleet.replicas["a"].num_failures == 0
+
+
+async def test_discovery_that_fails_keeps_what_is_known(started):
+    answers = [["a"]]
+
+    def discover():
+        if answers:
+            return answers.pop()
+        raise OSError("no DNS now")
+
+    replicas = Replicas("rollouts", discover)
+    await replicas.start()
+    try:
+        async with replicas.lease() as lease:
+            assert lease.address == "a"
+            lease.done()
+        await replicas._observe()
+        async with replicas.lease() as lease:
+            assert lease.address == "a"
+    finally:
+        await replicas.close()

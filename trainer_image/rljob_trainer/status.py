@@ -40,7 +40,7 @@ class Board:
 
     def enter(self, phase: str, waits_for: str = "") -> None:
         if phase != self.status.phase:
-            log.info("%s", phase)
+            log.debug("%s", phase)
         self.update(phase=phase, waits_for=waits_for)
 
     def waits_for(self, words: str) -> None:

@@ -71,7 +71,8 @@ async def update_on(
                 outcome.updates.append(await trainer.update(samples[start : start + size * group_size]))
             outcome.update_seconds += time.monotonic() - began
             outcome.groups += wave
-            board.enter("score")
+            if len(outcome.groups) < spec.schedule.prompts_per_step:
+                board.enter("score")
     outcome.groups.sort(key=lambda group: group.index)
     return outcome
 

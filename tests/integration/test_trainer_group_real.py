@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from rljob_api.job import RLJob
+from rljob_trainer.ray_head import RayHead, ray_environment
 from rljob_trainer.types import TrainSample
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
@@ -53,6 +55,12 @@ def build_samples(seed: int) -> list[TrainSample]:
     ]
 
 
+@dataclass
+class Pods:
+    head: RayHead
+    workers: list[subprocess.Popen]
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     import torch
@@ -68,10 +76,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[subprocess.Popen]]:
+async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pods]:
     """A Ray head and two trainer Pods that look for it."""
-    from rljob_trainer.ray_head import RayHead, ray_environment
-
     job_file = tmp_path / "job.yaml"
     job_file.write_text(yaml.safe_dump(build_job(model).to_manifest()))
     (tmp_path / "hosts").write_text(f"{HEAD} head\n")
@@ -86,10 +92,10 @@ async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         for address in PODS
     ]
-    head = RayHead(HEAD)
+    started = Pods(RayHead(HEAD), workers)
     try:
-        await head.start()
-        yield workers
+        await started.head.start()
+        yield started
     finally:
         import ray
 
@@ -97,7 +103,7 @@ async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for worker in workers:
             worker.terminate()
         codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in workers]
-        await head.close()
+        await started.head.close()
         assert codes == [0, 0], "SIGTERM is how a Pod is told to end; it ends well"
 
 
@@ -110,7 +116,7 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 
 
 async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
-    pods: list[subprocess.Popen], model: Path, tmp_path: Path
+    pods: Pods, model: Path, tmp_path: Path
 ) -> None:
     from rljob_trainer.trainer_group import TrainerGroup, TrainerGroupDied
 
@@ -154,3 +160,21 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume is exact"
     await resumed.close()
     await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in resumed.process_ids))
+
+
+async def test_trainer_pods_join_a_head_that_was_started_anew(pods: Pods, model: Path) -> None:
+    import ray
+
+    from rljob_trainer.trainer_group import TrainerGroup
+
+    job = build_job(model)
+    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=print)
+    old = group.process_ids
+    ray.shutdown()
+    await pods.head.close()
+    pods.head = RayHead(HEAD)
+    await pods.head.start()
+    again = await TrainerGroup.start(job, model=str(model), generation="g2", checkpoint=None, report=print)
+    assert (await again.update(build_samples(0))).num_tokens > 0
+    await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in old))
+    await again.close()

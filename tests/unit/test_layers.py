@@ -59,6 +59,6 @@ def test_the_api_imports_pydantic_and_yaml_alone():
 
 def test_ray_stays_in_the_worker_group_and_vllm_in_the_rollout():
     found = imported_modules("rljob_trainer")
-    assert {f.name for f in found.get("ray", set())} <= {"trainer_group.py", "worker.py", "head.py"}
-    in_rollout = {"vllm_plugin.py", "rollout_server.py", "rollout_middleware.py"}
+    assert {f.name for f in found.get("ray", set())} <= {"trainer_group.py", "rank_actor.py"}
+    in_rollout = {"rollout_server.py", "rollout_weights.py", "vllm_plugin.py", "vllm_weights.py"}
     assert {f.name for f in found.get("vllm", set())} <= in_rollout

@@ -218,7 +218,9 @@ def _running_words(
     job: RLJob, world: World, blocked: list[ChildKey]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """What an active job's conditions say: those that hold, and why others do not."""
-    short = [role for role in world.roles if role.ready < role.needed]
+    # A driver that has said 'done' only tidies up: its Pod is no longer ready, and nobody waits for it.
+    ending = job.status.progress.phase == "done"
+    short = [role for role in world.roles if role.ready < role.needed and not ending]
     waiting = "; ".join(filter(None, map(describe_waiting, world.roles)))
     if blocked:
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)

@@ -21,6 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RLJOB = Path(sys.executable).with_name("rljob")
 JOB = ROOT / "examples/tiny/rljob.yaml"
+QUICKSTART = ROOT / "examples/quickstart"
 DEADLINE_SECONDS = 420
 NUM_STEPS = 12
 
@@ -49,8 +50,11 @@ class Run:
 
     def __init__(self, folder: Path, reward: str, *settings: str) -> None:
         self.folder = folder / "tiny"
-        function = json.dumps({"inline": reward})
-        command = [RLJOB, "run", JOB, "--dir", folder, "--set", f"spec.rewards.0.function={function}"]
+        (folder / "reward.py").write_text(reward)
+        # The sources of the example are relative to its file, which this copy leaves.
+        text = JOB.read_text().replace("../../.models", f"{ROOT}/.models").replace("../quickstart", str(QUICKSTART))
+        (folder / "rljob.yaml").write_text(text)
+        command = [RLJOB, "run", folder / "rljob.yaml", "--dir", folder]
         for setting in settings:
             command += ["--set", setting]
         self.output = (folder / "output.txt").open("w+")
@@ -157,7 +161,7 @@ def test_kill_9_of_each_role_skips_no_prompt_and_doubles_none(start: Callable[..
     run.wait_for_step(2)
     run.kill("-m rljob_reward ")
     run.wait_for_step(4)
-    run.kill("ray::")
+    run.kill("ray::RankProcess")
     run.wait_for_step(6)
     run.kill("-m rljob_trainer.rollout_server")
     run.wait_for_step(8)
@@ -178,8 +182,7 @@ def test_a_reward_that_fails_is_masked_and_counted_and_never_a_zero(start: Calla
     summary = start(
         "failing",
         FAILING_REWARD,
-        "spec.rewards.0.timeoutSeconds=1",
-        "spec.rewards.0.failurePolicy={retries: 0, action: dropSample}",
+        "spec.rewards=[{name: letters, function: {file: reward.py}, timeoutSeconds: 1, failurePolicy: {retries: 0}}]",
         "spec.schedule.promptsPerStep=8",
     ).finish()
 

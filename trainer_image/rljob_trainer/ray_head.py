@@ -20,15 +20,18 @@ from pathlib import Path
 
 from rljob_api.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
 from rljob_api.errors import TransientError, UserError
+from rljob_trainer.process_tree import Raylet
 
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100_000_000
 """Samples of a step pass through it, weights do not. Ray's own default would be 30% of the memory."""
 _START_SECONDS = 60.0
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 3.0
+"""Nothing is at stake any more: checkpoints are written by the ranks, and they have ended."""
 _PORT_SECONDS = 20.0
 """How long a predecessor's sockets may hold the port."""
+_WATCH_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -80,10 +83,14 @@ class RayHead:
             ) from error
 
     async def watch(self) -> None:
-        """Raise when it ends."""
+        """Raise when it ends, or can start nothing any more."""
         assert self._process is not None
-        code = await self._process.wait()
-        raise TransientError(f"the Ray head ended with {code}")
+        raylet = Raylet(self._process.pid)
+        while not raylet.has_died():
+            with contextlib.suppress(TimeoutError):
+                code = await asyncio.wait_for(self._process.wait(), _WATCH_SECONDS)
+                raise TransientError(f"the Ray head ended with {code}")
+        raise TransientError("the Ray head lost its raylet")
 
     async def close(self) -> None:
         process = self._process

@@ -241,6 +241,11 @@ def connect() -> None:
         ray.init(f"{address}:{ray_port()}", _node_ip_address=address, configure_logging=False)
 
 
+def disconnect() -> None:
+    """Leave Ray while its head still answers: a driver that leaves later waits for it in vain."""
+    ray.shutdown()
+
+
 async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str], None]) -> None:
     ranks_a_pod = num_ranks // num_pods
     said = -1

@@ -26,7 +26,7 @@ from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.state import check_room
 from rljob_trainer.status import Board, StatusServer
 from rljob_trainer.tracking import Prometheus, build_trackers
-from rljob_trainer.trainer_group import TrainerGroup, connect
+from rljob_trainer.trainer_group import TrainerGroup, connect, disconnect
 from rljob_trainer.updating import Trainer
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         # Together: each takes many seconds, most of them imports.
         (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
         await asyncio.to_thread(connect)
+        stack.push_async_callback(asyncio.to_thread, disconnect)
         on_ray()
         board.waits_for("")
         trackers = build_trackers(job, run_dir, prometheus)

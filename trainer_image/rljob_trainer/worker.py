@@ -29,6 +29,7 @@ from rljob_api import discovery
 from rljob_api.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
+from rljob_trainer.process_tree import Raylet, descendants
 from rljob_trainer.ray_head import ray_environment, ray_port
 
 log = logging.getLogger(__name__)
@@ -140,9 +141,13 @@ class Worker:
     def _watch(self, node: subprocess.Popen[bytes], head_address: str) -> None:
         """Return when the node has ended, the head is gone, or somebody says stop."""
         last_seen = time.monotonic()
+        raylet = Raylet(node.pid)
         while not self._stopping:
             if node.poll() is not None:
                 log.warning("the Ray node ended with %d", node.returncode)
+                return
+            if raylet.has_died():
+                log.warning("the Ray node lost its raylet")
                 return
             now = time.monotonic()
             if accepts(head_address):
@@ -179,25 +184,6 @@ def end_descendants(patience_seconds: float) -> None:
                 _send(process, signal.SIGKILL)
         _reap()
         time.sleep(0.05)
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Living processes below `ancestor`, from the kernel's table."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The second field, the name, is in parentheses and may hold anything.
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has just ended
-        if state != "Z" or int(parent) == ancestor:
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found, to_visit = [], [ancestor]
-    while to_visit:
-        below = children.get(to_visit.pop(), [])
-        found += below
-        to_visit += below
-    return found
 
 
 def _send(process: int, number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_trainer.worker import ENV_NUM_THREADS, build_command, build_environment, descendants, read_environment
+from rljob_trainer.worker import ENV_NUM_THREADS, build_command, build_environment, read_environment
 
 DEADLINE_SECONDS = 20
 
@@ -55,7 +55,8 @@ def test_every_descendant_ends_even_one_whose_parent_is_gone_and_one_that_ignore
     program = f"""
 import subprocess, sys, time
 sys.path[:0] = {sys.path!r}
-from rljob_trainer.worker import adopt_orphans, descendants, end_descendants
+from rljob_trainer.process_tree import descendants
+from rljob_trainer.worker import adopt_orphans, end_descendants
 import os
 adopt_orphans()
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_trainer.process_tree import descendants
 from rljob_trainer.worker import ENV_NUM_THREADS, build_command, build_environment, read_environment
 
 DEADLINE_SECONDS = 20

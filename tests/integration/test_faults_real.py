@@ -80,12 +80,13 @@ class Run:
         return max((json.loads(line)["step"] for line in lines if '"type": "step"' in line), default=0)
 
     def kill(self, what: str) -> None:
-        """SIGKILL the first process below the run whose command line holds `what`."""
+        """SIGKILL the first process below the run whose command line holds `what`, the supervisor of its Pod apart."""
         pid = self.wait_for(f"a process {what}", lambda: next(iter(self.find(what)), None))
         os.kill(pid, signal.SIGKILL)
 
     def find(self, what: str) -> list[int]:
-        return sorted(pid for pid in descendants(self.process.pid) if what in command_line(pid))
+        lines = {pid: command_line(pid) for pid in descendants(self.process.pid)}
+        return sorted(pid for pid, line in lines.items() if what in line and "podshim" not in line)
 
     def finish(self) -> dict[str, Any]:
         """The summary of a run that must succeed and leave no process behind."""

@@ -6,22 +6,28 @@ from pathlib import Path
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Living processes below `ancestor`, from the kernel's table."""
+    """Processes below `ancestor`, from the kernel's table: the living ones, and dead children that it has to reap.
+
+    The walk goes through the dead too: a process whose first thread has ended is a zombie and still a parent.
+    """
     children: dict[int, list[int]] = {}
+    dead: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # The second field, the name, is in parentheses and may hold anything.
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue  # it has just ended
-        if state != "Z" or int(parent) == ancestor:
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
+        process = int(stat.parent.name)
+        children.setdefault(int(parent), []).append(process)
+        if state == "Z" and int(parent) != ancestor:
+            dead.add(process)
     found, to_visit = [], [ancestor]
     while to_visit:
         below = children.get(to_visit.pop(), [])
         found += below
         to_visit += below
-    return found
+    return [process for process in found if process not in dead]
 
 
 class Raylet:

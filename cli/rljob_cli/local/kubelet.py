@@ -23,7 +23,7 @@ from rljob_cli.local.gpus import GpuPool, num_wanted
 from rljob_cli.local.hosts import build_hosts
 from rljob_cli.local.manifests import Manifest, is_terminating, name_of, phase_of
 from rljob_cli.local.network import Network
-from rljob_cli.local.podshim import children_by_parent, descendants
+from rljob_cli.local.podshim import descendants, scan_processes
 from rljob_cli.local.podspec import ContainerConfigError, PodContext, Process, build_process
 from rljob_cli.local.podstatus import ContainerRecord, build_pod_status
 from rljob_cli.local.probes import SHIM
@@ -152,7 +152,7 @@ class Kubelet:
         self._hosts: str | None = None
         self._config_version: tuple[tuple[str, str], ...] = ()
         self._closing = False
-        self._others = set(children_by_parent().get(os.getpid(), []))
+        self._others = set(scan_processes()[0].get(os.getpid(), []))
 
     async def run(self) -> None:
         """Follow the store until cancelled."""
@@ -190,12 +190,18 @@ class Kubelet:
 
     def kill_orphans(self) -> None:
         """Kill what fell to this process as subreaper because its shim was killed, with all that is below it."""
-        while orphans := [pid for pid in children_by_parent().get(os.getpid(), []) if self._is_orphan(pid)]:
-            for pid in [*orphans, *descendants(orphans)]:
+        while True:
+            tree, dead = scan_processes()
+            # A dead child may still be the parent of living ones: see scan_processes.
+            roots = [pid for pid in tree.get(os.getpid(), []) if pid in dead or self._is_orphan(pid)]
+            alive = [*(pid for pid in roots if pid not in dead), *descendants(roots)]
+            if not alive:
+                return
+            for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_RESCAN_SECONDS)
-            for pid in orphans:
+            for pid in alive:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 

@@ -33,28 +33,36 @@ def set_parent_death_signal(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def children_by_parent() -> dict[int, list[int]]:
-    """Every process of the machine by its parent; zombies left out."""
+def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
+    """Every process of the machine by its parent, and those that are dead already.
+
+    The dead belong to the tree: a process whose first thread has ended counts as a zombie and still is a parent, until
+    its last thread has ended too.
+    """
     tree: dict[int, list[int]] = {}
+    dead: set[int] = set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
             # The command's name, in parentheses, may hold spaces and parentheses itself.
             state, parent = file.read().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                tree.setdefault(int(parent), []).append(int(entry))
-    return tree
+            tree.setdefault(int(parent), []).append(int(entry))
+            if state in "ZX":
+                dead.add(int(entry))
+    return tree, dead
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
     """Everything alive below the roots, by the chain of parents. The roots are not part of it."""
-    tree, found, todo = children_by_parent(), [], list(roots)
+    tree, dead = scan_processes()
+    found: list[int] = []
+    todo = list(roots)
     while todo:
         children = tree.get(todo.pop(), [])
         found += children
         todo += children
-    return found
+    return [pid for pid in found if pid not in dead]
 
 
 def kill_descendants(root: int) -> None:

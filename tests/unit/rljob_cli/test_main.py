@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cli.local.podshim import children_by_parent, descendants
+from rljob_cli.local.podshim import descendants
 
 _DEADLINE_SECONDS = 30.0
 # A head that leaves a grandchild in a session of its own, and no other role's own programs: templates replace them.
@@ -94,7 +94,7 @@ def start(job):
 
 
 def assert_gone(pids):
-    until(lambda: not {p for children in children_by_parent().values() for p in children} & set(pids), "all are dead")
+    until(lambda: not set(descendants([0])) & set(pids), "all are dead")
 
 
 def test_kill_9_of_the_command_leaves_no_process(job):

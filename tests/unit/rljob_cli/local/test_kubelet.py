@@ -12,7 +12,7 @@ import pytest
 
 from rljob_cli.local.container import read_tail
 from rljob_cli.local.manifests import is_ready
-from rljob_cli.local.podshim import children_by_parent
+from rljob_cli.local.podshim import descendants, scan_processes
 
 from .conftest import deployment, until
 
@@ -46,7 +46,7 @@ def restarted(cluster):
 
 
 def alive(pid):
-    return any(pid in children for children in children_by_parent().values())
+    return pid in descendants([0])
 
 
 def read_pid(path):
@@ -121,7 +121,7 @@ async def test_a_killed_shim_leaves_no_orphan_either(cluster, tmp_path):
     script = grandchild_script(pid_file)
     await cluster.store.apply(deployment("d", script))
     pid = await until(lambda: read_pid(pid_file), "the grandchild runs")
-    parent = {child: parent for parent, children in children_by_parent().items() for child in children}
+    parent = {child: parent for parent, children in scan_processes()[0].items() for child in children}
     shim = parent[parent[pid]]
     pid_file.unlink()
     os.kill(shim, signal.SIGKILL)
@@ -198,7 +198,7 @@ async def test_after_the_end_nothing_is_left(tmp_path, cluster):
     await until(lambda: len(cluster.store.pods) == 2, "two Pods")
     await until(lambda: all(p["status"]["phase"] == "Running" for p in cluster.store.pods.values()), "both run")
     await cluster.stop(5)
-    shims = [pid for pid in children_by_parent().get(os.getpid(), []) if b"podshim" in cmdline(pid)]
+    shims = [pid for pid in descendants([os.getpid()]) if b"podshim" in cmdline(pid)]
     assert not shims
     assert not cluster.paths.memory.exists()
 

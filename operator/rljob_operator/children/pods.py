@@ -263,7 +263,7 @@ def build_claim_volumes(sources: list[str]) -> list[Volume]:
     ]
 
 
-def build_probes(port_name: str, startup_seconds: int) -> Manifest:
+def build_probes(port_name: str, startup_seconds: int, num_unready_answers: int = 2) -> Manifest:
     """Readiness asks the program. Liveness asks only for the port: a rollout with old weights, or a reward
     server with a full queue, is unready but alive, and killing it would make things worse."""
     period_seconds = 5
@@ -274,7 +274,7 @@ def build_probes(port_name: str, startup_seconds: int) -> Manifest:
             "failureThreshold": startup_seconds // period_seconds,
         },
         "livenessProbe": {"tcpSocket": {"port": port_name}, "periodSeconds": 10, "failureThreshold": 6},
-        "readinessProbe": build_readiness(port_name),
+        "readinessProbe": build_readiness(port_name) | {"failureThreshold": num_unready_answers},
     }
 
 

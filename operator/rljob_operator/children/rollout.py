@@ -22,6 +22,9 @@ from rljob_operator.children.common import (
 _PORTS = {"http": PORT_ROLLOUT}
 _STARTUP_SECONDS = 600
 """vLLM loads and compiles before it opens its port."""
+_NUM_UNREADY_ANSWERS = 6
+"""Each update makes a replica stale for a moment, and two probes in a row may meet two such moments. Nobody is served
+by a replica that is behind for longer: the driver asks each for its version before it uses it."""
 _GRACE_SECONDS = 60
 _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
@@ -66,7 +69,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str]) -> pods.PodPa
         },
         ports=_PORTS,
         env=pods.build_job_env(job, run_dir=False),
-        probes=pods.build_probes("http", _STARTUP_SECONDS),
+        probes=pods.build_probes("http", _STARTUP_SECONDS, _NUM_UNREADY_ANSWERS),
         volumes=[
             pods.build_job_volume(job),
             pods.build_shm_volume(),

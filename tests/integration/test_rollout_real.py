@@ -279,6 +279,14 @@ async def test_log_probs_of_sampled_tokens_are_those_of_an_independent_forward(r
     assert mean < 0.002
 
 
+async def test_seeded_prompts_of_more_than_one_batch_are_all_served(replica: Replica) -> None:
+    await _wait_for(_is_ready, replica)
+    prompts = [[(7 * i + k) % 500 + 3 for k in range(200)] for i in range(48)]  # 9,600 tokens in all
+    requests = (_complete(prompt=prompt, seed=i, max_tokens=2) for i, prompt in enumerate(prompts))
+    for (choice,) in await asyncio.gather(*requests):
+        assert len(choice["token_ids"]) == 2
+
+
 async def test_a_request_in_flight_goes_on_under_the_new_weights(replica: Replica) -> None:
     await _weights(replica.publish("g4", 0, reference=0))
     request = asyncio.create_task(_complete(temperature=0, max_tokens=480))

@@ -89,6 +89,9 @@ def _cpu_arguments(kv_cache_gib: float) -> list[str]:
     # a third of the start; vLLM's reason for two is thread binding, which we do not use (build_environment).
     return [
         *("--enforce-eager", "--distributed-executor-backend", _UNIPROCESS_EXECUTOR),
+        # A seeded prompt that is prefilled in parts kills the engine: vLLM then rewinds the request's random generator
+        # by an offset, which torch's CPU generator does not have.
+        "--no-enable-chunked-prefill",
         *("--kv-cache-memory-bytes", str(int(kv_cache_gib * _GIB_BYTES))),
         # Not a share to take but a check of free memory, which on a shared machine fails without need.
         *("--gpu-memory-utilization", "0.1"),

@@ -90,6 +90,7 @@ def test_a_cpu_replica_compiles_nothing_and_binds_no_threads() -> None:
     job = _job(rollout={"kvCacheGiB": 0.5})
     arguments = build_arguments(job, ENVIRONMENT)
     assert "--enforce-eager" in arguments
+    assert "--no-enable-chunked-prefill" in arguments
     assert _value(arguments, "--kv-cache-memory-bytes") == str(1 << 29)
     assert "--tensor-parallel-size" not in arguments
     assert build_environment(job)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

@@ -92,7 +92,10 @@ def _run_locked(
     runfolder.begin(folder, file.job)
     phase, _ = run_job(file.job, folder, network, claims, make_output(output, console), console)
     if phase == "Interrupted":
-        console.print(f"to go on: rljob run {file.path}", soft_wrap=True, highlight=False)
+        again = f"rljob run {file.path} --dir {folder.parent}"
+        console.print(
+            f"to go on: {again} (with your --set and --volume, without --fresh)", soft_wrap=True, highlight=False
+        )
     print(folder / runfolder.FILE_SUMMARY, flush=True)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 

@@ -109,7 +109,7 @@ def test_ctrl_c_ends_every_process_and_says_how_to_go_on(job):
     os.kill(process.pid, signal.SIGINT)
     code, output = finish(process)
     assert code == 130, output
-    assert f"to go on: rljob run {job}" in output
+    assert f"to go on: rljob run {job} --dir {job.parent / 'runs'} " in output
     assert output.strip().splitlines()[-1] == str(job.parent / "runs" / "sleepy" / "summary.json")
     assert_gone(pids)
 

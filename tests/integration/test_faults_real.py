@@ -41,7 +41,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         time.sleep(60)
     if fate == 2:
         return float("nan")
-    return 1.0 + solution_str.count("e") / 10
+    return 1.0
 """
 
 
@@ -189,5 +189,5 @@ def test_a_reward_that_fails_is_masked_and_counted_and_never_a_zero(start: Calla
 
     assert set(summary["invalid_by_reason"]) <= {"exception", "timeout", "not_finite"}
     assert sum(summary["invalid_by_reason"].values()) > 0
-    # Every valid score is at least 1: one failure counted as zero would show in the mean of a step.
-    assert min(summary["step_rewards"]) >= 1.0
+    # Every valid score is 1: a single failure that counted as zero would show in the mean of its step.
+    assert summary["step_rewards"] == [1.0] * len(summary["step_rewards"])

@@ -13,6 +13,12 @@ LABEL_ROLE = "rljob.dev/role"
 LABEL_REWARD = "rljob.dev/reward"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
+LABEL_REWARD_MODEL = "rljob.dev/reward-model"
+"""Children of a RewardModel carry it in place of LABEL_JOB."""
+ANNOTATION_RETRY = "rljob.dev/retry"
+"""On an RLJob: any new value starts a failed job again from its checkpoint (`kubectl rljob retry`)."""
+SCHEDULING_GATE = "rljob.dev/gang"
+"""Holds a Pod back until all Pods of its job exist (spec.scheduling.gang: gates)."""
 
 # Environment of every container.
 ENV_TOKEN = "RLJOB_TOKEN"
@@ -31,6 +37,9 @@ ENV_ROLLOUT_SERVICE = "RLJOB_ROLLOUT_SERVICE"
 """Headless Service of the ready rollout replicas."""
 ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
 """JSON object: reward name -> host name of its headless Service, for the rewards that we serve."""
+ENV_REWARD_TOKENS = "RLJOB_REWARD_TOKENS"
+"""Optional JSON object: reward name -> name of the environment variable with that reward's token, for rewards that do
+not take the job's own (RewardModels)."""
 ENV_RAY_PORT = "RLJOB_RAY_PORT"
 """Optional port of the Ray head instead of PORT_RAY. `rljob run` sets it: whatever address Ray's head is given, it
 listens on all of the machine's, so that two runs on one machine need two ports."""

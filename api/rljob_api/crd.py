@@ -150,7 +150,8 @@ _JOB_COLUMNS = [
     _column("Phase", "string", ".status.phase"),
     _column("Step", "integer", ".status.progress.step", "Optimizer steps done"),
     _column("Reward", "number", ".status.progress.reward", "Mean score of the last step"),
-    _column("Rollouts", "integer", '.status.roles[?(@.name=="rollout")].ready', "Rollout replicas that are ready"),
+    _column("Rollouts", "string", ".status.rollouts", "Rollout replicas, ready/wanted"),
+    _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/wanted"),
     _AGE,
 ]
 _REWARD_COLUMNS = [

@@ -231,6 +231,21 @@ class Tracking(Spec):
     """MLflow experiment; null is off. MLFLOW_TRACKING_URI comes from head.env or the head's template."""
 
 
+class Scheduling(Spec):
+    """How the job's Pods are started together, so that half a job never holds nodes for ever."""
+
+    gang: Literal["none", "gates", "volcano", "coscheduling", "kueue"] = "none"
+    """none: each Pod starts when it can. gates: Pods hold a scheduling gate until all of them exist, and a job that is
+    not whole after timeoutSeconds gives its nodes back, waits, and tries again. volcano, coscheduling, kueue: the same
+    by that scheduler's Pod group."""
+    timeout_seconds: int = Field(default=600, ge=1)
+    """Time in which all Pods must have found a node, for gang other than none; else all are removed for a while."""
+    queue: ShortText | None = None
+    """Queue of Volcano or Kueue."""
+    scheduler_name: ShortText | None = None
+    """Scheduler of all Pods. Null: the cluster's own, or the one that gang names."""
+
+
 class RLJobSpec(Spec):
     """Desired state of an RLJob."""
 
@@ -265,6 +280,8 @@ class RLJobSpec(Spec):
     """Where and how often to save."""
     tracking: Tracking = Tracking()
     """Where metrics go."""
+    scheduling: Scheduling = Scheduling()
+    """How Pods are started together."""
     suspend: bool = False
     """true removes the Pods and keeps the checkpoint; false goes on from it."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None

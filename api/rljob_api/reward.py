@@ -80,7 +80,18 @@ class RewardServer(Role):
     """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
 
 
-class RewardModelSpec(RewardServer):
+class RewardBase(RewardServer):
+    """What a reward has, be it a job's own or a RewardModel."""
+
+    function: FunctionReward | None = None
+    """A Python function."""
+    http: HttpReward | None = None
+    """Someone else's endpoint."""
+    timeout_seconds: float = Field(default=30, gt=0)
+    """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
+
+
+class RewardModelSpec(RewardBase):
     """A reward service. Exactly one of function and http."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -94,20 +105,35 @@ class RewardModelSpec(RewardServer):
         ),
     )
 
-    function: FunctionReward | None = None
-    """A Python function."""
-    http: HttpReward | None = None
-    """Someone else's endpoint."""
-    timeout_seconds: float = Field(default=30, gt=0)
-    """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
+
+class RewardModelRef(Spec):
+    """A RewardModel in the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the RewardModel."""
 
 
-class Reward(RewardModelSpec):
-    """One reward of a job. The job's score is the weighted sum of its rewards."""
+class Reward(RewardBase):
+    """One reward of a job: exactly one of function, http and rewardModelRef. The job's score is the weighted sum of its
+    rewards."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *RewardServer.RULES,
+        Rule(
+            ("",),
+            "must have exactly one of function, http, rewardModelRef",
+            "give a function of your own, the URL of an endpoint, or the name of a RewardModel",
+            lambda reward: [reward.function, reward.http, reward.reward_model_ref].count(None) == 2,
+            "[has(self.function), has(self.http), has(self.rewardModelRef)].filter(given, given).size() == 1",
+        ),
+    )
 
     # A reward's Service is called JOB-reward-NAME, and that must fit the 63 characters of a DNS label.
     name: str = Field(pattern=PART_NAME_PATTERN, max_length=15)
     """Name, in metrics and in the names of children. Unique within the job."""
+    reward_model_ref: RewardModelRef | None = None
+    """A RewardModel that several jobs may share; where it runs, and how many replicas it has, is its own affair.
+    `rljob run` takes it from the same file."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     failure_policy: FailurePolicy = FailurePolicy()

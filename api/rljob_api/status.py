@@ -63,17 +63,27 @@ class RLJobStatus(Spec):
     conditions: list[Condition] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """Queued, Suspended, Running, Restarting, Succeeded, Failed."""
+    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict."""
     observed_generation: int = 0
     """The generation of spec that this status speaks of."""
-    phase: Literal["", "Pending", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""
+    phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""
     """Derived from the conditions, for the printed column."""
     roles: list[RoleStatus] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     )
     """One entry a role."""
+    rollouts: str = ""
+    """Rollout replicas as READY/WANTED, for the printed column."""
+    rewards: str = ""
+    """Reward Pods as READY/WANTED, for the printed column."""
     progress: Progress = Field(default=Progress())
     """What the driver last said."""
+    retried: str = ""
+    """The value of the annotation rljob.dev/retry that was acted on last (`kubectl rljob retry`)."""
+    queued_since: datetime | None = None
+    """Since when the job waits to be whole (scheduling.gang)."""
+    not_before: datetime | None = None
+    """A job that gave its nodes back is not tried again before."""
     start_time: datetime | None = None
     """When the first Pod was asked for."""
     completion_time: datetime | None = None

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
+from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.protocol import DriverStatus
+from rljob_api.reward import RewardModel
 from rljob_api.status import RLJobStatus
 
 Manifest = dict[str, Any]
@@ -53,6 +55,10 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     driver: DriverStatus | None = None
     """What the driver's /status answered; None when it did not."""
+    warnings: tuple[Manifest, ...] = ()
+    """Newest Events of type Warning about the job's Pods and workloads: why a Pod could not be made, or mounted."""
+    reward_models: dict[str, RewardModel] = field(default_factory=dict)
+    """The RewardModels of the namespace that the job names, as far as they exist."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,14 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_after_seconds: float | None = None
     """When to look again though nothing happened; null: only upon a change."""
+    ungate: tuple[str, ...] = ()
+    """Pods whose scheduling gate goes now."""
     delete_job: bool = False
     """ttlSecondsAfterFinished has passed."""
+
+
+class ForeignObjectError(UserError):
+    """The name of a child is taken by an object that is not ours, which is neither adopted nor overwritten."""
 
 
 class Backend(Protocol):
@@ -78,9 +90,16 @@ class Backend(Protocol):
 
     async def observe(self, job: RLJob) -> Observed: ...
 
-    async def apply(self, manifest: Manifest) -> None: ...
+    async def apply(self, manifest: Manifest) -> None:
+        """Server-side apply. Raises ForeignObjectError for a name that someone else's object holds, UserError for
+        what the API server refuses for good."""
+        ...
 
     async def delete(self, namespace: str, child: ChildKey) -> None: ...
+
+    async def ungate(self, namespace: str, pod: str) -> None:
+        """Remove the scheduling gate of a Pod."""
+        ...
 
     async def delete_job(self, key: JobKey) -> None: ...
 

@@ -21,7 +21,7 @@ TYPES = (SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
 REASON_INVALID_SPEC = "InvalidSpec"
 """The one failure that a change of the spec undoes."""
 
-Phase = Literal["", "Pending", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
+Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 _PHASES: tuple[tuple[str, Phase], ...] = (
     (FAILED, "Failed"),
     (SUCCEEDED, "Succeeded"),

@@ -19,6 +19,7 @@ from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, child_name
 from rljob_operator.children.config import read_token
+from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import is_stamped
 from rljob_operator.lifecycle import Verdict, count_restarts, deadline_of, expiry_of, is_ours_to_manage, judge
 from rljob_operator.validate import find_problems
@@ -34,7 +35,14 @@ def new_random_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def plan(job: RLJob, observed: Observed, now: datetime, *, new_token: Callable[[], str] = new_random_token) -> Plan:
+def plan(
+    job: RLJob,
+    observed: Observed,
+    now: datetime,
+    *,
+    defaults: Defaults = DEFAULTS,
+    new_token: Callable[[], str] = new_random_token,
+) -> Plan:
     """What should be now. Equal arguments give equal plans once the job's Secret exists."""
     now = now.replace(microsecond=0)  # Kubernetes' times have no more; the same world must give the same status
     if not is_ours_to_manage(job):
@@ -50,7 +58,7 @@ def plan(job: RLJob, observed: Observed, now: datetime, *, new_token: Callable[[
     if verdict.state in ("succeeded", "failed"):
         return _plan_end(job, world, observed, restarts, verdict, now)
     try:
-        children = build_children(job, _token(job, world) or new_token())
+        children = build_children(job, _token(job, world) or new_token(), defaults)
     except UserError as error:
         return _plan_invalid(job, [str(error)], now)
     if verdict.state == "suspended":
@@ -58,12 +66,14 @@ def plan(job: RLJob, observed: Observed, now: datetime, *, new_token: Callable[[
     return _plan_active(job, world, observed, restarts, children, now)
 
 
-def render(job: RLJob, *, new_token: Callable[[], str] = new_random_token) -> list[Manifest]:
+def render(
+    job: RLJob, *, defaults: Defaults = DEFAULTS, new_token: Callable[[], str] = new_random_token
+) -> list[Manifest]:
     """The children of a new job, as `rljob render` prints them. Raises UserError with every problem, one a line."""
     problems = find_problems(job)
     if problems:
         raise UserError("\n".join(problems))
-    return build_children(job, new_token())
+    return build_children(job, new_token(), defaults)
 
 
 def build_invalid_status(job: RLJob, problems: list[str], now: datetime) -> RLJobStatus:

@@ -12,6 +12,7 @@ from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_operator.backend import Backend, JobKey, Observed, Plan, key_of
 from rljob_operator.conditions import derive_events
+from rljob_operator.defaults import Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import build_invalid_status, plan
 
@@ -26,7 +27,7 @@ class InvalidJobError(UserError):
         self.problems = problems
 
 
-async def reconcile(backend: Backend, key: JobKey, now: datetime) -> float | None:
+async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defaults = Defaults()) -> float | None:
     """Converge one job. Returns the seconds after which to look again; None: only when something changes.
 
     TransientError goes to the caller, which tries again later.
@@ -39,10 +40,12 @@ async def reconcile(backend: Backend, key: JobKey, now: datetime) -> float | Non
     if job is None:
         return None  # its children follow by their owner references
     observed = await backend.observe(job)
-    wanted = plan(job, observed, now)
+    wanted = plan(job, observed, now, defaults=defaults)
     refused = await _apply_children(backend, wanted, observed)
     for child in wanted.delete:
         await backend.delete(key.namespace, child)
+    for pod in wanted.ungate:
+        await backend.ungate(key.namespace, pod)
     if refused:
         await _write_invalid(backend, job, refused, now)
         return wanted.requeue_after_seconds

@@ -73,6 +73,9 @@ class LocalStore:
         if self.objects.pop(child, None):
             self.changed()
 
+    async def ungate(self, namespace: str, pod: str) -> None:
+        """Nothing to do: one machine has no scheduler that a gate could hold back."""
+
     async def delete_job(self, key: JobKey) -> None:
         self.job = None
         self.objects.clear()

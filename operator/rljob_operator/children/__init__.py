@@ -10,6 +10,7 @@ from rljob_operator.children.network import build_disruption_budgets, build_netw
 from rljob_operator.children.reward import build_reward
 from rljob_operator.children.rollout import build_rollout
 from rljob_operator.children.trainer import build_trainer
+from rljob_operator.defaults import Defaults
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""
@@ -18,13 +19,14 @@ _ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudge
 """Pods come last: their configuration is there when they start, and no Pod runs before its policy."""
 
 
-def build_children(job: RLJob, token: str) -> list[Manifest]:
+def build_children(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """All children, in the order to apply them. Raises UserError for a spec that cannot be built."""
     served = [reward for reward in job.spec.rewards if reward.function]
     children = [build_token_secret(job, token), build_job_config(job)]
     children += [build_reward_config(job, reward) for reward in served]
-    children += build_head(job, token) + build_trainer(job, token) + build_rollout(job, token)
+    children += build_head(job, token, defaults)
+    children += build_trainer(job, token, defaults) + build_rollout(job, token, defaults)
     for index in range(len(job.spec.rewards)):
-        children += build_reward(job, index, token)
+        children += build_reward(job, index, token, defaults)
     children += build_network_policies(job) + build_disruption_budgets(job)
     return sorted(children, key=lambda child: _ORDER.index(child["kind"]))

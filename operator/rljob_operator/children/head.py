@@ -32,16 +32,17 @@ from rljob_operator.children.common import (
     digest,
     reward_name,
 )
+from rljob_operator.defaults import Defaults
 
 _PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}
 _GRACE_SECONDS = 60
-_NOT_READ = ("suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
+_NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
 """Fields of spec that the driver does not read."""
 _READ_BY_REWARD = {"function", "queueLength"}
 """Fields of a reward that its server alone reads."""
 
 
-def build_head(job: RLJob, token: str) -> list[Manifest]:
+def build_head(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The head's Service and Job. Trainers join before the driver is ready, so its address is published at once."""
     selector = build_selector(job, HEAD)
     name = child_name(job, HEAD)
@@ -57,7 +58,7 @@ def build_head(job: RLJob, token: str) -> list[Manifest]:
                 "backoffLimit": job.spec.head.backoff_limit,
                 "podReplacementPolicy": "Failed",  # two drivers would write one run's folder
                 "podFailurePolicy": {"rules": _build_failure_rules()},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector)),
+                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
             },
         },
     ]
@@ -73,14 +74,14 @@ def _build_failure_rules() -> list[Manifest]:
     ]
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str]) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
     data = job.spec.data
     sources = [job.spec.model.source, data.train.source] + ([data.eval.source] if data.eval else [])
     return pods.PodParts(
         role=HEAD,
         spec=job.spec.head,
         spec_path="spec.head",
-        image=pods.TRAINER_IMAGE,
+        image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.head"],
         labels=selector,
         config=_read_by_head(job) | {"token": digest(token)},

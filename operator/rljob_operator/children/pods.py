@@ -40,8 +40,6 @@ from rljob_operator.children.common import (
 )
 from rljob_operator.children.merge import merge
 
-TRAINER_IMAGE = "rljob/trainer:0.1.0"
-REWARD_IMAGE = "rljob/reward:0.1.0"
 TOKEN_KEY = "token"
 UNPRIVILEGED_USER = 1000
 GPU_RESOURCE = "nvidia.com/gpu"

@@ -21,6 +21,7 @@ from rljob_operator.children.common import (
     digest,
     reward_name,
 )
+from rljob_operator.defaults import Defaults
 
 _PORTS = {"http": PORT_REWARD}
 _STARTUP_SECONDS = 600
@@ -30,7 +31,7 @@ _DRAIN_SECONDS = 10
 _READ_BY_DRIVER = {"weight", "failurePolicy"}
 
 
-def build_reward(job: RLJob, index: int, token: str) -> list[Manifest]:
+def build_reward(job: RLJob, index: int, token: str, defaults: Defaults) -> list[Manifest]:
     """Service and Deployment of the index-th reward; nothing when it is someone else's endpoint."""
     reward = job.spec.rewards[index]
     if reward.function is None:
@@ -46,19 +47,19 @@ def build_reward(job: RLJob, index: int, token: str) -> list[Manifest]:
             "spec": {
                 "replicas": reward.replicas,
                 "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, index, token, selector)),
+                "template": pods.build_pod_template(job, _build_parts(job, index, token, selector, defaults)),
             },
         },
     ]
 
 
-def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str]) -> pods.PodParts:
+def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
     reward = job.spec.rewards[index]
     return pods.PodParts(
         role=REWARD,
         spec=reward,
         spec_path=f"spec.rewards[{index}]",
-        image=pods.REWARD_IMAGE,
+        image=defaults.reward_image,
         command=["python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"],
         labels=selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},

@@ -18,6 +18,7 @@ from rljob_operator.children.common import (
     child_name,
     digest,
 )
+from rljob_operator.defaults import Defaults
 
 _PORTS = {"http": PORT_ROLLOUT}
 _STARTUP_SECONDS = 600
@@ -29,7 +30,7 @@ _GRACE_SECONDS = 60
 _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
 
-def build_rollout(job: RLJob, token: str) -> list[Manifest]:
+def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The rollouts' Service and Deployment."""
     selector = build_selector(job, ROLLOUT)
     name = child_name(job, ROLLOUT)
@@ -44,19 +45,19 @@ def build_rollout(job: RLJob, token: str) -> list[Manifest]:
                 # No surge: there are seldom spare GPUs for one more replica.
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
                 "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector)),
+                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
             },
         },
     ]
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str]) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
     rollout = job.spec.rollout
     return pods.PodParts(
         role=ROLLOUT,
         spec=rollout,
         spec_path="spec.rollout",
-        image=pods.TRAINER_IMAGE,
+        image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.rollout_server"],
         labels=selector,
         config={

@@ -18,12 +18,13 @@ from rljob_operator.children.common import (
     child_name,
     digest,
 )
+from rljob_operator.defaults import Defaults
 
 _PORTS = {"weights": PORT_WEIGHTS}
 _GRACE_SECONDS = 60
 
 
-def build_trainer(job: RLJob, token: str) -> list[Manifest]:
+def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The trainers' Service and StatefulSet."""
     selector = build_selector(job, TRAINER)
     name = child_name(job, TRAINER)
@@ -38,19 +39,19 @@ def build_trainer(job: RLJob, token: str) -> list[Manifest]:
                 "serviceName": name,
                 "podManagementPolicy": "Parallel",
                 "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector)),
+                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
             },
         },
     ]
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str]) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
     trainer = job.spec.trainer
     return pods.PodParts(
         role=TRAINER,
         spec=trainer,
         spec_path="spec.trainer",
-        image=pods.TRAINER_IMAGE,
+        image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.worker"],
         labels=selector,
         config={

@@ -209,7 +209,7 @@ def test_lists_merge_by_their_names() -> None:
 def test_columns_and_subresources_point_at_fields_that_are_there() -> None:
     job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
     assert [column["name"] for column in job["additionalPrinterColumns"]] == [
-        *("Phase", "Step", "Reward", "Rollouts", "Age"),
+        *("Phase", "Step", "Reward", "Rollouts", "Rewards", "Age"),
     ]
     assert job["subresources"] == {"status": {}}
     paths = dict(nodes(reward_model["schema"]["openAPIV3Schema"], ""))

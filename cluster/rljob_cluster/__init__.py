@@ -1,0 +1,1 @@
+"""A real Kubernetes on one machine, from Go modules and Debian packages: for tests, and for trying RLJob."""

@@ -41,6 +41,7 @@ from rljob_operator.backend import ChildKey, Event, JobKey, Manifest, Observed, 
 from rljob_operator.children import pods
 from rljob_operator.children.common import HEAD, REWARD, digest, to_yaml
 from rljob_operator.children.config import read_token
+from rljob_operator.children.reward_refs import child_name
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import new_random_token
@@ -77,11 +78,6 @@ class RewardModelBackend(Protocol):
     async def update_reward_model_status(self, model: RewardModel, status: RewardModelStatus) -> None: ...
 
     async def record_event(self, about: RewardModel, event: Event) -> None: ...
-
-
-def child_name(name: str) -> str:
-    """Name of every child of the RewardModel `name`: Secret, ConfigMap, Service, Deployment, policy and budget."""
-    return f"{name}-rewardmodel"
 
 
 def build_selector(name: str) -> dict[str, str]:

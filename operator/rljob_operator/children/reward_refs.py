@@ -1,0 +1,71 @@
+"""A job's references to RewardModels: what they mean for the head. Pure.
+
+Owns the resolution of rewardModelRef. Leaves the model's own children to `rljob_operator.reward_model`.
+Invariant: a reward without a reference comes back as it was, so a job without references changes in nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rljob_api.contract import ENV_REWARD_TOKENS
+from rljob_api.job import RLJob
+from rljob_api.reward import Reward, RewardModel
+from rljob_operator.backend import Manifest, Observed
+from rljob_operator.children.pods import TOKEN_KEY
+
+
+def child_name(name: str) -> str:
+    """Name of every child of the RewardModel `name`: Secret, ConfigMap, Service, Deployment, policy and budget."""
+    return f"{name}-rewardmodel"
+
+
+def missing_reward_models(job: RLJob, observed: Observed) -> list[str]:
+    """Names of the RewardModels that the job refers to and that do not exist, each once."""
+    names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
+    return sorted(names - set(observed.reward_models))
+
+
+def resolve_http(job: RLJob, models: dict[str, RewardModel]) -> RLJob:
+    """The job as its driver should read it: a reference to an http model is that http reward."""
+    rewards = [_resolve(reward, models) for reward in job.spec.rewards]
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+
+
+def build_services(job: RLJob, models: dict[str, RewardModel]) -> dict[str, str]:
+    """Reward name -> host name of its model's Service, for the references that we serve."""
+    return {reward.name: child_name(model) for _, reward, model in _served(job, models)}
+
+
+def build_token_env(job: RLJob, models: dict[str, RewardModel]) -> list[Manifest]:
+    """The head's env for the tokens of those models; empty without any."""
+    served = _served(job, models)
+    variables = {reward.name: f"RLJOB_REWARD_TOKEN_{index}" for index, reward, _ in served}
+    env: list[Manifest] = [
+        {
+            "name": variables[reward.name],
+            "valueFrom": {"secretKeyRef": {"name": child_name(model), "key": TOKEN_KEY}},
+        }
+        for _, reward, model in served
+    ]
+    names = {"name": ENV_REWARD_TOKENS, "value": json.dumps(variables, sort_keys=True)}
+    return [*env, names] if env else []
+
+
+def _served(job: RLJob, models: dict[str, RewardModel]) -> list[tuple[int, Reward, str]]:
+    found = []
+    for index, reward in enumerate(job.spec.rewards):
+        model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
+        if model is not None and model.spec.function is not None:
+            found.append((index, reward, model.metadata.name))
+    return found
+
+
+def _resolve(reward: Reward, models: dict[str, RewardModel]) -> Reward:
+    model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
+    if model is None:
+        return reward
+    update: dict[str, object] = {"timeout_seconds": model.spec.timeout_seconds}
+    if model.spec.http is not None:
+        update |= {"http": model.spec.http, "reward_model_ref": None}
+    return reward.model_copy(update=update)

@@ -1,0 +1,51 @@
+"""What references to RewardModels mean for a job's head."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from rljob_api.contract import ENV_REWARD_TOKENS
+from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
+from rljob_operator.backend import Observed
+from rljob_operator.children import reward_refs
+
+DATA = Path(__file__).parents[3] / "data" / "plan"
+
+
+def make_job():
+    document = yaml.safe_load(next(iter(sorted(DATA.glob("*/job.yaml")))).read_text())
+    names = ("ours", "theirs", "gone")
+    document["spec"]["rewards"] = [{"name": n, "rewardModelRef": {"name": f"model-{n}"}} for n in names]
+    return RLJob.model_validate(document)
+
+
+def make_model(name, spec):
+    return RewardModel.model_validate({"metadata": {"name": name, "namespace": "ns"}, "spec": spec})
+
+
+MODELS = {
+    "model-ours": make_model("model-ours", {"function": {"inline": "def score(sample): return 1.0\n"}}),
+    "model-theirs": make_model("model-theirs", {"http": {"url": "http://judge:1/score"}, "timeoutSeconds": 7}),
+}
+
+
+def test_a_model_that_does_not_exist_is_named():
+    assert reward_refs.missing_reward_models(make_job(), Observed(reward_models=MODELS)) == ["model-gone"]
+
+
+def test_an_http_model_reaches_the_driver_as_its_url_and_time_out():
+    rewards = reward_refs.resolve_http(make_job(), MODELS).spec.rewards
+    theirs = RLJob.model_validate(make_job().model_dump(by_alias=True)).spec.rewards[1]
+    assert theirs.reward_model_ref is not None, "the job itself is not changed"
+    assert (rewards[1].http.url, rewards[1].timeout_seconds) == ("http://judge:1/score", 7)
+    assert rewards[1].reward_model_ref is None
+    assert rewards[0].reward_model_ref is not None
+
+
+def test_a_served_model_gives_the_head_its_service_and_its_own_token():
+    assert reward_refs.build_services(make_job(), MODELS) == {"ours": "model-ours-rewardmodel"}
+    token, names = reward_refs.build_token_env(make_job(), MODELS)
+    assert token["valueFrom"]["secretKeyRef"]["name"] == "model-ours-rewardmodel"
+    assert (names["name"], json.loads(names["value"])) == (ENV_REWARD_TOKENS, {"ours": token["name"]})

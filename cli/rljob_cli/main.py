@@ -98,6 +98,51 @@ def try_reward(
     raise typer.Exit(code)
 
 
+ContextOption = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")]
+KubeconfigOption = Annotated[str | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, then ~/.kube/config.")]
+NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the context's.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.")]
+
+
+@app.command()
+def suspend(
+    name: NameArgument,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Give a job's nodes back and keep its checkpoints."""
+    from rljob_cli.commands import control_command
+
+    raise typer.Exit(control_command("suspend", name, kubeconfig, context, namespace))
+
+
+@app.command()
+def resume(
+    name: NameArgument,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Let a suspended job go on from its last checkpoint."""
+    from rljob_cli.commands import control_command
+
+    raise typer.Exit(control_command("resume", name, kubeconfig, context, namespace))
+
+
+@app.command()
+def retry(
+    name: NameArgument,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Start a failed job again from its last checkpoint."""
+    from rljob_cli.commands import control_command
+
+    raise typer.Exit(control_command("retry", name, kubeconfig, context, namespace))
+
+
 def main() -> None:
     app()
 

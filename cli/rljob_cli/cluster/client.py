@@ -1,0 +1,139 @@
+"""The API server as the commands see it: RLJobs as plain manifests.
+
+Turns what the API server refuses into a ClusterError that names the remedy; decides nothing about jobs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
+
+from rljob_api import API_GROUP, API_VERSION
+from rljob_api.errors import RLJobError, UserError
+
+Manifest = dict[str, Any]
+_PLURAL = "rljobs"
+_VERSION = API_VERSION.rpartition("/")[2]
+_CONTENT_TYPE = "application/merge-patch+json"
+_TIMEOUT_SECONDS = 30
+_NO_RETRIES = False
+
+
+class ClusterError(RLJobError):
+    """The cluster could not be asked, or refused."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which cluster and namespace, as kubectl's options name them. None: what the kubeconfig says."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+
+class Cluster:
+    """One cluster, one namespace."""
+
+    def __init__(self, target: Target) -> None:
+        try:
+            self._api, context_namespace = _connect(target)
+        except (ConfigException, OSError) as error:
+            raise ClusterError(f"no cluster: {error}. Name one with --kubeconfig, --context or KUBECONFIG") from None
+        self.namespace = target.namespace or context_namespace
+        self._jobs = client.CustomObjectsApi(self._api)
+
+    def get_job(self, name: str) -> Manifest:
+        """Raises UserError with near names when there is no such job."""
+
+        def ask() -> Any:
+            return self._jobs.get_namespaced_custom_object(*self._place(), name=name, _request_timeout=_TIMEOUT_SECONDS)
+
+        try:
+            found: Manifest = self._ask("get rljobs", ask)
+            return found
+        except NotFoundError:
+            names = [job["metadata"]["name"] for job in self.list_jobs()]
+            raise UserError(_describe_missing(self.namespace, name, names)) from None
+
+    def list_jobs(self, everywhere: bool = False) -> list[Manifest]:
+        def ask() -> Any:
+            if everywhere:
+                return self._jobs.list_cluster_custom_object(
+                    API_GROUP, _VERSION, _PLURAL, _request_timeout=_TIMEOUT_SECONDS
+                )
+            return self._jobs.list_namespaced_custom_object(*self._place(), _request_timeout=_TIMEOUT_SECONDS)
+
+        try:
+            return list(self._ask("list rljobs", ask)["items"])
+        except NotFoundError:
+            raise ClusterError(
+                "the cluster knows no RLJobs: their CRDs are missing. Install them: helm install rljob charts/rljob"
+            ) from None
+
+    def patch_job(self, name: str, patch: Manifest) -> None:
+        def ask() -> Any:
+            return self._jobs.patch_namespaced_custom_object(
+                *self._place(), name=name, body=patch, _content_type=_CONTENT_TYPE, _request_timeout=_TIMEOUT_SECONDS
+            )
+
+        self._ask("patch rljobs", ask)
+
+    def _place(self) -> tuple[str, str, str, str]:
+        return API_GROUP, _VERSION, self.namespace, _PLURAL
+
+    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except ApiException as error:
+            raise _translate(error, what, self.namespace) from None
+        except HTTPError as error:
+            host = self._api.configuration.host
+            raise ClusterError(f"the API server {host} does not answer: {error}. Is the cluster up?") from None
+
+
+class NotFoundError(ClusterError):
+    """404: the object, or its kind, is not there."""
+
+
+def _connect(target: Target) -> tuple[Any, str]:
+    contexts, active = config.list_kube_config_contexts(config_file=target.kubeconfig)
+    chosen = active
+    if target.context:
+        chosen = next((c for c in contexts if c["name"] == target.context), None)
+    if chosen is None:
+        names = ", ".join(c["name"] for c in contexts)
+        raise ConfigException(f"the kubeconfig has no context {target.context}; it has {names}")
+    api = config.new_client_from_config(config_file=target.kubeconfig, context=chosen["name"])
+    api.configuration.retries = _NO_RETRIES
+    return client.ApiClient(api.configuration), chosen["context"].get("namespace") or "default"
+
+
+def _translate(error: ApiException, what: str, namespace: str) -> ClusterError:
+    try:
+        message = json.loads(error.body or "{}").get("message") or error.reason
+    except ValueError:
+        message = error.reason
+    if error.status == 404:
+        return NotFoundError(f"{what}: {message}")
+    if error.status == 403:
+        return ClusterError(
+            f"forbidden: you may not {what} in namespace {namespace}. Ask for a role with it: {message}"
+        )
+    if error.status == 401:
+        return ClusterError("the API server does not know you: log in again, or check the kubeconfig's user")
+    return ClusterError(f"{what}: the API server answered {error.status}: {message}")
+
+
+def _describe_missing(namespace: str, name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, cutoff=0.5) or sorted(names)[:5]
+    hint = f"Did you mean {' or '.join(near)}?" if near else "The namespace has none; is -n right?"
+    return f"RLJob {namespace}/{name}: there is no such job. {hint}"

@@ -26,6 +26,15 @@ example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or example
 	$(BIN)/python examples/prepare.py $*
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
 
+##@ On a cluster
+.PHONY: e2e
+e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
+	$(BIN)/pytest e2e -m "not each" -x
+
+.PHONY: e2e-faults
+e2e-faults: $(SYNCED) ## The same with every fault by itself
+	$(BIN)/pytest e2e
+
 ##@ Work on it
 .PHONY: install
 install: $(SYNCED) ## Install everything from the lock file into .venv

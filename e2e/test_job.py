@@ -1,0 +1,116 @@
+"""The plain job from apply to Succeeded, and the same job while parts of it are taken away.
+
+Exact resume is the promise: whatever died, the prompts that were trained on are those of the undisturbed run, in the
+same order. CI runs the plain job and `several faults`; `make e2e-faults` runs every fault by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, wait_for
+
+NUM_STEPS = 12
+
+
+@pytest.fixture(scope="session")
+def plain(submit: Callable[..., Job]) -> tuple[Job, Manifest]:
+    """The undisturbed run, which the disturbed ones are compared with."""
+    job = submit("plain")
+    return job, job.wait_for_success()
+
+
+def test_an_applied_job_trains_and_leaves_checkpoint_metrics_and_events(
+    cluster: Cluster, plain: tuple[Job, Manifest]
+) -> None:
+    job, summary = plain
+    status = job.status
+    assert status["phase"] == "Succeeded"
+    assert status["progress"]["step"] == NUM_STEPS
+    assert len(summary["prompts_trained"]) == NUM_STEPS
+    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves what the trainer published"
+    metrics = (cluster.read_file(f"{job.name}/metrics.jsonl") or "").splitlines()
+    assert sum('"type": "step"' in line for line in metrics) == NUM_STEPS
+    assert cluster.read_file(f"{job.name}/checkpoints/step-{NUM_STEPS:06d}/COMPLETE") is not None
+    assert "model_type" in json.loads(cluster.read_file(f"{job.name}/export/config.json") or "{}")
+    reasons = {event["reason"] for event in cluster.events(job.name)}
+    assert {"Running", "JobSucceeded"} <= reasons, reasons
+    assert job.condition("PoolsIsolated").get("status") == "True", "each role has a node of its own"
+    cluster.kubectl("wait", "-n", NAMESPACE, f"rljob/{job.name}", "--for=condition=Succeeded", "--timeout=5s")
+
+
+def delete_rollout(job: Job) -> None:
+    job.delete_pod("rollout")
+
+
+def delete_trainer(job: Job) -> None:
+    job.delete_pod("trainer")
+
+
+def delete_head(job: Job) -> None:
+    job.delete_pod("head")
+
+
+def kill_reward(job: Job) -> None:
+    """SIGKILL of a reward Pod in the middle of its executions: no preStop, no grace."""
+    pod = job.wait_for("a reward Pod", lambda: job.cluster.pods(job.name, "reward"))[0]["metadata"]["name"]
+    job.cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--grace-period=0", "--force")
+
+
+def kill_operator(job: Job) -> None:
+    """Kill the operator that leads, and wait until the other does."""
+    cluster = job.cluster
+
+    def read_leader() -> str:
+        lease = cluster.kubectl("get", "lease", "rljob-operator", "-n", OPERATOR_NAMESPACE, "-o", "json")
+        return str(json.loads(lease)["spec"].get("holderIdentity") or "")
+
+    before = read_leader()
+    selector = ("-l", "app.kubernetes.io/name=rljob-operator")
+    cluster.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, *selector, "--grace-period=0", "--force")
+    wait_for("another operator that leads", lambda: read_leader() not in ("", before), 120)
+
+
+def drain_node(job: Job) -> None:
+    """Drain the trainers' node, head and all, and give it back."""
+    node = job.wait_for("a trainer Pod", lambda: job.cluster.pods(job.name, "trainer"))[0]["spec"]["nodeName"]
+    flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
+    try:
+        job.cluster.kubectl("drain", node, *flags)
+    finally:
+        job.cluster.kubectl("uncordon", node)
+
+
+def suspend_and_resume(job: Job) -> None:
+    patch = ("patch", "rljob", "-n", NAMESPACE, job.name, "--type=merge", "-p")
+    job.cluster.kubectl(*patch, '{"spec":{"suspend":true}}')
+    job.wait_for("no Pod", lambda: not job.cluster.get("pods", "-l", f"rljob.dev/job={job.name}")["items"])
+    assert job.status["phase"] == "Suspended"
+    job.cluster.kubectl(*patch, '{"spec":{"suspend":false}}')
+
+
+FAULTS = (delete_rollout, kill_reward, delete_trainer, delete_head, kill_operator, drain_node, suspend_and_resume)
+
+
+def test_a_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+    job = submit("faults")
+    job.wait_for_step(1)
+    kill_reward(job)
+    delete_rollout(job)
+    job.wait_for_step(4)
+    kill_operator(job)
+    delete_head(job)
+    job.wait_for_step(7)
+    suspend_and_resume(job)
+    assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_job_survives(fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+    job = submit(fault.__name__.replace("_", "-"))
+    job.wait_for_step(2)
+    fault(job)
+    assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]

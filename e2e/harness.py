@@ -150,12 +150,12 @@ class Job:
         victim = self.wait_for(f"a {role} Pod", lambda: self.cluster.pods(self.name, role))[0]
         self.cluster.kubectl("delete", "pod", "-n", NAMESPACE, victim["metadata"]["name"], "--wait=false")
         uid = victim["metadata"]["uid"]
-        self.wait_for(
-            f"a new {role} Pod",
-            lambda: (
-                uid not in {pod["metadata"]["uid"] for pod in (pods := self.cluster.pods(self.name, role))} and pods
-            ),
-        )
+
+        def is_replaced() -> bool:
+            uids = {pod["metadata"]["uid"] for pod in self.cluster.pods(self.name, role)}
+            return bool(uids) and uid not in uids
+
+        self.wait_for(f"a new {role} Pod", is_replaced)
 
     def describe(self) -> str:
         parts = [self.cluster.kubectl("describe", "rljob", "-n", NAMESPACE, self.name).decode()[-5000:]]

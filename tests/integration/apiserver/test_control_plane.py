@@ -1,0 +1,92 @@
+"""The control plane of our own: it starts, says its version, keeps to RBAC, and survives crashes of its parts."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rljob_cluster import build
+from rljob_cluster.controlplane import ControlPlane, ControlPlaneError
+
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), address=ADDRESS) as started:
+        yield started
+
+
+def kubectl(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = build.find_or_build("kubectl") / "kubectl"
+    command = [str(program), f"--kubeconfig={kubeconfig}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_server_says_the_version_that_was_built(plane: ControlPlane) -> None:
+    answer = kubectl(plane.kubeconfig, "version", "-o", "json")
+    assert json.loads(answer.stdout)["serverVersion"]["gitVersion"] == build.KUBERNETES_VERSION, answer.stderr
+
+
+def test_a_user_without_a_role_is_refused_and_with_one_is_not(plane: ControlPlane) -> None:
+    bare = plane.kubeconfig_for("ada", ["readers"])
+    refused = kubectl(bare, "get", "configmaps")
+    assert refused.returncode != 0
+    assert 'User "ada" cannot list resource "configmaps"' in refused.stderr
+    # A role of its own: `view` is an aggregated one, which stays empty without the controller manager.
+    for command in (
+        ["clusterrole", "readers", "--verb=list", "--resource=configmaps"],
+        ["clusterrolebinding", "readers", "--clusterrole=readers", "--group=readers"],
+    ):
+        made = kubectl(plane.kubeconfig, "create", *command)
+        assert made.returncode == 0, made.stderr
+    deadline = time.monotonic() + 20
+    while (answer := kubectl(bare, "get", "configmaps")).returncode != 0:
+        assert time.monotonic() < deadline, f"the binding never took effect: {answer.stderr}"
+
+
+@pytest.mark.parametrize("name", ["kube-apiserver", "etcd"])
+def test_what_was_stored_is_there_after_a_part_was_killed(plane: ControlPlane, name: str) -> None:
+    made = kubectl(plane.kubeconfig, "create", "configmap", f"kept-{name}", "--from-literal=a=b")
+    assert made.returncode == 0, made.stderr
+    plane.kill(name)
+    assert not plane.running(name)
+    plane.restart(name)
+    answer = kubectl(plane.kubeconfig, "get", "configmap", f"kept-{name}", "-o", "jsonpath={.data.a}")
+    assert answer.stdout == "b", answer.stderr
+
+
+def test_a_part_that_cannot_start_is_named_with_its_last_log_lines(tmp_path: Path) -> None:
+    broken = ControlPlane(tmp_path, address=ADDRESS, extra_arguments={"kube-apiserver": ["--no-such-flag"]})
+    with pytest.raises(ControlPlaneError, match=r"kube-apiserver ended while it started(.|\n)*no-such-flag"):
+        broken.start()
+    assert not broken.running("etcd"), "a start that failed left etcd running"
+
+
+def test_the_parts_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from rljob_cluster.controlplane import ControlPlane\n"
+        "plane = ControlPlane(pathlib.Path(sys.argv[1]), components=['etcd', 'kube-apiserver'])\n"
+        "plane.start()\n"
+        "print(*[p.pid for p in plane._processes.values()], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=90)
+    pids = done.stdout.split()
+    assert len(pids) == 2, done.stderr
+    deadline = time.monotonic() + 20
+    while alive := [pid for pid in pids if _alive(int(pid))]:
+        assert time.monotonic() < deadline, f"processes outlived their parent: {alive}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

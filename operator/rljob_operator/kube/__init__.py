@@ -1,0 +1,24 @@
+"""The operator's I/O on a real Kubernetes: cache fed by watches and LISTs, writes by server-side apply, one Lease.
+
+Leaves every decision to plan. Invariant: a look at a job (`observe`) costs no API request; nothing is written before
+every kind was listed once, nor by a replica that does not lead.
+
+What it asks of RBAC (a ClusterRole, or a Role in each namespace of --namespace):
+
+| group | resources | verbs |
+|---|---|---|
+| rljob.dev | rljobs | get list watch delete |
+| rljob.dev | rewardmodels | get list watch |
+| rljob.dev | rljobs/status, rewardmodels/status | get patch |
+| rljob.dev | rljobs/finalizers, rewardmodels/finalizers | update (owner references that block deletion) |
+| "" | secrets configmaps services | get list watch create patch delete |
+| "" | pods | get list watch patch |
+| "" | events | get list watch create patch |
+| apps | statefulsets deployments | get list watch create patch delete |
+| batch | jobs | get list watch create patch delete |
+| networking.k8s.io | networkpolicies | get list watch create patch delete |
+| policy | poddisruptionbudgets | get list watch create patch delete |
+| apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it the check of the CRDs is skipped) |
+| "" | namespaces | list watch (cluster-wide only; kopf looks whether it may) |
+| coordination.k8s.io | leases | get create update (in --lease-namespace) |
+"""

@@ -1,0 +1,204 @@
+"""What the API server was last seen to hold: objects by kind, namespace and name, found again by their job.
+
+Pure; fed by watch events, by answers to writes, and by a LIST of each kind now and then, which alone finds a missed
+delete. Invariants: an older resourceVersion never replaces a newer one; a LIST never drops what was written after it.
+Objects are kept as compressed JSON and read only when looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rljob_api.contract import LABEL_JOB, LABEL_REWARD_MODEL
+from rljob_operator.backend import Manifest
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
+
+MAX_WARNINGS = 5000
+"""Events kept in all: a cluster can make any number of them."""
+
+
+class ObjectKey(NamedTuple):
+    kind: str
+    namespace: str
+    name: str
+
+
+class OwnerKey(NamedTuple):
+    """An RLJob or a RewardModel, by which its objects are found."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    version: int
+    owner: OwnerKey | None
+    data: bytes
+
+
+class Cache:
+    """See above. Only for one event loop: no locks."""
+
+    def __init__(self) -> None:
+        self._kinds: defaultdict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
+        self._owned: defaultdict[OwnerKey, set[ObjectKey]] = defaultdict(set)
+        self._gone: dict[ObjectKey, int] = {}
+        self._listed: dict[tuple[str, str | None], int] = {}
+
+    def is_listed(self, resource: Resource, namespace: str | None) -> bool:
+        """Whether a LIST of the kind has been taken in."""
+        return (resource.kind, namespace) in self._listed
+
+    def upsert(self, kind: str, manifest: Manifest) -> OwnerKey | None:
+        """Take an object in unless something newer is known. Returns whose it is when anything changed."""
+        key, version = _key(kind, manifest), _version(manifest)
+        old = self._kinds[kind].get(key)
+        known = old.version if old else max(self._gone.get(key, 0), self._listed_at(key))
+        if version <= known:
+            return None
+        owner = owner_of(kind, manifest)
+        if kind == "Event":
+            owner = self._owner_of_event(manifest)
+            if owner is None:
+                return None
+        if old and old.owner and old.owner != owner:
+            self._unlink(old.owner, key)
+        self._kinds[kind][key] = _Entry(version, owner, _pack(manifest))
+        self._gone.pop(key, None)
+        if owner:
+            self._owned[owner].add(key)
+        if kind == "Event":
+            self._bound_events()
+        return owner
+
+    def remove(self, kind: str, manifest: Manifest) -> OwnerKey | None:
+        """An object is gone, as of its resourceVersion. Returns whose it was."""
+        key, version = _key(kind, manifest), _version(manifest)
+        old = self._kinds[kind].get(key)
+        if old and old.version > version:
+            return None  # made anew since
+        if kind != "Event":
+            self._gone[key] = max(version, self._gone.get(key, 0))
+        return self._drop(key)
+
+    def replace(self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str) -> set[OwnerKey]:
+        """Take in a LIST of one kind. Returns the owners of what had been missed."""
+        kind, at = resource.kind, int(version)
+        changed, seen = set(), set()
+        for item in items:
+            seen.add(_key(kind, item))
+            if owner := self.upsert(kind, item):
+                changed.add(owner)
+        for key, entry in list(self._kinds[kind].items()):
+            if key not in seen and namespace in (None, key.namespace) and entry.version <= at:
+                if owner := self._drop(key):
+                    changed.add(owner)
+        self._gone = {k: v for k, v in self._gone.items() if k.kind != kind or v > at}
+        self._listed[kind, namespace] = at
+        return changed
+
+    def forget(self, kind: str, namespace: str, name: str) -> None:
+        """The API server said that there is no such object."""
+        self._drop(ObjectKey(kind, namespace, name))
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        key = ObjectKey(kind, namespace, name)
+        entry = self._kinds[kind].get(key)
+        return _unpack(kind, entry) if entry else None
+
+    def owned(self, owner: OwnerKey) -> list[Manifest]:
+        """Children, Pods and warnings of a job or a RewardModel."""
+        keys = sorted(self._owned.get(owner, ()))
+        return [_unpack(key.kind, self._kinds[key.kind][key]) for key in keys if key[:3] != owner[:3]]
+
+    def names(self, resource: Resource) -> list[ObjectKey]:
+        return list(self._kinds[resource.kind])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds.values()))
+
+    def _listed_at(self, key: ObjectKey) -> int:
+        """A LIST without the object says that it was not there: an event from before it is an echo."""
+        return max(self._listed.get((key.kind, None), 0), self._listed.get((key.kind, key.namespace), 0))
+
+    def _drop(self, key: ObjectKey) -> OwnerKey | None:
+        entry = self._kinds[key.kind].pop(key, None)
+        if entry and entry.owner:
+            self._unlink(entry.owner, key)
+            return entry.owner
+        return None
+
+    def _unlink(self, owner: OwnerKey, key: ObjectKey) -> None:
+        self._owned[owner].discard(key)
+        if not self._owned[owner]:
+            del self._owned[owner]
+
+    def _owner_of_event(self, event: Manifest) -> OwnerKey | None:
+        """Whose Pod or workload an Event speaks of. Events about anything else are not kept."""
+        about = event.get("involvedObject") or {}
+        key = ObjectKey(str(about.get("kind")), str(about.get("namespace")), str(about.get("name")))
+        # A ReplicaSet is no object of ours, but its name begins with its Deployment's.
+        if key.kind == "ReplicaSet":
+            key = ObjectKey("Deployment", key.namespace, key.name.rpartition("-")[0])
+        entry = self._kinds[key.kind].get(key) if key.kind not in (RLJOB.kind, REWARD_MODEL.kind) else None
+        return entry.owner if entry else None
+
+    def _bound_events(self) -> None:
+        events = self._kinds["Event"]
+        while len(events) > MAX_WARNINGS:
+            self._drop(next(iter(events)))
+
+
+def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """The newest Event of each object."""
+    newest: dict[tuple[str, str], Manifest] = {}
+    for event in sorted(events, key=_said_at):
+        about = event.get("involvedObject") or {}
+        newest[str(about.get("kind")), str(about.get("name"))] = event
+    return tuple(newest.values())
+
+
+def owner_of(kind: str, manifest: Manifest) -> OwnerKey | None:
+    """The RLJob or RewardModel that an object is, or that its labels name."""
+    metadata = manifest["metadata"]
+    namespace, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
+    if kind in (RLJOB.kind, REWARD_MODEL.kind):
+        return OwnerKey(kind, namespace, metadata["name"])
+    if name := labels.get(LABEL_JOB):
+        return OwnerKey(RLJOB.kind, namespace, name)
+    if name := labels.get(LABEL_REWARD_MODEL):
+        return OwnerKey(REWARD_MODEL.kind, namespace, name)
+    return None
+
+
+def _said_at(event: Manifest) -> str:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next(filter(None, times), event["metadata"].get("creationTimestamp", "")))
+
+
+def _key(kind: str, manifest: Manifest) -> ObjectKey:
+    metadata = manifest["metadata"]
+    return ObjectKey(kind, metadata.get("namespace", ""), metadata["name"])
+
+
+def _version(manifest: Manifest) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def _pack(manifest: Manifest) -> bytes:
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    return zlib.compress(json.dumps({**manifest, "metadata": metadata}, separators=(",", ":")).encode(), 1)
+
+
+def _unpack(kind: str, entry: _Entry) -> Manifest:
+    manifest: Manifest = json.loads(zlib.decompress(entry.data))
+    manifest["kind"] = kind  # items of a LIST do not say it
+    return manifest

@@ -1,0 +1,168 @@
+"""Requests to the API server: one session, one door (`request`), and errors in the operator's terms.
+
+Leaves what is asked to its callers. Invariant: every request, kopf's included, passes `hooks` and `on_response`, so a
+test can delay, refuse or cut any of them, and metrics count all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+from rljob_api.errors import TransientError, UserError
+from rljob_operator.backend import Manifest
+from rljob_operator.kube.resources import Resource
+
+REQUEST_TIMEOUT_SECONDS = 30.0
+MAX_CONNECTIONS = 20
+SSA = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+
+Hook = Callable[[aiohttp.ClientRequest], Awaitable[None]]
+"""Sees a request before it is sent; may wait, or raise aiohttp.ClientError to have it fail."""
+OnResponse = Callable[[str, str, int], None]
+"""verb, path, status code."""
+
+
+class ApiError(Exception):
+    """An answer of the API server that is no success."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message = code, reason, message
+
+
+class KubeApi:
+    """The API server as this operator may use it. Make it with `connect`."""
+
+    def __init__(self, server: str, ssl_context: ssl.SSLContext | None, token: Callable[[], Awaitable[str | None]]):
+        self.server = server.rstrip("/")
+        self.hooks: list[Hook] = []
+        self.on_response: OnResponse = lambda verb, path, code: None
+        self._ssl, self._token = ssl_context, token
+        self._session: aiohttp.ClientSession | None = None
+
+    def new_session(self, limit: int = MAX_CONNECTIONS) -> aiohttp.ClientSession:
+        """A session whose requests carry the credentials of their moment and pass the hooks."""
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl if self._ssl is not None else True)
+        return aiohttp.ClientSession(connector=connector, middlewares=(self._pass,))
+
+    async def _pass(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        token = await self._token()
+        if token:
+            request.headers["Authorization"] = token
+        verb, path = request.method, request.url.path
+        try:
+            for hook in self.hooks:
+                await hook(request)
+            response = await handler(request)
+        except (aiohttp.ClientError, OSError):
+            self.on_response(verb, path, 0)
+            raise
+        self.on_response(verb, path, response.status)
+        return response
+
+    async def request(
+        self, method: str, path: str, *, query: dict[str, str] | None = None, body: Any = None, content_type: str = ""
+    ) -> Manifest:
+        """The answer's JSON. ApiError when the server refuses, TransientError when it does not answer."""
+        if self._session is None:
+            self._session = self.new_session()
+        headers = {"Content-Type": content_type or "application/json"} if body is not None else {}
+        data = json.dumps(body) if body is not None else None
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        try:
+            async with self._session.request(
+                method, self.server + path, params=query, data=data, headers=headers, timeout=timeout
+            ) as response:
+                raw = await response.read()
+                code = response.status
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise TransientError(f"{method} {path}: the API server did not answer: {error or type(error).__name__}") from error
+        try:
+            answer = json.loads(raw) if raw else {}
+        except ValueError:
+            answer = {"message": raw.decode(errors="replace")[:300]}
+        if code >= HTTPStatus.BAD_REQUEST:
+            raise ApiError(code, str(answer.get("reason", "")), str(answer.get("message") or f"HTTP {code}"))
+        return answer if isinstance(answer, dict) else {}
+
+    async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
+        """Every object that the operator watches of a kind, in chunks, and the resourceVersion of the list."""
+        query = {"limit": "500"}
+        if resource.label_selector:
+            query["labelSelector"] = resource.label_selector
+        if resource.field_selector:
+            query["fieldSelector"] = resource.field_selector
+        items: list[Manifest] = []
+        while True:
+            page = await self.request("GET", resource.path(namespace), query=query)
+            items += page.get("items") or []
+            if not (token := page["metadata"].get("continue")):
+                return items, page["metadata"]["resourceVersion"]
+            query["continue"] = token
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+async def connect(kubeconfig: str | None = None) -> KubeApi:
+    """In the cluster when no file is named and there is a service account; else by kubeconfig."""
+    found = Configuration()
+    in_cluster = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+    try:
+        if kubeconfig is None and in_cluster.exists():
+            config.load_incluster_config(client_configuration=found)
+        else:
+            await config.load_kube_config(config_file=kubeconfig, client_configuration=found)
+    except (config.ConfigException, OSError) as error:
+        raise UserError(f"no way to the API server: {error}; run in a cluster or give --kubeconfig FILE") from error
+
+    async def token() -> str | None:
+        return await found.get_api_key_with_prefix("BearerToken", "authorization")
+
+    return KubeApi(found.host, _ssl_context(found), token)
+
+
+def _ssl_context(found: Configuration) -> ssl.SSLContext | None:
+    if not found.host.startswith("https"):
+        return None
+    context = ssl.create_default_context(cafile=found.ssl_ca_cert, cadata=found.ca_cert_data)
+    if found.cert_file:
+        context.load_cert_chain(found.cert_file, keyfile=found.key_file)
+    if not found.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
+    """An API server's refusal as what it means here: try again, or the user alone can mend it."""
+    message = error.message
+    if error.code == HTTPStatus.FORBIDDEN:
+        if "exceeded quota" in message:
+            return TransientError(f"{where}: the namespace's quota is used up: {message}")
+        if "being terminated" in message or "NamespaceTerminating" in message:
+            return TransientError(f"{where}: its namespace is being deleted")
+        if "is forbidden: User" in message:
+            return TransientError(
+                f"{where}: RBAC does not let the operator {verb} {resource}; grant that verb to its service account "
+                f"({message})"
+            )
+        return TransientError(f"{where}: forbidden: {message}")
+    if error.code == HTTPStatus.NOT_FOUND:
+        return TransientError(f"{where}: not found (its namespace or kind may be gone): {message}")
+    if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        return UserError(message)
+    return TransientError(f"{where}: HTTP {error.code}: {message}")

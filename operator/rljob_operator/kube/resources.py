@@ -1,0 +1,64 @@
+"""The kinds that the operator knows on the API server, and their paths. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api import API_VERSION
+from rljob_api.contract import LABEL_MANAGED_BY, MANAGED_BY
+
+MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+WARNING_SELECTOR = "type=Warning"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind and how it is reached."""
+
+    kind: str
+    api_version: str
+    plural: str
+    is_child: bool = True
+    """Carries the operator's label, by which it is listed and watched."""
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    @property
+    def label_selector(self) -> str | None:
+        return MANAGED_SELECTOR if self.is_child else None
+
+    @property
+    def field_selector(self) -> str | None:
+        return WARNING_SELECTOR if self.kind == "Event" else None
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """'/apis/batch/v1/namespaces/ns/jobs/name/status'; without a namespace, of all of them."""
+        parts = ["apis", self.api_version] if self.group else ["api", self.api_version]
+        parts += ["namespaces", namespace] if namespace else []
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/" + "/".join(parts)
+
+
+RLJOB = Resource("RLJob", API_VERSION, "rljobs", is_child=False)
+REWARD_MODEL = Resource("RewardModel", API_VERSION, "rewardmodels", is_child=False)
+POD = Resource("Pod", "v1", "pods")
+EVENT = Resource("Event", "v1", "events", is_child=False)
+CHILDREN = (
+    Resource("Secret", "v1", "secrets"),
+    Resource("ConfigMap", "v1", "configmaps"),
+    Resource("Service", "v1", "services"),
+    Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    Resource("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    Resource("Job", "batch/v1", "jobs"),
+    Resource("StatefulSet", "apps/v1", "statefulsets"),
+    Resource("Deployment", "apps/v1", "deployments"),
+)
+# Owners first: what is listed later refers to what was listed earlier.
+WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, POD, EVENT)
+BY_KIND = {resource.kind: resource for resource in WATCHED}

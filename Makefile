@@ -67,6 +67,11 @@ test-integration: $(SYNCED) ## Integration tests: real vLLM, Ray, FSDP2 and rewa
 	$(BIN)/python examples/prepare.py tiny
 	$(BIN)/pytest tests/integration
 
+##@ Images
+.PHONY: images
+images: $(SYNCED) ## Build the trainer, reward and operator images (docs/images.md)
+	$(BIN)/python -m rljob_cluster.images
+
 ##@ Measure
 .PHONY: bench-reward
 bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo, 1 to 4,096 in flight

@@ -72,7 +72,8 @@ def build_command(tool: str, name: str, base: str, extra: str, digest: str, uv_c
     if name == "trainer":
         command += ["--build-arg", f"EXTRA={extra}"]
     if tool == "buildah":
-        command += ["--layers", "--disable-compression", "--pull-never"]
+        command += ["--layers", "--disable-compression"]
+        command += ["--pull-never"] if base.startswith("localhost/") else []
         for path in _HOST_FILES:
             if Path(path).is_file():
                 command += ["--volume", f"{path}:{path}:ro"]

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions and docs/reference.md from the types: `python -m rljob_api.crd [--check]`.
+"""CustomResourceDefinitions (crds/, charts/) and docs/reference.md from the types: `python -m rljob_api.crd [--check]`.
 
 Owns the way from pydantic's JSON schema to Kubernetes' structural one, rules and subresources included. Invariant: the
 files in git are what this writes; --check (make verify) fails where they are not, and writes nothing.
@@ -21,6 +21,7 @@ from rljob_api.reward import RewardModel
 Schema = dict[str, Any]
 
 _ROOT = Path(__file__).resolve().parents[2]
+_CHART_CRDS = _ROOT / "charts" / "rljob" / "templates" / "crds"
 _HEADER = "# Generated from api/rljob_api by `make generate`. Edits go there.\n"
 _LIST_TYPE, _PRESERVE = "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"
 _COPIED = (
@@ -197,6 +198,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def build_chart_template(crd: Schema) -> str:
+    """The CRD as a template of the Helm chart, which upgrades it (a chart's crds/ folder is never upgraded)."""
+    kept = {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+    text = yaml.dump({**crd, "metadata": kept}, Dumper=_Dumper, sort_keys=False, width=120)
+    # Helm would take a brace pair in a description or a rule for its own.
+    text = text.replace("{{", '{{ "{{" }}')
+    return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
+
+
 def build_files() -> dict[Path, str]:
     """Every generated file of the repository with its content."""
     files = {}
@@ -204,6 +214,7 @@ def build_files() -> dict[Path, str]:
         crd = build_crd(model)
         text = yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
         files[_ROOT / "crds" / f"{crd['metadata']['name']}.yaml"] = _HEADER + text
+        files[_CHART_CRDS / f"{crd['metadata']['name']}.yaml"] = build_chart_template(crd)
     schemas = {model.__name__: build_object_schema(model) for model in (RLJob, RewardModel)}
     files[_ROOT / "docs" / "reference.md"] = reference.build_reference(schemas)
     return files

@@ -1,0 +1,84 @@
+{{/* Names, labels and the operator's rules. One list of rules serves ClusterRole and Roles alike. */}}
+
+{{- define "rljob.fullname" -}}
+{{- $default := printf "%s-operator" .Release.Name -}}
+{{- if not (contains "rljob" .Release.Name) }}{{ $default = printf "%s-rljob-operator" .Release.Name }}{{ end -}}
+{{- default $default .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Objects without a namespace carry the release's, so that two releases never meet. */}}
+{{- define "rljob.clusterName" -}}
+{{ printf "%s-%s" .Release.Namespace (include "rljob.fullname" .) }}
+{{- end }}
+
+{{/* The NetworkPolicies of jobs let in Pods with this name: it is no value. */}}
+{{- define "rljob.selectorLabels" -}}
+app.kubernetes.io/name: rljob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "rljob.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "rljob.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: rljob
+{{- end }}
+
+{{- define "rljob.serviceAccountName" -}}
+{{- $default := ternary (include "rljob.fullname" .) "default" .Values.serviceAccount.create -}}
+{{ default $default .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "rljob.image" -}}
+{{- with .Values.image -}}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "rljob.leaseNamespace" -}}
+{{ default .Release.Namespace .Values.lease.namespace }}
+{{- end }}
+
+{{- define "rljob.leaseName" -}}
+{{ default (include "rljob.fullname" .) .Values.lease.name }}
+{{- end }}
+
+{{/* What the operator does in the namespaces of jobs, verb by verb. */}}
+{{- define "rljob.rules" -}}
+- apiGroups: [rljob.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [rljob.dev]
+  resources: [rewardmodels]
+  verbs: [get, list, watch]
+- apiGroups: [rljob.dev]
+  resources: [rljobs/status, rewardmodels/status]
+  verbs: [get, patch, update]
+# blockOwnerDeletion on children: asked for where OwnerReferencesPermissionEnforcement is on, as in OpenShift.
+- apiGroups: [rljob.dev]
+  resources: [rljobs/finalizers, rewardmodels/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [secrets, configmaps, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+# Pods are made by their workloads; the operator removes scheduling gates.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, watch, create, patch]
+{{- end }}

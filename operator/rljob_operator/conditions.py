@@ -5,19 +5,27 @@ Invariant: lastTransitionTime moves only when status does, so that equal worlds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
 from rljob_api.status import Condition, RLJobStatus
 from rljob_operator.backend import Event
 
+QUEUED = "Queued"
 SUSPENDED = "Suspended"
 RUNNING = "Running"
 RESTARTING = "Restarting"
 SUCCEEDED = "Succeeded"
 FAILED = "Failed"
-TYPES = (SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
+POOLS_ISOLATED = "PoolsIsolated"
+NAME_CONFLICT = "NameConflict"
+TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
+"""Always there."""
+OPTIONAL_TYPES = (POOLS_ISOLATED, NAME_CONFLICT)
+"""There once there is something to say of them."""
 
+REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
 """The one failure that a change of the spec undoes."""
 
@@ -26,11 +34,13 @@ _PHASES: tuple[tuple[str, Phase], ...] = (
     (FAILED, "Failed"),
     (SUCCEEDED, "Succeeded"),
     (SUSPENDED, "Suspended"),
+    (QUEUED, "Queued"),
     (RESTARTING, "Restarting"),
     (RUNNING, "Running"),
 )
 _MAX_MESSAGE_LENGTH = 2000
-_BAD_NEWS = {FAILED, RESTARTING}
+_BAD_NEWS = {FAILED, RESTARTING, NAME_CONFLICT}
+_NO_NEWS = {POOLS_ISOLATED}
 
 
 def find(status: RLJobStatus, type_: str) -> Condition | None:
@@ -59,7 +69,11 @@ def build_conditions(
     """All conditions, in a fixed order. `true` gives reason and message of those that hold, `why_not` of others
     about which there is more to say than that they do not."""
     conditions = []
-    for type_ in TYPES:
+    for type_ in TYPES + OPTIONAL_TYPES:
+        if type_ in OPTIONAL_TYPES and type_ not in true and type_ not in why_not:
+            kept = find(old, type_) if type_ == NAME_CONFLICT else None  # with_conflicts alone speaks of it
+            conditions += [kept.model_copy(update={"observed_generation": generation})] if kept else []
+            continue
         holds = type_ in true
         reason, message = true.get(type_) or why_not.get(type_) or (f"Not{type_}", "")
         before = find(old, type_)
@@ -83,10 +97,54 @@ def derive_phase(conditions: list[Condition]) -> Phase:
     return next((phase for type_, phase in _PHASES if type_ in held), "Pending")
 
 
-def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
-    """One event for each condition that has come true, and for each role that restarted."""
+def with_conflicts(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:
+    """The status that also says which names are taken. For reconcile, after it has applied a plan: `status` is
+    `plan.status`, `conflicts` are the children ("Service gsm8k-head") whose apply raised ForeignObjectError; call it
+    with an empty list too, which takes the condition back. All other conditions stay. Events of the result:
+    `plan.events + conflict_events(job.status, result)`."""
+    before = find(status, NAME_CONFLICT)
+    if not conflicts and (before is None or before.status == "False"):
+        return status
+    holds: Literal["True", "False"] = "True" if conflicts else "False"
+    names = ", ".join(sorted(conflicts))
+    message = f"{names}: an object of that name exists and is not this job's; delete it, or rename the job"
+    condition = Condition(
+        type=NAME_CONFLICT,
+        status=holds,
+        reason=REASON_FOREIGN_OBJECT if conflicts else "NoConflict",
+        message=message[:_MAX_MESSAGE_LENGTH] if conflicts else "",
+        last_transition_time=before.last_transition_time
+        if before and before.status == holds
+        else now.replace(microsecond=0),
+        observed_generation=status.observed_generation,
+    )
+    others = [other for other in status.conditions if other.type != NAME_CONFLICT]
+    return status.model_copy(update={"conditions": [*others, condition]})
+
+
+def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
+    """The event of a name conflict that has just come up."""
+    condition = find(new, NAME_CONFLICT)
+    if condition is None or condition.status != "True" or is_true(old, NAME_CONFLICT):
+        return ()
+    return (Event("Warning", condition.reason, condition.message),)
+
+
+def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
+    """One event for each condition that has come true, for each role that restarted, for a retry, and for each cause
+    (reason and words) of waiting that the old conditions did not name yet."""
     events = []
+    if new.retried != old.retried:
+        events.append(Event("Normal", "Retried", "starts again from its last checkpoint; restarts count from zero"))
+    said = "\n".join(condition.message for condition in old.conditions)
+    events.extend(Event("Warning", reason, words) for reason, words in causes if words not in said)
+    isolated = find(new, POOLS_ISOLATED)
+    was = find(old, POOLS_ISOLATED)
+    if isolated and isolated.status == "False" and (was is None or was.status != "False"):
+        events.append(Event("Warning", isolated.reason, isolated.message))
     for condition in new.conditions:
+        if condition.type in _NO_NEWS:
+            continue
         if condition.status == "True" and not is_true(old, condition.type):
             kind: Literal["Normal", "Warning"] = "Warning" if condition.type in _BAD_NEWS else "Normal"
             events.append(Event(kind, condition.reason, condition.message))

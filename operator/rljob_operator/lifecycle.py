@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from rljob_api.contract import MANAGED_BY, ExitCode
+from rljob_api.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
 from rljob_operator import conditions
 from rljob_operator.backend import Manifest, Observed
@@ -34,6 +34,13 @@ def is_ours_to_manage(job: RLJob) -> bool:
     """Whether this operator acts on the job at all. One under deletion is left to the garbage collector."""
     deleted = (job.metadata.model_extra or {}).get("deletionTimestamp")
     return job.spec.managed_by in (None, MANAGED_BY_US) and not deleted
+
+
+def wants_retry(job: RLJob) -> bool:
+    """Whether the job has failed for good and its annotation asks, with a value that is new, to begin anew."""
+    asked = job.metadata.annotations.get(ANNOTATION_RETRY, "")
+    failed = conditions.is_finished(job.status) and conditions.is_true(job.status, conditions.FAILED)
+    return failed and asked not in ("", job.status.retried)
 
 
 def judge(job: RLJob, world: World, restarts: dict[str, int], now: datetime) -> Verdict:

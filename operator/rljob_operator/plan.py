@@ -11,17 +11,30 @@ import secrets
 from collections.abc import Callable
 from datetime import datetime
 
+from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.status import Progress, RLJobStatus, RoleStatus
 from rljob_operator import conditions
 from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
 from rljob_operator.children import WORKLOAD_KINDS, build_children
-from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, child_name
+from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, REWARD, ROLLOUT, child_name
 from rljob_operator.children.config import read_token
+from rljob_operator.children.gang import keep_gang
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import is_stamped
-from rljob_operator.lifecycle import Verdict, count_restarts, deadline_of, expiry_of, is_ours_to_manage, judge
+from rljob_operator.gang import judge_gang
+from rljob_operator.isolation import judge_isolation
+from rljob_operator.lifecycle import (
+    Verdict,
+    count_restarts,
+    deadline_of,
+    expiry_of,
+    is_ours_to_manage,
+    judge,
+    wants_retry,
+)
+from rljob_operator.remedies import Cause, find_causes
 from rljob_operator.validate import find_problems
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
@@ -48,6 +61,8 @@ def plan(
     if not is_ours_to_manage(job):
         return Plan((), (), job.status)
     world = observe_world(job, observed)
+    if wants_retry(job):
+        return _plan_retry(job, world, now)
     if conditions.is_finished(job.status):
         return _plan_finished(job, world, now)
     problems = find_problems(job)
@@ -97,6 +112,7 @@ def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
     status = job.status.model_copy(
         update={
             "roles": roles,
+            **_count_ready(roles),
             "observed_generation": job.metadata.generation,
             "conditions": [
                 condition.model_copy(update={"observed_generation": job.metadata.generation})
@@ -114,6 +130,17 @@ def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
     )
 
 
+def _plan_retry(job: RLJob, world: World, now: datetime) -> Plan:
+    """A failed job that begins anew: first all that is left of its Pods goes, then the status forgets the failure."""
+    workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS}
+    if workloads or any(role.pods for role in world.roles):
+        return Plan((), tuple(sorted(workloads - world.blocked)), job.status, requeue_after_seconds=BLOCKED_SECONDS)
+    fresh = {"retried": job.metadata.annotations[ANNOTATION_RETRY], "start_time": None, "completion_time": None}
+    status = job.status.model_copy(update=fresh | {"roles": [], "queued_since": None, "not_before": None})
+    status = _with_conditions(job, status, {}, {}, now)
+    return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
+
+
 def _plan_invalid(job: RLJob, problems: list[str], now: datetime) -> Plan:
     status = build_invalid_status(job, problems, now)
     return Plan((), (), status, conditions.derive_events(job.status, status))
@@ -123,7 +150,9 @@ def _plan_end(
     job: RLJob, world: World, observed: Observed, restarts: dict[str, int], verdict: Verdict, now: datetime
 ) -> Plan:
     type_ = conditions.SUCCEEDED if verdict.state == "succeeded" else conditions.FAILED
-    status = _observe_status(job, world, observed, restarts).model_copy(update={"completion_time": now})
+    status = _observe_status(job, world, observed, restarts).model_copy(
+        update={"completion_time": now, "queued_since": None, "not_before": None}
+    )
     status = _with_conditions(job, status, {type_: (verdict.reason, verdict.message)}, {}, now)
     return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
 
@@ -134,7 +163,8 @@ def _plan_suspended(
     kept = [child for child in children if child["kind"] not in WORKLOAD_KINDS]
     status = _observe_status(job, world, observed, restarts)
     roles = [role.model_copy(update={"desired": 0}) for role in status.roles]
-    status = status.model_copy(update={"roles": roles, "start_time": None})
+    status = status.model_copy(update=_count_ready(roles))
+    status = status.model_copy(update={"roles": roles, "start_time": None, "queued_since": None, "not_before": None})
     true = {conditions.SUSPENDED: ("Suspended", "spec.suspend is true; set it to false to go on from the checkpoint")}
     status = _with_conditions(job, status, true, {}, now)
     blocked = world.blocked & {key_of(child) for child in kept}
@@ -150,24 +180,48 @@ def _plan_suspended(
 def _plan_active(
     job: RLJob, world: World, observed: Observed, restarts: dict[str, int], children: list[Manifest], now: datetime
 ) -> Plan:
+    was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
+    gang = judge_gang(job, world, was_up, now)
+    causes = find_causes(job, world, observed)
+    if was_up:
+        children = [
+            keep_gang(child, world.children.get(key_of(child))) if child["kind"] in WORKLOAD_KINDS else child
+            for child in children
+        ]
+    if gang.resting:
+        children = [child for child in children if child["kind"] not in WORKLOAD_KINDS]
     delete = _extras(world, children)
     blocked = sorted(world.blocked & {key_of(child) for child in children})
     head_job = ChildKey("Job", child_name(job, HEAD))
     children = [_keep_head_template(child, world) if key_of(child) == head_job else child for child in children]
-    if head_job not in blocked and _head_is_outdated(children, head_job, world):
+    if head_job not in blocked and not gang.resting and _head_is_outdated(children, head_job, world):
         delete += (head_job,)
         blocked.append(head_job)
     if blocked:
         # Pods must not start from the Secret or ConfigMap of an earlier job of this name.
         children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
     status = _observe_status(job, world, observed, restarts)
-    status = status.model_copy(update={"start_time": job.status.start_time or now})
-    true, why_not = _running_words(job, world, blocked)
+    status = status.model_copy(
+        update={
+            "start_time": job.status.start_time or now,
+            "queued_since": gang.queued_since,
+            "not_before": gang.not_before,
+        }
+    )
+    true, why_not = _running_words(job, world, blocked, causes)
+    if gang.queued:
+        reason, message = gang.queued
+        true[conditions.QUEUED] = (reason, "; ".join([message, *(cause.words for cause in causes)]))
+    if isolation := judge_isolation(world):
+        holds, reason, message = isolation
+        (true if holds else why_not)[conditions.POOLS_ISOLATED] = (reason, message)
     status = _with_conditions(job, status, true, why_not, now)
     deadline = deadline_of(job)
     waits = [BLOCKED_SECONDS if blocked else POLL_SECONDS]
-    waits += [(deadline - now).total_seconds()] if deadline else []
-    return Plan(tuple(children), delete, status, conditions.derive_events(job.status, status), min(waits))
+    waits += [(moment - now).total_seconds() for moment in (deadline, gang.next_look(job)) if moment]
+    told = [(cause.reason, cause.words) for cause in causes]
+    events = conditions.derive_events(job.status, status, told)
+    return Plan(tuple(children), delete, status, events, max(0.0, min(waits)), gang.ungate)
 
 
 def _extras(world: World, wanted: list[Manifest]) -> tuple[ChildKey, ...]:
@@ -221,17 +275,27 @@ def _observe_status(job: RLJob, world: World, observed: Observed, restarts: dict
             phase=driver.phase,
             waits_for=driver.waits_for,
         )
-    return job.status.model_copy(update={"roles": roles, "progress": progress})
+    return job.status.model_copy(update={"roles": roles, "progress": progress} | _count_ready(roles))
+
+
+def _count_ready(roles: list[RoleStatus]) -> dict[str, str]:
+    """The printed columns: 2/2."""
+    rollouts = [role for role in roles if role.name == ROLLOUT]
+    rewards = [role for role in roles if role.name.startswith(f"{REWARD}-")]
+    return {
+        name: f"{sum(role.ready for role in group)}/{sum(role.desired for role in group)}" if group else ""
+        for name, group in (("rollouts", rollouts), ("rewards", rewards))
+    }
 
 
 def _running_words(
-    job: RLJob, world: World, blocked: list[ChildKey]
+    job: RLJob, world: World, blocked: list[ChildKey], causes: list[Cause]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """What an active job's conditions say: those that hold, and why others do not."""
     # A driver that has said 'done' only tidies up: its Pod is no longer ready, and nobody waits for it.
     ending = job.status.progress.phase == "done"
     short = [role for role in world.roles if role.ready < role.needed and not ending]
-    waiting = "; ".join(filter(None, map(describe_waiting, world.roles)))
+    waiting = "; ".join(filter(None, [*map(describe_waiting, world.roles), *(c.words for c in causes)]))
     if blocked:
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)
         waiting = f"waits until an earlier {names} is gone"
@@ -241,7 +305,7 @@ def _running_words(
     if not short and not blocked:
         return {conditions.RUNNING: ("Running", waiting or "all Pods are ready")}, {}
     if not was_up:
-        return {}, {conditions.RUNNING: ("WaitingForPods", waiting)}
+        return {}, {conditions.RUNNING: (causes[0].reason if causes else "WaitingForPods", waiting)}
     reason = f"{short[0].kind.capitalize()}Restarting" if short else "HeadRestarting"
     return {conditions.RESTARTING: (reason, waiting)}, {conditions.RUNNING: (reason, waiting)}
 

@@ -21,7 +21,7 @@ _MAX_CONFIG_BYTES = 1_000_000
 
 def find_problems(job: RLJob) -> list[str]:
     """All that keeps the job from being built; empty when nothing does."""
-    return [*_source_problems(job), *_template_problems(job), *_size_problems(job)]
+    return [*_source_problems(job), *_template_problems(job), *_size_problems(job), *_scheduling_problems(job)]
 
 
 def _source_problems(job: RLJob) -> Iterator[str]:
@@ -57,6 +57,14 @@ def _roles(job: RLJob) -> list[tuple[str, Role]]:
         ("spec.rollout", spec.rollout),
     ]
     return roles + [(f"spec.rewards[{i}]", reward) for i, reward in enumerate(spec.rewards) if reward.function]
+
+
+def _scheduling_problems(job: RLJob) -> Iterator[str]:
+    scheduling = job.spec.scheduling
+    if scheduling.gang == "kueue" and not scheduling.queue:
+        yield "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
+    if scheduling.queue and scheduling.gang not in ("kueue", "volcano"):
+        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue or volcano"
 
 
 def _size_problems(job: RLJob) -> Iterator[str]:

@@ -169,6 +169,7 @@ def _why_unready(pod: Manifest) -> str:
     for status in container_statuses(pod):
         state = status.get("state") or {}
         if waiting := state.get("waiting"):
+            waiting = _stable_waiting(waiting, status.get("image"))
             return _join(waiting.get("reason") or "Waiting", waiting.get("message"))
         if terminated := state.get("terminated"):
             return _join(f"ended with exit code {terminated.get('exitCode')}", what_it_said(terminated.get("message")))
@@ -176,6 +177,16 @@ def _why_unready(pod: Manifest) -> str:
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             return _join(condition.get("reason") or "Unschedulable", condition.get("message"))
     return "starts" if container_statuses(pod) else "waits for its node"
+
+
+def _stable_waiting(waiting: Manifest, image: str | None) -> Manifest:
+    """Without what changes from look to look: the seconds of a back-off, and the turns of ErrImagePull and its
+    back-off."""
+    if waiting.get("reason") == "CrashLoopBackOff":
+        return {"reason": "CrashLoopBackOff"}
+    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff") and image:
+        return {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
+    return waiting
 
 
 def _join(reason: str, message: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.job import RLJob
 from rljob_operator.backend import Manifest
 from rljob_operator.children.config import build_job_config, build_reward_config, build_token_secret
+from rljob_operator.children.gang import build_pod_group
 from rljob_operator.children.head import build_head
 from rljob_operator.children.network import build_disruption_budgets, build_network_policies
 from rljob_operator.children.reward import build_reward
@@ -15,7 +16,7 @@ from rljob_operator.defaults import Defaults
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""
 
-_ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", *WORKLOAD_KINDS)
+_ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", *WORKLOAD_KINDS)
 """Pods come last: their configuration is there when they start, and no Pod runs before its policy."""
 
 
@@ -28,5 +29,5 @@ def build_children(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]
     children += build_trainer(job, token, defaults) + build_rollout(job, token, defaults)
     for index in range(len(job.spec.rewards)):
         children += build_reward(job, index, token, defaults)
-    children += build_network_policies(job) + build_disruption_budgets(job)
+    children += build_network_policies(job) + build_disruption_budgets(job) + build_pod_group(job)
     return sorted(children, key=lambda child: _ORDER.index(child["kind"]))

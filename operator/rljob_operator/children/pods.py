@@ -38,6 +38,7 @@ from rljob_operator.children.common import (
     child_name,
     digest,
 )
+from rljob_operator.children.gang import build_gang_metadata, build_gang_spec
 from rljob_operator.children.merge import merge
 
 TOKEN_KEY = "token"
@@ -99,16 +100,19 @@ class PodParts:
     annotations: dict[str, str] = field(default_factory=dict)
     restart_policy: str = "Always"
     container_security: Manifest = field(default_factory=dict)
+    drain_seconds: int = 0
+    """Sleep before SIGTERM, in which the Pod's address leaves its Service and requests in flight end."""
 
 
 def build_pod_template(job: RLJob, parts: PodParts) -> Manifest:
     """The whole template. Raises UserError when the user's partial one cannot be merged."""
-    template = {"metadata": _build_metadata(job, parts), "spec": _build_spec(parts)}
+    template = {"metadata": _build_metadata(job, parts), "spec": _build_spec(parts) | build_gang_spec(job)}
     template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
     # What selectors and the lifecycle rest on is not the user's to change.
     metadata = template["metadata"]
-    metadata["labels"] = metadata.get("labels", {}) | _build_labels(parts)
-    metadata["annotations"] = metadata.get("annotations", {}) | _build_metadata(job, parts)["annotations"]
+    built = _build_metadata(job, parts)
+    metadata["labels"] = metadata.get("labels", {}) | built["labels"]
+    metadata["annotations"] = metadata.get("annotations", {}) | built["annotations"]
     template["spec"] = template["spec"] | {"restartPolicy": parts.restart_policy}
     return template
 
@@ -121,7 +125,8 @@ def _build_metadata(job: RLJob, parts: PodParts) -> Manifest:
     annotations = {ANNOTATION_CONFIG_HASH: digest(parts.config)} | parts.annotations
     if job.metadata.uid:
         annotations[ANNOTATION_JOB_UID] = job.metadata.uid
-    return {"labels": _build_labels(parts), "annotations": annotations}
+    labels, more = build_gang_metadata(job)
+    return {"labels": _build_labels(parts) | labels, "annotations": annotations | more}
 
 
 def _build_spec(parts: PodParts) -> Manifest:
@@ -159,6 +164,7 @@ def _build_container(parts: PodParts) -> Manifest:
         "env": parts.env + [{"name": name, "value": value} for name, value in parts.spec.env.items()],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
+        **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),
         "resources": build_resources(parts.spec, parts.gpus),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | parts.container_security,

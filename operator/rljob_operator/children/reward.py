@@ -28,6 +28,8 @@ _STARTUP_SECONDS = 600
 """A function may load a model when it is imported."""
 _DRAIN_SECONDS = 10
 """For the answers to leave after the last execution has ended."""
+_LEAVE_SECONDS = 5
+"""A server that goes is out of the Service at once; so long the driver may still send it requests."""
 _READ_BY_DRIVER = {"weight", "failurePolicy"}
 
 
@@ -60,7 +62,10 @@ def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str], d
         spec=reward,
         spec_path=f"spec.rewards[{index}]",
         image=defaults.reward_image,
-        command=["python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"],
+        command=[
+            *("python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"),
+            *("--grace", str(math.ceil(reward.timeout_seconds))),
+        ],
         labels=selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
         ports=_PORTS,
@@ -71,7 +76,8 @@ def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str], d
             pods.Volume("scratch", {"emptyDir": {}}, PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
         ],
-        grace_seconds=math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
+        grace_seconds=_LEAVE_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
+        drain_seconds=_LEAVE_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
     )
 

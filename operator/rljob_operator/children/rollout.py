@@ -27,6 +27,8 @@ _NUM_UNREADY_ANSWERS = 6
 """Each update makes a replica stale for a moment, and two probes in a row may meet two such moments. Nobody is served
 by a replica that is behind for longer: the driver asks each for its version before it uses it."""
 _GRACE_SECONDS = 60
+_LEAVE_SECONDS = 10
+"""A replica that goes is out of the Service at once; so long the driver may still send it requests."""
 _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
 
@@ -76,6 +78,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
             pods.build_shm_volume(),
             *pods.build_claim_volumes([job.spec.model.source]),
         ],
-        grace_seconds=_GRACE_SECONDS,
+        grace_seconds=_GRACE_SECONDS + _LEAVE_SECONDS,
+        drain_seconds=_LEAVE_SECONDS,
         gpus=rollout.gpus_per_replica,
     )

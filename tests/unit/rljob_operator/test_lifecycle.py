@@ -106,7 +106,9 @@ def test_waiting_names_the_pod_and_its_reason(life):
     pods = all_ready() | {"rollout-a": pod("rollout", "gsm8k-rollout-abc", ready=False, state=stuck)}
     life.look(**pods)
     assert life.true()["Running"].message == (
-        'waits for 1 of 2 rollout Pods: gsm8k-rollout-abc: ImagePullBackOff: Back-off pulling image "x"'
+        'waits for 1 of 2 rollout Pods: gsm8k-rollout-abc: ImagePullBackOff: Back-off pulling image "x"; '
+        "rollout: image of the role cannot be pulled; "
+        "correct spec.rollout.image, or name a Secret in spec.rollout.template.spec.imagePullSecrets"
     )
 
 
@@ -117,7 +119,10 @@ def test_a_pod_without_a_node_says_what_the_scheduler_says(life):
     }
     life.look(**all_ready() | {"trainer": unscheduled})
     message = conditions.find(life.job.status, "Running").message
-    assert message == "waits for 1 of 1 trainer Pod: gsm8k-trainer-0: Unschedulable: 0/5 nodes"
+    assert message == (
+        "waits for 1 of 1 trainer Pod: gsm8k-trainer-0: Unschedulable: 0/5 nodes; trainer: 0/5 nodes; "
+        "compare spec.trainer.nodePool (nodeSelector, tolerations) and spec.trainer.resources with the nodes"
+    )
 
 
 def test_a_lost_rollout_does_not_stop_the_job_but_a_lost_trainer_restarts_it(life):
@@ -324,3 +329,23 @@ def test_a_secret_that_was_deleted_comes_back_with_another_token_and_everything_
     secret = next(child for child in made.children if child["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["token"]) == b"other"
     assert made.delete == (HEAD,), "the driver must not go on with a token that nobody else has"
+
+
+def test_a_failed_job_that_is_retried_begins_anew_once(life):
+    life.look(**all_ready() | {"head": pod("head", "gsm8k-head-1", ready=False, state=ended(78, "error: x"))})
+    assert life.job.status.phase == "Failed"
+    life.job.metadata.annotations["rljob.dev/retry"] = "1"
+    life.look()
+    assert HEAD not in life.children
+    assert life.job.status.phase == "Failed", "what failed is still there and would fail it again"
+    life.pods.clear()
+    life.look()
+    assert (life.job.status.retried, life.job.status.phase, life.job.status.roles) == ("1", "Pending", [])
+    assert life.events[-1].reason == "Retried"
+    life.look(**all_ready())
+    assert HEAD in life.children
+    assert life.job.status.phase == "Running"
+    life.head_is("Failed")
+    life.look()
+    life.look()
+    assert life.job.status.phase == "Failed", "one value of the annotation is one retry"

@@ -1,0 +1,103 @@
+"""What spec.scheduling adds to Pods, and the PodGroup that Volcano and coscheduling want.
+
+Owns the field names of other schedulers. Invariant: what is added follows from the spec alone, and a running
+workload keeps what it has (`keep_gang`), since a change of the template would restart its Pods for nothing.
+"""
+
+from __future__ import annotations
+
+from rljob_api.contract import SCHEDULING_GATE
+from rljob_api.job import RLJob, Scheduling
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import build_metadata
+
+ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
+LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+ANNOTATION_KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+_LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP)
+_ANNOTATIONS = (ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT)
+_NONE = Scheduling()
+_GATE = {"name": SCHEDULING_GATE}
+_SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
+"""Names that these schedulers have in their own charts."""
+
+
+def _scheduling(job: RLJob) -> Scheduling:
+    """A RewardModel's Pods come from the same builder, and belong to no gang."""
+    found: Scheduling = getattr(job.spec, "scheduling", _NONE)
+    return found
+
+
+def count_wanted_pods(job: RLJob) -> int:
+    """Pods of the whole job. Rewards that others serve have none."""
+    spec = job.spec
+    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(r.replicas for r in spec.rewards if r.function)
+
+
+def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations of every Pod."""
+    scheduling, name = _scheduling(job), job.metadata.name
+    if scheduling.gang == "volcano":
+        return {}, {ANNOTATION_VOLCANO_GROUP: name}
+    if scheduling.gang == "coscheduling":
+        return {LABEL_COSCHEDULING_GROUP: name}, {}
+    if scheduling.gang == "kueue":
+        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_GROUP: name}
+        return labels, {ANNOTATION_KUEUE_COUNT: str(count_wanted_pods(job))}
+    return {}, {}
+
+
+def build_gang_spec(job: RLJob) -> Manifest:
+    """Fields of every Pod's spec."""
+    scheduling = _scheduling(job)
+    scheduler = scheduling.scheduler_name or _SCHEDULERS.get(scheduling.gang)
+    spec: Manifest = {"schedulerName": scheduler} if scheduler else {}
+    return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
+
+
+def build_pod_group(job: RLJob) -> list[Manifest]:
+    """The PodGroup, for the schedulers that have one."""
+    scheduling = _scheduling(job)
+    spec: Manifest = {"minMember": count_wanted_pods(job)}
+    if scheduling.gang == "volcano":
+        api_version = "scheduling.volcano.sh/v1beta1"
+        spec |= {"queue": scheduling.queue} if scheduling.queue else {}
+    elif scheduling.gang == "coscheduling":
+        api_version = "scheduling.x-k8s.io/v1alpha1"
+        spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
+    else:
+        return []
+    metadata = build_metadata(job, job.metadata.name)
+    return [{"apiVersion": api_version, "kind": "PodGroup", "metadata": metadata, "spec": spec}]
+
+
+def keep_gang(wanted: Manifest, running: Manifest | None) -> Manifest:
+    """`wanted`, a workload, with the gang's part of the template that `running` has."""
+    if running is None:
+        return wanted
+    old, new = running["spec"]["template"], wanted["spec"]["template"]
+    if _gang_of(old) == _gang_of(new):
+        return wanted
+    labels, annotations, gated = _gang_of(old)
+    metadata = dict(new["metadata"])
+    metadata["labels"] = _without(metadata.get("labels") or {}, _LABELS) | labels
+    metadata["annotations"] = _without(metadata.get("annotations") or {}, _ANNOTATIONS) | annotations
+    spec = _without(new["spec"], ("schedulerName", "schedulingGates"))
+    if "schedulerName" in old["spec"]:
+        spec["schedulerName"] = old["spec"]["schedulerName"]
+    gates = [gate for gate in new["spec"].get("schedulingGates") or [] if gate != _GATE] + [_GATE] * gated
+    spec |= {"schedulingGates": gates} if gates else {}
+    return wanted | {"spec": wanted["spec"] | {"template": new | {"metadata": metadata, "spec": spec}}}
+
+
+def _gang_of(template: Manifest) -> tuple[dict[str, str], dict[str, str], bool]:
+    metadata = template.get("metadata") or {}
+    labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k in _LABELS}
+    annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in _ANNOTATIONS}
+    return labels, annotations, _GATE in (template["spec"].get("schedulingGates") or [])
+
+
+def _without(mapping: Manifest, keys: tuple[str, ...]) -> Manifest:
+    return {key: value for key, value in mapping.items() if key not in keys}

@@ -141,7 +141,7 @@ class ControlPlane:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is the parent's to handle, in stop()'s order
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _end(self, name: str, first: signal.Signals) -> None:
@@ -263,5 +263,5 @@ def _ask_ready(address: str, port: int, context: ssl.SSLContext) -> tuple[bool, 
         connection.close()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -99,9 +99,10 @@ def test_a_job_that_is_not_whole_in_time_gives_its_nodes_back_and_tries_again():
     assert not has_workloads(world), "half a job holds no nodes"
     assert (world.queued().reason, world.job.status.phase) == ("TimedOut", "Queued")
     assert made.requeue_after_seconds <= 50
+    world.look()  # the Pods are gone, and the words about them change
     world.look()
     assert world.writes == 0, "nothing to write while it rests"
-    world.look(49)
+    world.look(48)
     assert has_workloads(world)
     assert world.queued().reason == "WaitingForPods"
 

@@ -13,8 +13,9 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import Backend, JobKey, utc_now
@@ -27,18 +28,31 @@ MAX_BACKOFF_SECONDS = 300.0
 _WATCH_BACKOFF_SECONDS = 1.0
 
 
+class RewardModelKey(NamedTuple):
+    """Names one RewardModel. Its third part keeps it apart from a JobKey of the same name."""
+
+    namespace: str
+    name: str
+    kind: str = "RewardModel"
+
+
+Key = JobKey | RewardModelKey
+ReconcileKey = Callable[[Any, Any, datetime], Awaitable[float | None]]
+
+
 class KeyedQueue:
     """A de-duplicating queue of keys. Times are seconds of one clock that the caller passes in."""
 
     def __init__(self) -> None:
-        self._ready: deque[JobKey] = deque()
-        self._dirty: set[JobKey] = set()
-        self._working: set[JobKey] = set()
-        self._later: list[tuple[float, JobKey]] = []
-        self._due: dict[JobKey, float] = {}
-        self._failures: dict[JobKey, int] = {}
+        self._ready: deque[Key] = deque()
+        self._dirty: set[Key] = set()
+        self._working: set[Key] = set()
+        self._later: list[tuple[float, Key]] = []
+        self._due: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._since: dict[Key, float] = {}
 
-    def add(self, key: JobKey) -> None:
+    def add(self, key: Key) -> None:
         """Work on `key` as soon as may be."""
         if key in self._dirty:
             return
@@ -46,29 +60,30 @@ class KeyedQueue:
         if key not in self._working:
             self._ready.append(key)
 
-    def add_at(self, key: JobKey, when: float) -> None:
+    def add_at(self, key: Key, when: float) -> None:
         """Work on `key` at `when`, or at an earlier time that it has already."""
         if when < self._due.get(key, float("inf")):
             self._due[key] = when
             heapq.heappush(self._later, (when, key))
 
-    def take(self, now: float) -> JobKey | None:
+    def take(self, now: float) -> Key | None:
         """The next key to work on; None when none is due. The caller must call `finish` or `fail` with it."""
         self._move_due(now)
         if not self._ready:
             return None
         key = self._ready.popleft()
+        self._since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
         self._due.pop(key, None)  # this look is the one that was asked for
         return key
 
-    def finish(self, key: JobKey) -> None:
+    def finish(self, key: Key) -> None:
         """`key` was worked on with success."""
         self._failures.pop(key, None)
         self._release(key)
 
-    def fail(self, key: JobKey, now: float) -> float:
+    def fail(self, key: Key, now: float) -> float:
         """`key` was worked on and failed. Returns the seconds until it is tried again by itself."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = backoff_seconds(failures)
@@ -82,11 +97,22 @@ class KeyedQueue:
         return self._later[0][0] if self._later else None
 
     @property
+    def depth(self) -> int:
+        """Keys that are ready and wait for a worker."""
+        return len(self._ready)
+
+    def oldest_age(self, now: float) -> float:
+        """For how long the first ready key has been seen to wait. Ages begin when somebody first looks."""
+        for key in self._ready:
+            self._since.setdefault(key, now)
+        return now - self._since[self._ready[0]] if self._ready else 0.0
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is ready or worked on."""
         return not self._ready and not self._working
 
-    def _release(self, key: JobKey) -> None:
+    def _release(self, key: Key) -> None:
         self._working.discard(key)
         if key in self._dirty:
             self._ready.append(key)
@@ -104,6 +130,10 @@ class KeyedQueue:
             heapq.heappop(self._later)
 
 
+def describe(key: Key) -> str:
+    return f"{'RewardModel' if isinstance(key, RewardModelKey) else 'RLJob'} {key.namespace}/{key.name}"
+
+
 def backoff_seconds(failures: int) -> float:
     """Doubles with each failure in a row."""
     return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 30))
@@ -115,14 +145,16 @@ async def run(
     *,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
+    queue: KeyedQueue | None = None,
+    reconcile_key: ReconcileKey | None = None,
 ) -> None:
     """Reconcile until cancelled, or until the backend's watch ends and what it had named is done."""
-    queue, changed = KeyedQueue(), asyncio.Condition()
+    queue, changed = queue or KeyedQueue(), asyncio.Condition()
 
     async def work() -> None:
         while True:
             key = await _take(queue, changed, clock)
-            await _work_on(backend, queue, key, clock, now)
+            await _work_on(backend, queue, key, clock, now, reconcile_key or reconcile)
             async with changed:
                 changed.notify_all()
 
@@ -151,7 +183,7 @@ async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition)
             await asyncio.sleep(_WATCH_BACKOFF_SECONDS)
 
 
-async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> JobKey:
+async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
     """The next key; waits until there is one."""
     async with changed:
         while True:
@@ -165,17 +197,22 @@ async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[
 
 
 async def _work_on(
-    backend: Backend, queue: KeyedQueue, key: JobKey, clock: Callable[[], float], now: Callable[[], datetime]
+    backend: Backend,
+    queue: KeyedQueue,
+    key: Key,
+    clock: Callable[[], float],
+    now: Callable[[], datetime],
+    reconcile_key: ReconcileKey,
 ) -> None:
     try:
-        again = await reconcile(backend, key, now())
+        again = await reconcile_key(backend, key, now())
     except TransientError as error:
         delay = queue.fail(key, clock())
-        log.warning("RLJob %s/%s: %s; next try in %.1f s", *key, error, delay)
+        log.warning("%s: %s; next try in %.1f s", describe(key), error, delay)
     except Exception:
         # A defect of ours must not stop the other jobs. It is loud, and the key is tried again ever more seldom.
         delay = queue.fail(key, clock())
-        log.exception("RLJob %s/%s: reconcile failed; next try in %.1f s", *key, delay)
+        log.exception("%s: reconcile failed; next try in %.1f s", describe(key), delay)
     else:
         queue.finish(key)
         if again is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rljob_api.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_operator.backend import Manifest
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
+from rljob_operator.kube.resources import BY_KIND, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events kept in all: a cluster can make any number of them."""
@@ -56,11 +56,11 @@ class Cache:
         """Whether a LIST of the kind has been taken in."""
         return (resource.kind, namespace) in self._listed
 
-    def upsert(self, kind: str, manifest: Manifest) -> OwnerKey | None:
+    def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> OwnerKey | None:
         """Take an object in unless something newer is known. Returns whose it is when anything changed."""
         key, version = _key(kind, manifest), _version(manifest)
         old = self._kinds[kind].get(key)
-        known = old.version if old else max(self._gone.get(key, 0), self._listed_at(key))
+        known = old.version if old else max(self._gone.get(key, 0), 0 if is_listed else self._listed_at(key))
         if version <= known:
             return None
         owner = owner_of(kind, manifest)
@@ -88,18 +88,20 @@ class Cache:
             self._gone[key] = max(version, self._gone.get(key, 0))
         return self._drop(key)
 
-    def replace(self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str) -> set[OwnerKey]:
+    def replace(
+        self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str
+    ) -> set[OwnerKey]:
         """Take in a LIST of one kind. Returns the owners of what had been missed."""
         kind, at = resource.kind, int(version)
         changed, seen = set(), set()
         for item in items:
             seen.add(_key(kind, item))
-            if owner := self.upsert(kind, item):
+            if owner := self.upsert(kind, item, is_listed=True):
                 changed.add(owner)
         for key, entry in list(self._kinds[kind].items()):
-            if key not in seen and namespace in (None, key.namespace) and entry.version <= at:
-                if owner := self._drop(key):
-                    changed.add(owner)
+            is_gone = key not in seen and namespace in (None, key.namespace) and entry.version <= at
+            if is_gone and (owner := self._drop(key)):
+                changed.add(owner)
         self._gone = {k: v for k, v in self._gone.items() if k.kind != kind or v > at}
         self._listed[kind, namespace] = at
         return changed
@@ -200,5 +202,6 @@ def _pack(manifest: Manifest) -> bytes:
 
 def _unpack(kind: str, entry: _Entry) -> Manifest:
     manifest: Manifest = json.loads(zlib.decompress(entry.data))
-    manifest["kind"] = kind  # items of a LIST do not say it
+    # Items of a LIST do not say what they are.
+    manifest["kind"], manifest["apiVersion"] = kind, BY_KIND[kind].api_version
     return manifest

@@ -6,7 +6,6 @@ test can delay, refuse or cut any of them, and metrics count all.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable
@@ -24,6 +23,7 @@ from rljob_operator.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
+_TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -86,8 +86,10 @@ class KubeApi:
             ) as response:
                 raw = await response.read()
                 code = response.status
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            raise TransientError(f"{method} {path}: the API server did not answer: {error or type(error).__name__}") from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise TransientError(
+                f"{method} {path}: the API server did not answer: {error or type(error).__name__}"
+            ) from error
         try:
             answer = json.loads(raw) if raw else {}
         except ValueError:
@@ -120,9 +122,8 @@ class KubeApi:
 async def connect(kubeconfig: str | None = None) -> KubeApi:
     """In the cluster when no file is named and there is a service account; else by kubeconfig."""
     found = Configuration()
-    in_cluster = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
     try:
-        if kubeconfig is None and in_cluster.exists():
+        if kubeconfig is None and _TOKEN_FILE.exists():  # noqa: ASYNC240 - once, at the start
             config.load_incluster_config(client_configuration=found)
         else:
             await config.load_kube_config(config_file=kubeconfig, client_configuration=found)

@@ -1,0 +1,61 @@
+"""`python -m rljob_operator`: command line, logging, signals. Leaves the work to kube.operator."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+from rljob_api.errors import RLJobError
+from rljob_operator.kube.operator import run_operator
+from rljob_operator.settings import Settings
+
+
+def parse(argv: list[str] | None = None) -> Settings:
+    default = Settings()
+    parser = argparse.ArgumentParser("rljob_operator", description="The operator of RLJobs and RewardModels.")
+    parser.add_argument("--kubeconfig", help="default: in-cluster, else ~/.kube/config")
+    parser.add_argument("--namespace", nargs="+", action="extend", default=[], metavar="NS", help="default: all")
+    parser.add_argument("--workers", type=int, default=default.workers)
+    parser.add_argument("--resync-seconds", type=float, default=default.resync_seconds)
+    parser.add_argument("--lease-namespace", metavar="NS", help="default: the Pod's own")
+    parser.add_argument("--lease-name", default=default.lease_name)
+    parser.add_argument("--no-lease", action="store_true", help="for one replica outside a cluster")
+    parser.add_argument("--metrics-port", type=int, default=default.metrics_port)
+    parser.add_argument("--health-port", type=int, default=default.health_port)
+    parser.add_argument("--trainer-image", default=default.trainer_image, metavar="IMAGE")
+    parser.add_argument("--reward-image", default=default.reward_image, metavar="IMAGE")
+    parser.add_argument("--log-level", default=default.log_level, choices=["debug", "info", "warning", "error"])
+    given = vars(parser.parse_args(argv))
+    namespaces, no_lease = tuple(given.pop("namespace")), given.pop("no_lease")
+    return Settings(**given, namespaces=namespaces, lease=not no_lease)
+
+
+async def _run(settings: Settings) -> None:
+    task = asyncio.create_task(run_operator(settings))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        logging.getLogger(__name__).info("stopped")
+
+
+def main(argv: list[str] | None = None) -> int:
+    settings = parse(argv)
+    level = settings.log_level.upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+    try:
+        asyncio.run(_run(settings))
+    except RLJobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 75
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

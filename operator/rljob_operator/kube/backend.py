@@ -1,0 +1,294 @@
+"""Backend on a real Kubernetes: reads come from the cache, writes are server-side applies of one field manager.
+
+Leaves deciding to plan and the feeding of the cache to `watch`. Invariant: an object that is not this owner's is
+never written, and nothing is deleted but the very object that was seen (uid precondition).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import API_VERSION
+from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
+from rljob_api.errors import TransientError
+from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
+from rljob_api.status import RLJobStatus
+from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, utc_now
+from rljob_operator.children.config import read_token
+from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings
+from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
+from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.resources import BY_KIND, EVENT, POD, REWARD_MODEL, RLJOB, Resource
+from rljob_operator.reconcile import InvalidJobError
+
+_FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
+_DELETE_FIRST_PODS = ("Job", "StatefulSet", "Deployment")
+
+
+class KubernetesBackend:
+    """See above. `may_write` is asked before each write: only the leader's answer is yes."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: Cache,
+        driver: DriverClient,
+        *,
+        keys: Callable[[], AsyncIterator[Any]],
+        may_write: Callable[[], bool] = lambda: True,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.api, self.cache, self.driver = api, cache, driver
+        self._keys, self._may_write, self._now = keys, may_write, now
+
+    def watch(self) -> AsyncIterator[Any]:
+        return self._keys()
+
+    async def get_job(self, key: JobKey) -> RLJob | None:
+        manifest = self.cache.get(RLJOB.kind, key.namespace, key.name)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            return None
+        try:
+            return RLJob.model_validate(manifest)
+        except ValidationError as error:
+            raise InvalidJobError(_unreadable(manifest), _problems(error)) from None
+
+    async def observe(self, job: RLJob) -> Observed:
+        namespace = job.metadata.namespace
+        children, pods, warnings = self._owned(OwnerKey(RLJOB.kind, namespace, job.metadata.name))
+        secret = children.get(ChildKey("Secret", f"{job.metadata.name}-token"))
+        models = {}
+        for name in sorted({r.reward_model_ref.name for r in job.spec.rewards if r.reward_model_ref}):
+            found = self.cache.get(REWARD_MODEL.kind, namespace, name)
+            if found is not None:
+                try:
+                    models[name] = RewardModel.model_validate(found)
+                except ValidationError:
+                    continue  # its own status says what is wrong with it
+        driver = await self.driver.ask(pods, read_token(secret) if secret else None)
+        return Observed(children, pods, driver, warnings, models)
+
+    async def get_reward_model(self, key: JobKey) -> RewardModel | None:
+        manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            return None
+        return RewardModel.model_validate(manifest)
+
+    async def observe_reward_model(self, model: RewardModel) -> Observed:
+        children, pods, warnings = self._owned(
+            OwnerKey(REWARD_MODEL.kind, model.metadata.namespace, model.metadata.name)
+        )
+        return Observed(children, pods, None, warnings)
+
+    def _owned(self, owner: OwnerKey) -> tuple[dict[ChildKey, Manifest], tuple[Manifest, ...], tuple[Manifest, ...]]:
+        objects = self.cache.owned(owner)
+        children = {
+            ChildKey(o["kind"], o["metadata"]["name"]): o for o in objects if o["kind"] not in (POD.kind, EVENT.kind)
+        }
+        pods = tuple(o for o in objects if o["kind"] == POD.kind)
+        return children, pods, newest_warnings(o for o in objects if o["kind"] == EVENT.kind)
+
+    async def apply(self, manifest: Manifest) -> None:
+        resource, metadata = BY_KIND[manifest["kind"]], manifest["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        known = self.cache.get(resource.kind, namespace, name)
+        if known is None:
+            known = await self._get(resource, namespace, name)
+        if known is not None and not _shares_owner(known, manifest):
+            raise ForeignObjectError(
+                f"{resource.kind} {namespace}/{name} exists and does not belong to this object; delete or rename it"
+            )
+        answer = await self._write("PATCH", resource, namespace, name, query=_FORCED, body=manifest, content_type=SSA)
+        self.cache.upsert(resource.kind, answer)
+
+    async def delete(self, namespace: str, child: ChildKey) -> None:
+        known = self.cache.get(child.kind, namespace, child.name)
+        policy = "Foreground" if child.kind in _DELETE_FIRST_PODS else "Background"
+        await self._delete(BY_KIND[child.kind], namespace, child.name, known, policy)
+
+    async def delete_job(self, key: JobKey) -> None:
+        known = self.cache.get(RLJOB.kind, key.namespace, key.name)
+        await self._delete(RLJOB, key.namespace, key.name, known, "Background")
+
+    async def _delete(self, resource: Resource, namespace: str, name: str, known: Manifest | None, policy: str) -> None:
+        if known is None:
+            return
+        body = {"propagationPolicy": policy, "preconditions": {"uid": known["metadata"]["uid"]}}
+        try:
+            answer = await self._write("DELETE", resource, namespace, name, body=body, allow=(HTTPStatus.NOT_FOUND,))
+        except TransientError:
+            # 409: another object has the name by now. What the cache holds of it is old.
+            self.cache.forget(resource.kind, namespace, name)
+            current = await self._get(resource, namespace, name)
+            if current is not None:
+                self.cache.upsert(resource.kind, current, is_listed=True)
+            raise
+        if (answer.get("metadata") or {}).get("deletionTimestamp") and answer.get("kind") == resource.kind:
+            self.cache.upsert(resource.kind, answer)
+        else:
+            self.cache.forget(resource.kind, namespace, name)
+
+    async def ungate(self, namespace: str, pod: str) -> None:
+        known = self.cache.get(POD.kind, namespace, pod)
+        if known is None:
+            return
+        gates = known["spec"].get("schedulingGates") or []
+        kept = [gate for gate in gates if gate["name"] != SCHEDULING_GATE]
+        if kept == gates:
+            return
+        # The uid makes it a conflict when a Pod of the same name has taken its place.
+        body = {"metadata": {"uid": known["metadata"]["uid"]}, "spec": {"schedulingGates": kept or None}}
+        answer = await self._write(
+            "PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH, allow=(HTTPStatus.NOT_FOUND,)
+        )
+        if answer:
+            self.cache.upsert(POD.kind, answer)
+
+    async def update_status(self, job: RLJob, status: RLJobStatus) -> None:
+        await self._put_status(RLJOB, job, status.to_manifest())
+
+    async def update_reward_model_status(self, model: RewardModel, status: Any) -> None:
+        await self._put_status(REWARD_MODEL, model, status.to_manifest())
+
+    async def _put_status(self, resource: Resource, owner: RLJob | RewardModel, status: Manifest) -> None:
+        namespace, name = owner.metadata.namespace, owner.metadata.name
+        known = self.cache.get(resource.kind, namespace, name)
+        if known and known["metadata"].get("generation", 1) > owner.metadata.generation:
+            raise TransientError(f"{resource.kind} {namespace}/{name}: its spec has changed meanwhile")
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": resource.kind,
+            "metadata": {"name": name, "namespace": namespace, "uid": owner.metadata.uid},
+            "status": status,
+        }
+        answer = await self._write(
+            "PATCH",
+            resource,
+            namespace,
+            name,
+            "status",
+            query=_FORCED,
+            body=body,
+            content_type=SSA,
+            allow=(HTTPStatus.NOT_FOUND,),
+        )
+        if answer:
+            self.cache.upsert(resource.kind, answer)
+
+    async def record_event(self, job: RLJob | RewardModel, event: Event) -> None:
+        """One Event object for equal events: its name is their digest, and a repeat raises its count."""
+        meta = job.metadata
+        text = "\0".join((meta.uid, event.type, event.reason, event.message))
+        name = f"{meta.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        said = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        body: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": meta.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": job.kind,
+                "namespace": meta.namespace,
+                "name": meta.name,
+                "uid": meta.uid,
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:1024],
+            "source": {"component": MANAGED_BY},
+            "reportingComponent": MANAGED_BY,
+            "firstTimestamp": said,
+            "lastTimestamp": said,
+            "count": 1,
+        }
+        try:
+            await self._call("POST", EVENT, meta.namespace, None, body=body)
+        except ApiError as error:
+            if error.code != HTTPStatus.CONFLICT:
+                raise translate(error, "create", "events", f"Event {meta.namespace}/{name}") from error
+            old = await self._get(EVENT, meta.namespace, name) or {}
+            change = {"count": int(old.get("count") or 0) + 1, "lastTimestamp": said}
+            await self._write("PATCH", EVENT, meta.namespace, name, body=change, content_type=MERGE_PATCH)
+
+    async def _get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
+        try:
+            return await self.api.request("GET", resource.path(namespace, name))
+        except ApiError as error:
+            if error.code == HTTPStatus.NOT_FOUND:
+                return None
+            raise translate(error, "get", resource.plural, f"{resource.kind} {namespace}/{name}") from error
+
+    async def _write(
+        self,
+        method: str,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        subresource: str | None = None,
+        *,
+        allow: tuple[int, ...] = (),
+        **request: Any,
+    ) -> Manifest:
+        """The answer; empty for a code that is allowed."""
+        try:
+            return await self._call(method, resource, namespace, name, subresource, **request)
+        except ApiError as error:
+            if error.code in allow:
+                return {}
+            what = f"{resource.plural}/{subresource}" if subresource else resource.plural
+            raise translate(error, method.lower(), what, f"{resource.kind} {namespace}/{name}") from error
+
+    async def _call(
+        self,
+        method: str,
+        resource: Resource,
+        namespace: str,
+        name: str | None,
+        subresource: str | None = None,
+        **request: Any,
+    ) -> Manifest:
+        if not self._may_write():
+            raise TransientError("this replica does not lead")
+        call: Awaitable[Manifest] = self.api.request(method, resource.path(namespace, name, subresource), **request)
+        return await call
+
+
+def _shares_owner(known: Manifest, wanted: Manifest) -> bool:
+    def uids(manifest: Manifest) -> set[str]:
+        return {ref["uid"] for ref in manifest["metadata"].get("ownerReferences") or []}
+
+    return bool(uids(known) & uids(wanted))
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """What is wrong, each with its path. An unknown field mostly means CRDs of another version than the operator."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        path = ".".join(map(str, detail["loc"]))
+        if detail["type"] == "extra_forbidden":
+            problems.append(
+                f"{path} is unknown to this operator; upgrade the operator to the CRDs' version, or remove it"
+            )
+        else:
+            problems.append(f"{path}: {detail['msg']}".lstrip(": "))
+    return problems
+
+
+def _unreadable(manifest: Manifest) -> RLJob:
+    """A job with its metadata and, if it can be read, its status; and a spec that nobody may look at."""
+    data = {name: manifest[name] for name in ("apiVersion", "kind", "metadata") if name in manifest}
+    job = RLJob.model_construct(
+        **{"metadata": RLJob.model_fields["metadata"].annotation.model_validate(data["metadata"])}
+    )  # type: ignore[union-attr]
+    try:
+        job.status = RLJobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        job.status = RLJobStatus()
+    return job

@@ -1,0 +1,98 @@
+"""One leader among the operator's replicas, by a coordination.k8s.io Lease.
+
+Invariant: who could not renew for RENEW_DEADLINE_SECONDS leads no more, and that is earlier than LEASE_SECONDS, when
+another may take over. Expiry is judged by the own clock since the Lease was last seen to change, never by its times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rljob_api.errors import TransientError
+from rljob_operator.backend import utc_now
+from rljob_operator.kube.client import ApiError, KubeApi
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 15
+RENEW_DEADLINE_SECONDS = 10.0
+RETRY_SECONDS = 2.0
+
+
+class Lease:
+    """`await acquire()`, then run `hold()` beside the work: it returns when the lead is lost."""
+
+    def __init__(
+        self, api: KubeApi, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._identity, self._clock = api, identity, clock
+        self._base = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._renewed_at: float | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_DEADLINE_SECONDS
+
+    async def acquire(self) -> None:
+        while not await self._try():  # noqa: ASYNC110 - it asks another machine
+            await asyncio.sleep(RETRY_SECONDS)
+        log.info("leads as %s", self._identity)
+
+    async def hold(self) -> None:
+        while self.is_held:
+            await asyncio.sleep(RETRY_SECONDS)
+            await self._try()
+
+    async def release(self) -> None:
+        """Let another replica take over at once."""
+        if self.is_held:
+            await self._try(release=True)
+        self._renewed_at = None
+
+    async def _try(self, *, release: bool = False) -> bool:
+        asked_at = self._clock()
+        try:
+            async with asyncio.timeout(RENEW_DEADLINE_SECONDS / 2):
+                held = await self._renew(release)
+        except (ApiError, TransientError, TimeoutError) as error:
+            log.warning("lease %s: %s", self._name, error)
+            return False
+        self._renewed_at = asked_at if held else None
+        return held
+
+    async def _renew(self, release: bool) -> bool:
+        try:
+            lease = await self._api.request("GET", f"{self._base}/{self._name}")
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+            await self._api.request("POST", self._base, body=body | {"spec": self._spec({}, release)})
+            return not release
+        spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
+        if version != self._seen[0]:
+            self._seen = (version, self._clock())
+        holder = spec.get("holderIdentity")
+        duration = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        if holder and holder != self._identity and self._clock() - self._seen[1] < duration:
+            return False
+        # With its resourceVersion: of two that take over at once, one gets 409.
+        await self._api.request("PUT", f"{self._base}/{self._name}", body=lease | {"spec": self._spec(spec, release)})
+        return not release
+
+    def _spec(self, old: dict[str, Any], release: bool) -> dict[str, Any]:
+        now = utc_now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        is_ours = old.get("holderIdentity") == self._identity
+        return {
+            "holderIdentity": "" if release else self._identity,
+            "leaseDurationSeconds": 1 if release else LEASE_SECONDS,
+            "acquireTime": old.get("acquireTime") if is_ours else now,
+            "renewTime": now,
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (0 if is_ours else 1),
+        }

@@ -1,0 +1,160 @@
+"""The whole operator in one coroutine: check of the CRDs, the lead, the feed, the workers. Owns their order.
+
+Invariant: nothing is written unless the Lease is held; when it is lost, `run_operator` raises LeaseLost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from rljob_api.errors import RLJobError, TransientError
+from rljob_operator.backend import JobKey, utc_now
+from rljob_operator.defaults import Defaults
+from rljob_operator.health import Health
+from rljob_operator.kube.backend import KubernetesBackend
+from rljob_operator.kube.cache import Cache
+from rljob_operator.kube.client import ApiError, KubeApi, connect
+from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.lease import Lease
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
+from rljob_operator.kube.watch import Feed
+from rljob_operator.metrics import Metrics
+from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, run
+from rljob_operator.reconcile import reconcile
+from rljob_operator.reward_model import reconcile_reward_model
+from rljob_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+_CRD_RETRY_SECONDS = 5.0
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class LeaseLost(RLJobError):  # noqa: N818 - it says what happened
+    """Another replica may lead by now: the process must end."""
+
+
+async def run_operator(
+    settings: Settings,
+    *,
+    api: KubeApi | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], datetime] = utc_now,
+) -> None:
+    """Run until cancelled. `api` is closed by who made it; api.hooks sees every request."""
+    own = api is None
+    api = api or await connect(settings.kubeconfig)
+    queue, metrics = KeyedQueue(), Metrics()
+    health = Health(queue, metrics, clock)
+    api.on_response = metrics.on_response
+    runners = await health.serve(settings.health_port, settings.metrics_port)
+    lease = Lease(
+        api, _lease_namespace(settings), settings.lease_name, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    )
+    try:
+        await _wait_for_crds(api)
+        health.is_ready = True
+        if settings.lease:
+            await lease.acquire()
+        metrics.leader.set(1)
+        await _lead(settings, api, lease if settings.lease else None, health, clock, now)
+    finally:
+        with contextlib.suppress(RLJobError):
+            await lease.release()
+        for runner in runners:
+            await runner.cleanup()
+        if own:
+            await api.close()
+
+
+async def _lead(
+    settings: Settings,
+    api: KubeApi,
+    lease: Lease | None,
+    health: Health,
+    clock: Callable[[], float],
+    now: Callable[[], datetime],
+) -> None:
+    cache, driver = Cache(), DriverClient(clock)
+    feed = Feed(api, cache, settings.namespaces, settings.resync_seconds)
+    backend = KubernetesBackend(
+        api, cache, driver, keys=feed.keys, may_write=lambda: lease is None or lease.is_held, now=now
+    )
+    defaults = Defaults(settings.trainer_image, settings.reward_image)
+
+    async def reconcile_key(_: KubernetesBackend, key: Key, at: datetime) -> float | None:
+        is_model = isinstance(key, RewardModelKey)
+        health.working[key] = clock()
+        try:
+            with health.metrics.reconcile.labels("RewardModel" if is_model else "RLJob").time():
+                about = JobKey(key.namespace, key.name)
+                if is_model:
+                    return await reconcile_reward_model(backend, about, at, defaults)
+                return await reconcile(backend, about, at, defaults)
+        except Exception as error:
+            health.metrics.errors.labels(type(error).__name__).inc()
+            raise
+        finally:
+            health.working.pop(key, None)
+
+    work = asyncio.create_task(
+        run(backend, settings.workers, clock=clock, now=now, queue=health.queue, reconcile_key=reconcile_key)
+    )
+    tasks: list[asyncio.Task[None]] = [work]
+    if lease is not None:
+        tasks.append(asyncio.create_task(lease.hold()))
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if work not in done:
+            raise LeaseLost("the Lease could not be renewed; another replica takes over")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await driver.close()
+
+
+async def _wait_for_crds(api: KubeApi) -> None:
+    while problem := await _crd_problem(api):
+        log.error("%s; next look in %.0f s", problem, _CRD_RETRY_SECONDS)
+        await asyncio.sleep(_CRD_RETRY_SECONDS)
+
+
+async def _crd_problem(api: KubeApi) -> str:
+    """What keeps this operator from starting; empty when nothing does."""
+    for resource in (RLJOB, REWARD_MODEL):
+        name = f"{resource.plural}.{resource.group}"
+        try:
+            crd = await api.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        except ApiError as error:
+            if error.code == 403:
+                log.warning("may not read CustomResourceDefinitions: their version is not checked")
+                return ""
+            return f"CRD {name}: {error.message}; apply the files in crds/"
+        except TransientError as error:
+            return str(error)
+        versions = {version["name"]: version for version in crd["spec"]["versions"] if version["served"]}
+        if resource.version not in versions:
+            return f"CRD {name} does not serve {resource.version}; apply the files in crds/"
+        schema = versions[resource.version]["schema"]["openAPIV3Schema"]["properties"]
+        if resource is RLJOB and "scheduling" not in schema["spec"]["properties"]:
+            return f"CRD {name} is older than this operator (no spec.scheduling); apply the files in crds/"
+    return ""
+
+
+def _lease_namespace(settings: Settings) -> str:
+    if settings.lease_namespace:
+        return settings.lease_namespace
+    return (
+        _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else os.environ.get("POD_NAMESPACE", "default")
+    )

@@ -1,0 +1,139 @@
+"""The cache's feed: kopf's watches for news, a LIST of every kind at the start and now and then for the truth.
+
+The only user of kopf; its handlers take an object in and name the jobs concerned, no more. Invariant: no key is given
+out before every kind has been listed once; then every job is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import kopf
+
+from rljob_api.errors import TransientError
+from rljob_operator.backend import JobKey
+from rljob_operator.kube.cache import Cache, OwnerKey
+from rljob_operator.kube.client import ApiError, KubeApi, translate
+from rljob_operator.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, Resource
+from rljob_operator.queue import Key, RewardModelKey
+
+log = logging.getLogger(__name__)
+
+
+class Feed:
+    """Keeps a cache fresh, and says which keys changed."""
+
+    def __init__(self, api: KubeApi, cache: Cache, namespaces: tuple[str, ...], resync_seconds: float) -> None:
+        self._api, self._cache, self._resync_seconds = api, cache, resync_seconds
+        self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._changed: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def keys(self) -> AsyncIterator[Key]:
+        """List, then watch for ever. TransientError when the lists or the watches break."""
+        await self.list_all()
+        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._resync())]
+        getter: asyncio.Task[Key] | None = None
+        try:
+            for key in self.all_keys():
+                yield key
+            while True:
+                getter = asyncio.create_task(self._changed.get())
+                await asyncio.wait([getter, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                if not getter.done():
+                    broken = next(task for task in tasks if task.done())
+                    raise TransientError(f"watching ended: {broken.exception() or 'kopf stopped'}")
+                yield getter.result()
+        finally:
+            for task in [*tasks, *([getter] if getter else [])]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def all_keys(self) -> list[Key]:
+        jobs = [JobKey(key.namespace, key.name) for key in self._cache.names(RLJOB)]
+        return [*jobs, *(RewardModelKey(key.namespace, key.name) for key in self._cache.names(REWARD_MODEL))]
+
+    async def list_all(self) -> None:
+        """Replace the cache's content kind by kind by what there is."""
+        for resource in WATCHED:
+            for namespace in self._scopes:
+                try:
+                    items, version = await self._api.list(resource, namespace)
+                except ApiError as error:
+                    raise translate(error, "list", resource.plural, f"LIST of {resource.plural}") from error
+                for owner in self._cache.replace(resource, namespace, items, version):
+                    self._enqueue(owner)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._resync_seconds)
+            try:
+                await self.list_all()
+            except TransientError as error:
+                log.warning("resync: %s; next in %.0f s", error, self._resync_seconds)
+                continue
+            for key in self.all_keys():
+                self._changed.put_nowait(key)
+
+    def take_in(self, kind: str, event: Any) -> None:
+        """A watch event."""
+        body = dict(event["object"])
+        change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
+        if owner := change(kind, body):
+            self._enqueue(owner)
+
+    def _enqueue(self, owner: OwnerKey) -> None:
+        if owner.kind == RLJOB.kind:
+            self._changed.put_nowait(JobKey(owner.namespace, owner.name))
+            return
+        self._changed.put_nowait(RewardModelKey(owner.namespace, owner.name))
+        for key in self._cache.names(RLJOB):
+            if key.namespace == owner.namespace and _names_model(self._cache.get(*key), owner.name):
+                self._changed.put_nowait(JobKey(key.namespace, key.name))
+
+    async def _watch(self) -> None:
+        registry = kopf.OperatorRegistry()
+        for resource in WATCHED:
+            self._register(resource, registry)
+
+        @kopf.on.login(registry=registry)  # type: ignore[arg-type]
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            # A connection for each watch, and a few for kopf's own questions.
+            session = self._api.new_session(limit=len(WATCHED) * len(self._scopes) + 10)
+            return kopf.AiohttpSession(server=self._api.server, aiohttp_session=session)
+
+        named = tuple(scope for scope in self._scopes if scope)
+        await kopf.operator(
+            registry=registry, settings=_settings(), standalone=True, clusterwide=not named, namespaces=named
+        )
+
+    def _register(self, resource: Resource, registry: kopf.OperatorRegistry) -> None:
+        @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
+        async def on_event(event: Any, **_: Any) -> None:
+            self.take_in(resource.kind, event)
+
+
+def _names_model(job: dict[str, Any] | None, name: str) -> bool:
+    rewards = ((job or {}).get("spec") or {}).get("rewards") or []
+    return any((reward.get("rewardModelRef") or {}).get("name") == name for reward in rewards)
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.persistence.finalizer = "rljob.dev/never-set"
+    for resource in WATCHED:
+        key = (resource.group, resource.version, resource.plural)
+        if resource.label_selector:
+            settings.watching.label_selectors[key] = resource.label_selector
+        if resource is EVENT and resource.field_selector:
+            settings.watching.field_selectors[key] = resource.field_selector
+    return settings

@@ -1,0 +1,28 @@
+"""What the operator is told on its command line. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_operator.defaults import DEFAULTS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `python -m rljob_operator --help`."""
+
+    kubeconfig: str | None = None
+    namespaces: tuple[str, ...] = ()
+    """Empty: all."""
+    workers: int = 8
+    resync_seconds: float = 180.0
+    lease_namespace: str | None = None
+    """None: the Pod's own, else `default`."""
+    lease_name: str = "rljob-operator"
+    lease: bool = True
+    metrics_port: int = 9090
+    """0: none."""
+    health_port: int = 8081
+    trainer_image: str = DEFAULTS.trainer_image
+    reward_image: str = DEFAULTS.reward_image
+    log_level: str = "info"

@@ -54,7 +54,7 @@ app.kubernetes.io/part-of: rljob
   verbs: [get, list, watch]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status, rewardmodels/status]
-  verbs: [get, patch, update]
+  verbs: [get, patch]
 # blockOwnerDeletion on children: asked for where OwnerReferencesPermissionEnforcement is on, as in OpenShift.
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers, rewardmodels/finalizers]

@@ -18,7 +18,7 @@ What it asks of RBAC (a ClusterRole, or a Role in each namespace of --namespace)
 | batch | jobs | get list watch create patch delete |
 | networking.k8s.io | networkpolicies | get list watch create patch delete |
 | policy | poddisruptionbudgets | get list watch create patch delete |
-| apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it the check of the CRDs is skipped) |
+| apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it no check of CRDs) |
 | "" | namespaces | list watch (cluster-wide only; kopf looks whether it may) |
 | coordination.k8s.io | leases | get create update (in --lease-namespace) |
 """

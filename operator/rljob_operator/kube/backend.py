@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import API_VERSION
+from rljob_api.base import ObjectMeta
 from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_api.errors import TransientError
 from rljob_api.job import RLJob
@@ -283,10 +284,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _unreadable(manifest: Manifest) -> RLJob:
     """A job with its metadata and, if it can be read, its status; and a spec that nobody may look at."""
-    data = {name: manifest[name] for name in ("apiVersion", "kind", "metadata") if name in manifest}
-    job = RLJob.model_construct(
-        **{"metadata": RLJob.model_fields["metadata"].annotation.model_validate(data["metadata"])}
-    )  # type: ignore[union-attr]
+    job = RLJob.model_construct(metadata=ObjectMeta.model_validate(manifest["metadata"]))
     try:
         job.status = RLJobStatus.model_validate(manifest.get("status") or {})
     except ValidationError:

@@ -98,7 +98,7 @@ class Feed:
         for resource in WATCHED:
             self._register(resource, registry)
 
-        @kopf.on.login(registry=registry)  # type: ignore[arg-type]
+        @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             # A connection for each watch, and a few for kopf's own questions.
             session = self._api.new_session(limit=len(WATCHED) * len(self._scopes) + 10)

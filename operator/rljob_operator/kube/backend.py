@@ -284,7 +284,8 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _unreadable(manifest: Manifest) -> RLJob:
     """A job with its metadata and, if it can be read, its status; and a spec that nobody may look at."""
-    job = RLJob.model_construct(metadata=ObjectMeta.model_validate(manifest["metadata"]))
+    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
+    job = RLJob.model_construct(**fields)
     try:
         job.status = RLJobStatus.model_validate(manifest.get("status") or {})
     except ValidationError:

@@ -19,7 +19,7 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 
 .PHONY: test
-test: lint verify test-unit test-integration ## Lint, type checks, drift checks, unit and integration tests
+test: lint verify test-unit test-charts test-integration ## Lint, type checks, drift checks, unit, chart and integration tests
 
 .PHONY: example-chat example-gsm8k
 example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or examples/gsm8k
@@ -51,7 +51,7 @@ format: $(SYNCED) ## Format and mend what ruff can
 	$(BIN)/ruff format .
 
 .PHONY: verify
-verify: $(SYNCED) ## Fail when crds/ or docs/reference.md drifted from the types
+verify: $(SYNCED) ## Fail when crds/, the chart's CRDs or docs/reference.md drifted from the types
 	$(BIN)/python -m rljob_api.crd --check
 
 .PHONY: generate
@@ -60,7 +60,11 @@ generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
 
 .PHONY: test-unit
 test-unit: $(SYNCED) ## Unit tests (no vLLM, no Ray)
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest tests/unit --ignore=tests/unit/charts
+
+.PHONY: test-charts
+test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minors, RBAC
+	$(BIN)/pytest tests/unit/charts
 
 .PHONY: test-integration
 test-integration: $(SYNCED) ## Integration tests: real vLLM, Ray, FSDP2 and reward servers on this machine

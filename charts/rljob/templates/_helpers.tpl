@@ -80,5 +80,5 @@ app.kubernetes.io/part-of: rljob
   verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 {{- end }}

@@ -1,0 +1,160 @@
+"""The chart on a real API server: install, upgrade, uninstall, and what its roles allow and refuse.
+
+An API server of its own: the other tests of this folder bring the CRDs themselves. No kubelet runs, so `helm test`
+cannot; its dry-run create is asked for here as its ServiceAccount.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from rljob_cluster.build import find_or_build
+from rljob_cluster.controlplane import ControlPlane
+
+from rljob_operator import kube
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts" / "rljob"
+ACCOUNT = "system:serviceaccount:ops:rljob-operator"
+NOT_FOR_THE_OPERATOR = [
+    *(("", "nodes", verb) for verb in ("get", "list", "patch")),
+    *(("", resource, "create") for resource in ("pods", "pods/exec", "pods/eviction", "serviceaccounts/token")),
+    *(("", resource, "get") for resource in ("pods/log", "persistentvolumes", "serviceaccounts")),
+    *(("", "secrets", verb) for verb in ("update", "deletecollection")),
+    *(("rbac.authorization.k8s.io", "clusterroles", verb) for verb in ("create", "escalate", "bind", "get")),
+    *(("rljob.dev", "rljobs", verb) for verb in ("create", "update", "patch", "deletecollection")),
+    *(("rljob.dev", "rewardmodels", verb) for verb in ("create", "patch", "delete")),
+    *(("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("create", "patch", "delete")),
+    ("example.com", "secrets", "get"),
+    ("", "users", "impersonate"),
+    ("coordination.k8s.io", "leases", "delete"),
+]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    address = os.environ.get("RLJOB_TEST_CHART_ADDRESS", "127.31.0.1")
+    with ControlPlane(tmp_path_factory.mktemp("chart"), address=address) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def call(plane):
+    """Run kubectl or helm as cluster-admin; the text it prints."""
+    programs = find_or_build("helm", "kubectl")
+
+    def run(name, *arguments, given=None, check=True):
+        command = [programs / name, "--kubeconfig", plane.kubeconfig, *arguments]
+        done = subprocess.run(command, input=given, capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{name} {arguments}:\n{done.stdout}{done.stderr}"
+        return done.stdout + ("" if check else done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def installed(call):
+    # As users type it, but for --wait: no kubelet would make the Deployment ready.
+    for namespace in ("research", "prod"):
+        call("kubectl", "create", "namespace", namespace)
+    call("helm", "install", "rljob", str(CHART), "--namespace", "ops", "--create-namespace")
+    crds = ("crd/rljobs.rljob.dev", "crd/rewardmodels.rljob.dev")
+    call("kubectl", "wait", "--for=condition=Established", *crds, "--timeout=30s")
+
+
+@pytest.fixture(scope="module")
+def may(call):
+    """Which of (group, resource, verb) the API server lets a user do, asked by SubjectAccessReviews."""
+
+    def run(user, wanted, namespace):
+        reviews = [build_review(user, *one, namespace) for one in wanted]
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews})
+        answer = call("kubectl", "create", "-f", "-", "-o", "json", given=given)
+        decoder, items, position = json.JSONDecoder(), [], 0
+        while position < len(answer.rstrip()):
+            item, position = decoder.raw_decode(answer, position)
+            position += len(answer[position:]) - len(answer[position:].lstrip())
+            items += item.get("items", [item])
+        assert len(items) == len(reviews), "every question needs its answer"
+        return {one for one, item in zip(wanted, items, strict=True) if item["status"]["allowed"]}
+
+    return run
+
+
+def build_review(user, group, resource, verb, namespace):
+    resource, _, subresource = resource.partition("/")
+    name = {"leases": "rljob-operator"}.get(resource, "") if verb != "create" else ""
+    asked = {"group": group, "resource": resource, "subresource": subresource, "verb": verb, "name": name}
+    attributes = {**asked, "namespace": namespace}
+    groups = ["system:serviceaccounts", "system:authenticated"] if user.startswith("system:") else []
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+    }
+
+
+def operators_table():
+    for line in kube.__doc__.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] != "group":
+            for resource in re.split(r"[ ,]+", cells[1]):
+                for verb in cells[2].split("(")[0].split():
+                    yield cells[0].strip('"'), resource, verb
+
+
+def test_the_operators_account_may_do_each_verb_of_its_table(installed, may):
+    wanted = list(operators_table())
+    assert len(wanted) > 50, "the table was not read"
+    jobs = [one for one in wanted if one[1] != "leases"]
+    leases = [one for one in wanted if one[1] == "leases"]
+    assert may(ACCOUNT, jobs, "research") == set(jobs)
+    assert may(ACCOUNT, leases, "ops") == set(leases)
+
+
+def test_the_operators_account_may_do_nothing_else(installed, may):
+    assert may(ACCOUNT, NOT_FOR_THE_OPERATOR, "research") == set()
+    leases = [one for one in operators_table() if one[1] == "leases"]
+    assert may(ACCOUNT, leases, "research") == set(), "the Lease is in the namespace of the release alone"
+
+
+def test_in_namespaced_mode_the_account_reaches_only_those_namespaces(installed, call, may):
+    set_ = "watchNamespaces={research},crds.install=false,rbac.aggregate=false"
+    call("helm", "install", "rljob-one", str(CHART), "--namespace", "ops", "--set", set_)
+    account = "system:serviceaccount:ops:rljob-one-operator"
+    wanted = [one for one in operators_table() if one[0] in ("", "rljob.dev", "batch") and one[1] != "namespaces"]
+    assert may(account, wanted, "research") == set(wanted)
+    assert may(account, wanted, "prod") == set()
+    call("helm", "uninstall", "rljob-one", "--namespace", "ops")
+
+
+def test_the_job_that_helm_test_tries_is_taken(installed, call):
+    source = (CHART / "files" / "helm_test.py").read_text()
+    scope: dict = {}
+    exec(source[: source.index("def ask")], scope)  # its data, without its requests
+    call("kubectl", "-n", "research", "create", "--dry-run=server", "-f", "-", given=json.dumps(scope["JOB"]))
+
+
+def test_an_upgrade_changes_a_crd_and_an_uninstall_keeps_it_with_the_jobs(installed, call, tmp_path):
+    scope: dict = {}
+    source = (CHART / "files" / "helm_test.py").read_text()
+    exec(source[: source.index("def ask")], scope)
+    call("kubectl", "-n", "prod", "create", "-f", "-", given=json.dumps(scope["JOB"]))
+    newer = tmp_path / "rljob"
+    shutil.copytree(CHART, newer)
+    path = newer / "templates" / "crds" / "rljobs.rljob.dev.yaml"
+    path.write_text(path.read_text().replace("    - rlj\n", "    - rlj\n    - rlnew\n"))
+    call("helm", "upgrade", "rljob", str(newer), "--namespace", "ops")
+    crd = yaml.safe_load(call("kubectl", "get", "crd", "rljobs.rljob.dev", "-o", "yaml"))
+    assert crd["spec"]["names"]["shortNames"] == ["rlj", "rlnew"]
+    call("helm", "uninstall", "rljob", "--namespace", "ops")
+    assert "helm-test" in call("kubectl", "-n", "prod", "get", "rljobs", "-o", "name")
+    assert call("kubectl", "-n", "ops", "get", "deployments", "-o", "name") == ""
+    call("helm", "install", "rljob", str(CHART), "--namespace", "ops")

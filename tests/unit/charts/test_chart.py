@@ -1,0 +1,157 @@
+"""Every rendering of the chart against the schemas of the last four minors, and the schema of its values."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from rljob_cluster.build import cache_root, go_command
+
+from rljob_api import crd
+from rljob_operator import kube
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts" / "rljob"
+MINORS = ("1.34", "1.35", "1.36", "1.37")
+VALUES = sorted((CHART / "ci").glob("*.yaml"))
+CHILDREN = sorted((ROOT / "tests" / "data" / "plan").glob("*/children.yaml"))
+OPERATORS_OWN = ("monitoring.coreos.com/",)
+"""Prometheus Operator's kinds are no part of Kubernetes' schemas."""
+
+
+def validate(objects, minor):
+    for item in objects:
+        if not item["apiVersion"].startswith(OPERATORS_OWN):
+            validate_once(json.dumps(item, sort_keys=True, default=str), minor)
+
+
+@functools.cache
+def validate_once(text, minor):
+    """Reading a minor's schemas takes half a second, and most objects are in every rendering."""
+    kubernetes_validate.validate(json.loads(text), minor, strict=True)
+
+
+def test_the_oldest_minor_of_the_chart_is_the_first_of_the_four():
+    wanted = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert wanted == f">={MINORS[0]}.0-0"
+    carried = {kubernetes_validate.utils.major_minor(v) for v in kubernetes_validate.utils.all_versions()}
+    assert set(MINORS) <= carried, "kubernetes-validate would silently take an older minor's schemas"
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("minor", MINORS)
+def test_every_rendering_is_valid_in_the_last_four_minors(render, values, minor):
+    validate(render("--values", str(values), minor=minor), minor)
+
+
+def test_the_validator_refuses_a_field_that_kubernetes_does_not_know(render):
+    deployment = next(o for o in render() if o["kind"] == "Deployment")
+    deployment["spec"]["replica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        validate([deployment], MINORS[-1])
+
+
+@pytest.mark.parametrize("path", CHILDREN, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("minor", MINORS)
+def test_every_child_of_a_job_is_valid_in_the_last_four_minors(path, minor):
+    validate([o for o in yaml.safe_load_all(path.read_text()) if o], minor)
+
+
+def test_there_are_children_to_validate():
+    assert sum(path.stat().st_size > 0 for path in CHILDREN) >= 2
+
+
+def test_helm_lint_finds_nothing(helm):
+    helm("lint", "--strict", str(CHART))
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("replica=2", "replica"),
+        ("image.tga=x", "tga"),
+        ("logLevel=loud", "logLevel"),
+        ("workers=0", "workers"),
+        ("watchNamespaces={Not_A_Name}", "watchNamespaces"),
+        ("image.digest=latest", "digest"),
+        ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(helm, setting, told):
+    done = helm("template", "rljob", str(CHART), "--kube-version", "1.37.0", "--set", setting, check=False)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_the_schema_and_the_defaults_name_the_same_values():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(schema["properties"]) - {"global"} == set(defaults)
+
+
+def test_braces_in_a_rule_reach_the_cluster_as_they_are(helm, tmp_path):
+    manifest = {"metadata": {"name": "x"}, "spec": {"message": "say {{ .Values.secret }} or `{{`"}}
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: x\nversion: 0.1.0\n")
+    (tmp_path / "templates" / "x.yaml").write_text(crd.build_chart_template(manifest))
+    done = helm("template", "x", str(tmp_path), "--set", "crds.install=true")
+    assert yaml.safe_load(done.stdout)["spec"] == manifest["spec"]
+
+
+def test_the_charts_crds_are_those_of_the_crds_folder(render):
+    rendered = {o["metadata"]["name"]: o for o in render() if o["kind"] == "CustomResourceDefinition"}
+    written = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT / "crds").glob("*.yaml")}
+    for item in rendered.values():
+        assert item["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert rendered == written
+
+
+def spread(rules):
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def operators_table():
+    """The verbs that the operator's package says it uses, as {(group, resource, verb)}."""
+    granted = set()
+    for line in kube.__doc__.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] != "group":
+            group, resources, verbs = cells[0].strip('"'), re.split(r"[ ,]+", cells[1]), cells[2].split("(")[0].split()
+            granted |= {(group, resource, verb) for resource in resources for verb in verbs}
+    return granted
+
+
+def test_the_roles_give_the_operator_the_verbs_of_its_table_and_no_other(render):
+    roles = [o for o in render("--set", "rbac.aggregate=false,helmTest.enabled=false") if o["kind"].endswith("Role")]
+    assert set().union(*(spread(role["rules"]) for role in roles)) == operators_table()
+
+
+def test_in_namespaced_mode_nothing_but_the_crds_is_cluster_wide(render):
+    objects = render("--set", "watchNamespaces={a,b},rbac.aggregate=false,helmTest.enabled=false")
+    cluster = [o for o in objects if o["kind"] == "ClusterRole"]
+    assert {resource for o in cluster for _, resource, _ in spread(o["rules"])} == {"customresourcedefinitions"}
+    roles = {o["metadata"]["namespace"] for o in objects if o["kind"] == "Role"}
+    assert roles == {"a", "b", "ops"}
+
+
+def test_the_suites_of_helm_unittest_pass():
+    program = cache_root() / "helm-unittest"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    package = "github.com/helm-unittest/helm-unittest/cmd/helm-unittest"
+    build = [*go_command(), "build", "-mod=readonly", "-o", str(program), package]
+    done = subprocess.run(build, cwd=ROOT / "charts" / "helm-unittest", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([str(program), str(CHART)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

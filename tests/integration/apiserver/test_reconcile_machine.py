@@ -204,7 +204,7 @@ class ReconcileMachine(RuleBasedStateMachine):
     @invariant()
     def there_are_never_more_pods_than_were_asked_for(self) -> None:
         job, count = self.job(), len(self.player.pods())
-        spec = job.spec if job else None
+        spec = job.spec if job and not job.spec.suspend else None
         most = 1 + spec.trainer.replicas + spec.rollout.replicas + sum(r.replicas for r in spec.rewards) if spec else 0
         assert count <= most
 

@@ -54,7 +54,7 @@ def call(plane):
         command = [programs / name, "--kubeconfig", plane.kubeconfig, *arguments]
         done = subprocess.run(command, input=given, capture_output=True, text=True)
         assert not check or done.returncode == 0, f"{name} {arguments}:\n{done.stdout}{done.stderr}"
-        return done.stdout + ("" if check else done.stderr)
+        return done.stdout if check else done.stdout + done.stderr
 
     return run
 
@@ -140,6 +140,17 @@ def test_the_job_that_helm_test_tries_is_taken(installed, call):
     scope: dict = {}
     exec(source[: source.index("def ask")], scope)  # its data, without its requests
     call("kubectl", "-n", "research", "create", "--dry-run=server", "-f", "-", given=json.dumps(scope["JOB"]))
+
+
+def test_the_operators_pod_is_admitted_where_the_restricted_standard_is_enforced(installed, call):
+    call("kubectl", "label", "namespace", "ops", "pod-security.kubernetes.io/enforce=restricted")
+    deployment = json.loads(call("kubectl", "-n", "ops", "get", "deployment", "rljob-operator", "-o", "json"))
+    template = deployment["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "like-the-operator"}, "spec": template["spec"]}
+    call("kubectl", "-n", "ops", "create", "--dry-run=server", "-f", "-", given=json.dumps(pod))
+    template["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    said = call("kubectl", "-n", "ops", "create", "--dry-run=server", "-f", "-", given=json.dumps(pod), check=False)
+    assert "allowPrivilegeEscalation" in said, "the API server must enforce the standard, or this test says nothing"
 
 
 def test_an_upgrade_changes_a_crd_and_an_uninstall_keeps_it_with_the_jobs(installed, call, tmp_path):

@@ -8,11 +8,12 @@
 
 Consumes prompts; produces weights. Waits for rollouts, rewards and the trainer group, which unblock it or fail for
 good. Invariant: a step counts once its weights are served; whatever dies before that, the step is done again from its
-start.
+start. When it is cancelled it saves what counts, if that can be done soon.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -30,13 +31,16 @@ from rljob_trainer.ledger import Ledger
 from rljob_trainer.live_status import describe_live
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
-from rljob_trainer.state import disk_errors, resume, save_checkpoint
+from rljob_trainer.state import checkpoint_is_there, disk_errors, resume, save_checkpoint
 from rljob_trainer.status import Board
 from rljob_trainer.tracking import Prometheus, Trackers
 from rljob_trainer.trainer_group import TrainerGroupDied
 from rljob_trainer.updating import Trainer, update_on
 
 log = logging.getLogger(__name__)
+
+_LAST_CHECKPOINT_SECONDS = 20.0
+"""Of the time that a Pod has to end, what the driver spends on saving the steps since the last checkpoint."""
 
 StartTrainer = Callable[[str, Path | None, Callable[[str], None]], Awaitable[Trainer]]
 """(generation, checkpoint, report) -> a trainer group that is ready."""
@@ -56,6 +60,8 @@ class Parts:
     train: Sequence[Prompt]
     eval: Sequence[Prompt]
     model: str
+    read_steps: Callable[[], int | None] = lambda: None
+    """schedule.steps as the user wants it now; None: nothing is known but what the job began with."""
 
 
 class Driver:
@@ -64,6 +70,10 @@ class Driver:
     def __init__(self, job: RLJob, run_dir: Path, parts: Parts) -> None:
         self._job, self._spec, self._run_dir, self._parts = job, job.spec, run_dir, parts
         self._num_restarts = 0
+        self._began_with_steps = job.spec.schedule.steps
+        self._is_exact = False
+        """Whether the trainer's state is that of the history: not from a step's first update until the step counts."""
+        self._checkpoint_seconds = 0.0
         parts.board.describe_live = self._describe_live
         parts.rollouts.on_mismatch = self._report_mismatch
 
@@ -84,17 +94,25 @@ class Driver:
         generation = secrets.token_hex(4)
         with ledger.phase("starting", "waits for the trainer group"):
             trainer = await parts.start_trainer(generation, checkpoint, parts.board.waits_for)
+        told_steps, self._is_exact = self._began_with_steps, True
         try:
             await self._publish(trainer, ledger, history.step)
-            if self._spec.evaluation.at_start and history.evaluated_at is None and history.step == 0:
-                await self._evaluate(ledger, generation)
-            while history.step < self._spec.schedule.steps:
-                await self._step(trainer, ledger, generation)
-                if self._is_due(self._spec.evaluation.every_steps, history.step):
+            while True:
+                if (steps := self._adopt_steps()) != told_steps:
+                    await trainer.set_steps(steps)
+                    told_steps = steps
+                if self._evaluation_is_due(ledger):
                     await self._evaluate(ledger, generation)
-                if self._is_due(self._spec.checkpoint.every_steps, history.step):
+                elif self._checkpoint_is_due(ledger):
                     await self._checkpoint(trainer, ledger)
+                elif history.step < steps:
+                    await self._step(trainer, ledger, generation)
+                else:
+                    break
             await self._finish(trainer, ledger)
+        except asyncio.CancelledError:
+            await self._save_soon(trainer, ledger)
+            raise
         finally:
             await trainer.close()
 
@@ -112,11 +130,12 @@ class Driver:
         began = time.monotonic()
         scored = parts.collector.collect(prompts, plan)
         progress = parts.collector.progress
-        outcome = await update_on(scored, trainer, spec, progress, parts.board)
+        outcome = await update_on(scored, trainer, spec, progress, parts.board, self._record_update)
         ledger.record_collection_seconds(progress, outcome.update_seconds, time.monotonic() - began)
 
         await self._publish(trainer, ledger, history.step + 1)
         ledger.record_step(outcome.groups, outcome.updates, progress, cursor)
+        self._is_exact = True
 
     async def _publish(self, trainer: Trainer, ledger: Ledger, version: int) -> None:
         """Have `version` served: by one rollout at least, and by all that are well."""
@@ -127,8 +146,6 @@ class Driver:
             ledger.record_weights(manifest, await self._parts.rollouts.sync(manifest))
 
     async def _evaluate(self, ledger: Ledger, generation: str) -> None:
-        if not self._parts.eval:
-            return
         with ledger.phase("evaluate"):
             outcome = await evaluate(
                 self._parts.collector, self._parts.eval, self._job, step=ledger.history.step, incarnation=generation
@@ -136,9 +153,25 @@ class Driver:
         ledger.record_evaluation(outcome)
 
     async def _checkpoint(self, trainer: Trainer, ledger: Ledger) -> None:
+        began = time.monotonic()
         with ledger.phase("checkpoint"):
             await save_checkpoint(self._run_dir, ledger.history, trainer.save, keep=self._spec.checkpoint.keep)
+        self._checkpoint_seconds = time.monotonic() - began
         ledger.write_summary()
+
+    async def _save_soon(self, trainer: Trainer, ledger: Ledger) -> None:
+        """The process shall end: save the steps since the last checkpoint, where the trainer holds just them. What is
+        not complete in time has no COMPLETE, and the next driver removes it."""
+        step = ledger.history.step
+        is_quick = self._checkpoint_seconds < _LAST_CHECKPOINT_SECONDS
+        if not self._is_exact or not is_quick or step == 0 or checkpoint_is_there(self._run_dir, step):
+            return
+        try:
+            async with asyncio.timeout(_LAST_CHECKPOINT_SECONDS):
+                await self._checkpoint(trainer, ledger)
+            log.info("saved step %d before the end", step)
+        except Exception as error:  # whatever it is, the checkpoint before it stands, and the end must not wait
+            log.warning("step %d was not saved before the end: %s: %s", step, type(error).__name__, error)
 
     async def _finish(self, trainer: Trainer, ledger: Ledger) -> None:
         if self._spec.checkpoint.export:
@@ -149,9 +182,35 @@ class Driver:
         ledger.write_summary()
         self._parts.board.enter("done")
 
+    def _adopt_steps(self) -> int:
+        """schedule.steps as it is now; every later decision is by it."""
+        steps = self._parts.read_steps()
+        if steps is not None and steps != self._spec.schedule.steps:
+            log.info("schedule.steps changes from %d to %d", self._spec.schedule.steps, steps)
+            schedule = self._spec.schedule.model_copy(update={"steps": steps})
+            self._spec = self._spec.model_copy(update={"schedule": schedule})
+            self._job = self._job.model_copy(update={"spec": self._spec})
+            self._parts.board.update(total_steps=steps)
+        return self._spec.schedule.steps
+
+    def _evaluation_is_due(self, ledger: Ledger) -> bool:
+        history, evaluation = ledger.history, self._spec.evaluation
+        if not self._parts.eval or history.evaluated_at == history.step:
+            return False
+        return evaluation.at_start if history.step == 0 else self._is_due(evaluation.every_steps, history.step)
+
+    def _checkpoint_is_due(self, ledger: Ledger) -> bool:
+        step = ledger.history.step
+        if step == 0 or not self._is_due(self._spec.checkpoint.every_steps, step):
+            return False
+        return not checkpoint_is_there(self._run_dir, step)
+
     def _is_due(self, every: int, step: int) -> bool:
         """After every `every` steps, and after the last one."""
-        return step == self._spec.schedule.steps or (every > 0 and step % every == 0)
+        return step >= self._spec.schedule.steps or (every > 0 and step % every == 0)
+
+    def _record_update(self) -> None:
+        self._is_exact = False
 
     def _record_death(self, error: TrainerGroupDied) -> None:
         self._num_restarts += 1

@@ -1,7 +1,8 @@
 """`python -m rljob_trainer.head`: the head Pod's program.
 
-Owns signals, and turning an error into an exit code and a last line. Leaves what runs to `wiring`. Invariant: Ray's
-environment is set before anything imports Ray, which reads it at import and would send no token for ever after.
+Owns signals, and turning an error into an exit code and a last line. Leaves what runs to `wiring`, and what is saved
+before the end to `driver`. Invariants: Ray's environment is set before anything imports Ray, which reads it at import
+and would send no token for ever after; and a signal ends the process within the Pod's grace, whatever it does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 from rljob_api.contract import ExitCode
 from rljob_api.errors import TransientError, UserError
@@ -25,26 +28,56 @@ _TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads a container's last words."""
 
 
+_STOP_SECONDS = 45.0
+"""From a signal to the end at the latest: less than the 60 s that the Pod is given, after which SIGKILL comes. A
+thread in a library (a download, say) would else be waited for."""
+
+_STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
+
+
 async def _run_until_signalled(environment: Environment) -> None:
     """SIGTERM and SIGINT cancel the run, so that everything it started is ended in order."""
     from rljob_trainer.wiring import run_head  # late: it imports Ray
 
+    def stop() -> None:
+        end_at_the_latest(_STOP_SECONDS)
+        task.cancel()
+
     def take_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
 
     task = asyncio.create_task(run_head(environment, on_ray=take_signals))
     take_signals()
     try:
         await task
     except asyncio.CancelledError:
-        raise TransientError("stopped by a signal; a restart resumes from the last checkpoint") from None
+        raise TransientError(_STOPPED) from None
+
+
+def end_at_the_latest(seconds: float) -> None:
+    """End this process after that time, should it not have ended by itself."""
+    timer = threading.Timer(seconds, _end)
+    timer.daemon = True
+    timer.start()
+
+
+def _end() -> None:
+    os._exit(_last_words(f"{_STOPPED} (something did not end in time)", ExitCode.INFRASTRUCTURE))
+
+
+def _stop_at_once(number: int, _: FrameType | None) -> None:
+    """Until there is a run to cancel. The first process of a container has no default action for SIGTERM: it would
+    be lost."""
+    raise TransientError(_STOPPED)
 
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.update(ray_environment())
     try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop_at_once)
         asyncio.run(_run_until_signalled(read_environment(dict(os.environ))))
     except UserError as error:
         return _last_words(str(error), ExitCode.USER)

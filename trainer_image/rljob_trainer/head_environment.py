@@ -26,6 +26,7 @@ class Environment:
     """What the operator says to the head."""
 
     job: RLJob
+    job_file: Path
     run_dir: Path
     address: str
     model: str
@@ -46,6 +47,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
         )
     return Environment(
         job=load_job(variables[ENV_JOB_FILE]),
+        job_file=Path(variables[ENV_JOB_FILE]),
         run_dir=Path(variables[ENV_RUN_DIR]),
         address=variables[ENV_POD_IP],
         model=variables[ENV_MODEL],

@@ -1,4 +1,10 @@
-"""The learning rate of each optimizer update, as a pure function of its index. No state, so that resume is exact."""
+"""The learning rate of each optimizer update, as a pure function of its index and of the job's length. No state, so
+that resume is exact.
+
+When schedule.steps changes while the job runs, each update from then on has the rate that it would have had in a job
+of the new length. Constant rates and warm-ups stay as they are; a linear decay that is at half of its peak, since 50 of
+100 steps are done, is at three quarters once there are to be 200.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ shape. Invariant: an update depends on nothing but parameters, optimizer state, 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterator
@@ -136,6 +137,10 @@ class Policy:
         self.optimizer.zero_grad()
         self.num_updates += 1
         return RankMetrics(metrics, grad_norm, rate)
+
+    def set_total_updates(self, total_updates: int) -> None:
+        """The job has become longer or shorter; see lr_schedule for what that means."""
+        self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
 
     def full_parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every parameter whole, in `dtype`, by its Hugging Face name; a tied one once. All ranks must exhaust it."""

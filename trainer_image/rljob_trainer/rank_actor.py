@@ -112,6 +112,9 @@ class RankProcess:
     def update(self, plan: RankPlan) -> RankMetrics:
         return self.policy.update(plan)
 
+    def set_total_updates(self, total_updates: int) -> None:
+        self.policy.set_total_updates(total_updates)
+
     @_typed_errors
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[list[float]]:
         return [logprobs.tolist() for logprobs in self.policy.compute_logprobs(batches)]

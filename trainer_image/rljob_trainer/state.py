@@ -70,6 +70,11 @@ def trajectory_file(run_dir: Path, step: int) -> Path:
     return run_dir / "trajectories" / f"step-{step:06d}.jsonl"
 
 
+def checkpoint_is_there(run_dir: Path, step: int) -> bool:
+    """Whether the checkpoint after `step` steps is complete."""
+    return (checkpoint_folder(run_dir, step) / FILE_COMPLETE).exists()
+
+
 def newest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint."""
     complete = sorted((run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))

@@ -96,6 +96,11 @@ class TrainerGroup:
         values = await self._call_all("compute_logprobs", [(plan.train,) for plan in plans])
         return scatter_logprobs(samples, plans, values)
 
+    async def set_steps(self, steps: int) -> None:
+        """From the next update on, the learning rate is that of a job of `steps` steps."""
+        total_updates = steps * self._job.spec.schedule.mini_batches
+        await self._call_all("set_total_updates", [(total_updates,)] * len(self._ranks))
+
     async def publish(self, version: int) -> WeightManifest:
         """Make the parameters available to the rollouts as `version` of this generation."""
         manifests = await self._call_all("publish", [(self._generation, version)] * len(self._ranks))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ class Trainer(Protocol):
 
     async def update(self, samples: list[TrainSample]) -> UpdateMetrics: ...
     async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]: ...
+    async def set_steps(self, steps: int) -> None: ...
     async def publish(self, version: int) -> WeightManifest: ...
     async def save(self, folder: Path) -> None: ...
     async def export(self, folder: Path, tokenizer_source: str) -> None: ...
@@ -46,9 +47,14 @@ class StepOutcome:
 
 
 async def update_on(
-    scored: AsyncGenerator[Group], trainer: Trainer, spec: RLJobSpec, progress: Progress, board: Board
+    scored: AsyncGenerator[Group],
+    trainer: Trainer,
+    spec: RLJobSpec,
+    progress: Progress,
+    board: Board,
+    on_update: Callable[[], None],
 ) -> StepOutcome:
-    """Do a step's updates, each as soon as its groups are scored."""
+    """Do a step's updates, each as soon as its groups are scored. `on_update` is called before each."""
     outcome = StepOutcome()
     num_updates, group_size = spec.schedule.mini_batches, spec.algorithm.group_size
     size = spec.schedule.prompts_per_step // num_updates
@@ -68,6 +74,7 @@ async def update_on(
             if old_logprobs is not None:
                 samples = attach_logprobs(samples, wave, old_logprobs)
             for start in range(0, len(samples), size * group_size):
+                on_update()
                 outcome.updates.append(await trainer.update(samples[start : start + size * group_size]))
             outcome.update_seconds += time.monotonic() - began
             outcome.groups += wave

@@ -20,6 +20,7 @@ from rljob_trainer.data import Prompt, load_prompts
 from rljob_trainer.driver import Driver, Parts
 from rljob_trainer.head_environment import Environment
 from rljob_trainer.http_client import open_session
+from rljob_trainer.job_file import JobFile
 from rljob_trainer.ray_head import RayHead
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
@@ -100,6 +101,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
                 train=train,
                 eval=held_out,
                 model=environment.model,
+                read_steps=JobFile(environment.job_file, job.metadata.name).read_steps,
             ),
         )
         await run_until_first(driver.run(), ray_head.watch())

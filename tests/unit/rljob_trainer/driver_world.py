@@ -7,6 +7,7 @@ its checkpoint files. Everything the driver does is the real thing: discovery, H
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import random
@@ -64,6 +65,10 @@ class FakeTrainer:
     async def compute_logprobs(self, samples):
         self._live("compute_logprobs")
         return [[-0.5 * mask for mask in s.loss_mask] for s in samples]
+
+    async def set_steps(self, steps):
+        self._live("set_steps")
+        self.world.told_steps.append(steps)
 
     async def publish(self, version):
         self._live("publish")
@@ -169,7 +174,8 @@ class World:
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.published, self.weight = None, 0
-        self.updates, self.requests, self.generations = [], [], []
+        self.updates, self.requests, self.generations, self.told_steps = [], [], [], []
+        self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
         self.break_completion = lambda rollout: False
@@ -243,6 +249,7 @@ class World:
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
             clients = (rollouts, rewards, collector)
             parts = Parts(self.start_trainer, *clients, self.board, trackers, prometheus, train, held_out, "/m")
+            parts = dataclasses.replace(parts, read_steps=self.read_steps)
             yield Driver(self.job, self.run_dir, parts)
 
     async def run(self):

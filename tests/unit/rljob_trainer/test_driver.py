@@ -88,6 +88,112 @@ async def test_a_driver_killed_at_any_moment_resumes_exactly(make_world, seed):
     assert [(m["type"], m["step"]) for m in world.metrics()] == [(m["type"], m["step"]) for m in undisturbed.metrics()]
 
 
+async def stop_when(world, condition):
+    """Run a driver until `condition`, and cancel it as SIGTERM does."""
+    async with world.driver() as driver, asyncio.timeout(30):
+        task = asyncio.create_task(driver.run())
+        await wait_until(lambda: task.done() or condition())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_driver_that_is_stopped_saves_the_steps_since_the_last_checkpoint(make_world):
+    undisturbed, expected = await run_undisturbed(make_world, checkpoint={"everySteps": 5})
+    async with make_world(checkpoint={"everySteps": 5}) as world:
+        await stop_when(world, lambda: world.board.status.step == 3 and world.board.status.phase == "generate")
+        assert (world.run_dir / "checkpoints" / "step-000003" / "COMPLETE").exists()
+        num_updates = len(world.updates)
+        assert num_updates == 3
+        summary = await world.run()
+    assert len(world.updates) == 6, "no step is done twice"
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["step_rewards"] == expected["step_rewards"]
+    assert world.final_weight() == undisturbed.final_weight()
+
+
+async def test_a_driver_that_is_stopped_between_two_updates_of_a_step_saves_nothing(make_world):
+    async with make_world(schedule={"steps": 3, "miniBatches": 2}, checkpoint={"everySteps": 5}) as world:
+
+        def stop(what):
+            if what == "after update" and len(world.updates) == 3:
+                asyncio.current_task().cancel()
+
+        world.kill_trainer = stop
+        await stop_when(world, lambda: False)
+        assert len(world.updates) == 3
+        assert not list(world.run_dir.glob("checkpoints/*/COMPLETE")), "those weights are of no step"
+        world.kill_trainer = lambda what: False
+        summary = await world.run()
+    assert len(summary["prompts_trained"]) == 3
+
+
+async def test_an_evaluation_that_the_stop_interrupts_is_made_up_for(make_world):
+    settings = {"schedule": {"steps": 4}, "checkpoint": {"everySteps": 4}, "evaluation": {"everySteps": 2}}
+    undisturbed, _ = await run_undisturbed(make_world, **settings)
+    async with make_world(**settings) as world:
+        await stop_when(world, lambda: world.board.status.step == 2 and world.board.status.phase == "evaluate")
+        assert (world.run_dir / "checkpoints" / "step-000002" / "COMPLETE").exists()
+        await world.run()
+    assert [(m["type"], m["step"]) for m in world.metrics()] == [(m["type"], m["step"]) for m in undisturbed.metrics()]
+    assert world.final_weight() == undisturbed.final_weight()
+
+
+async def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_up_the_end(make_world):
+    async with make_world(checkpoint={"everySteps": 5}) as world:
+        world.kill_trainer = lambda what: what == "save"
+        await stop_when(world, lambda: world.board.status.step == 1)
+        assert not list(world.run_dir.glob("checkpoints/*/COMPLETE"))
+
+
+async def test_raised_steps_are_adopted_while_the_job_runs(make_world):
+    longer, expected = await run_undisturbed(make_world, schedule={"steps": 8})
+    async with make_world(schedule={"steps": 3}) as world:
+        world.read_steps = lambda: 8 if len(world.updates) >= 2 else 3
+        summary = await world.run()
+    assert world.board.snapshot().total_steps == 8
+    assert world.told_steps == [8], "the ranks need it for the learning rate"
+    assert summary["prompts_trained"] == expected["prompts_trained"], "as if it had been so from the beginning"
+    assert world.final_weight() == longer.final_weight()
+
+
+async def test_steps_that_are_raised_during_the_last_evaluation_are_trained(make_world):
+    async with make_world(schedule={"steps": 2}) as world:
+        taken = []
+        world.read_steps = lambda: taken[-1] if taken else None
+
+        def judge(reward, body):
+            if body["lane"] == "eval" and body["id"].split("/")[2] == "2":
+                taken.append(3)
+
+        world.judge = judge
+        summary = await world.run()
+    assert len(summary["prompts_trained"]) == 3
+
+
+async def test_steps_below_the_present_one_end_the_job_after_it(make_world):
+    async with make_world(schedule={"steps": 100}) as world:
+        world.read_steps = lambda: 2 if len(world.updates) >= 4 else 100
+        summary = await world.run()
+    assert len(summary["prompts_trained"]) == 4
+    assert summary["accuracy_after"] is not None, "the last step is evaluated"
+    assert (world.run_dir / "checkpoints" / "step-000004" / "COMPLETE").exists()
+    assert world.board.snapshot().total_steps == 2
+
+
+async def test_a_trainer_group_that_starts_again_is_told_of_the_steps_too(make_world):
+    async with make_world(schedule={"steps": 3}) as world:
+        world.read_steps = lambda: 4
+        dead = []
+
+        def kill(what):
+            return what == "update" and len(world.updates) == 2 and not dead and (dead.append(what) or True)
+
+        world.kill_trainer = kill
+        await world.run()
+    assert dead
+    assert world.told_steps == [4, 4]
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_rollouts_and_rewards_that_fail_change_nothing(make_world, seed):
     from aiohttp import web

@@ -28,3 +28,44 @@ def test_the_users_mistake_is_the_last_line_and_exit_code_78():
 def test_nothing_imports_ray_before_its_environment_is_set():
     code = "import sys, rljob_trainer.head; assert 'ray' not in sys.modules, 'Ray reads its environment at import'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def run_program(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_signal_before_there_is_a_run_is_not_lost():
+    code = """
+import os, signal, sys
+from rljob_trainer import head
+def read_environment(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal was lost")
+head.read_environment = read_environment
+sys.exit(head.main())
+"""
+    ended = run_program(code)
+    assert ended.returncode == ExitCode.INFRASTRUCTURE, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("stopped by a signal")
+
+
+def test_a_signal_ends_the_run_in_order_and_even_when_a_thread_does_not_end():
+    code = """
+import asyncio, os, signal, sys, threading, time, types
+from rljob_trainer import head
+async def run_head(environment, on_ray):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)  # a download, say
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(600)
+    finally:
+        print("ended in order", flush=True)
+sys.modules["rljob_trainer.wiring"] = types.SimpleNamespace(run_head=run_head)
+head.read_environment = lambda _: None
+head._STOP_SECONDS = 0.5
+sys.exit(head.main())
+"""
+    ended = run_program(code)
+    assert ended.returncode == ExitCode.INFRASTRUCTURE, ended.stderr
+    assert ended.stdout == "ended in order\n"
+    assert "did not end in time" in ended.stderr.splitlines()[-1]

@@ -1,7 +1,8 @@
 """RewardModels: what one should have as children, what to say of it, and the order of the I/O.
 
 Pure but for the token of a model that has none yet. Every child is called NAME-rewardmodel, which no child of a job
-is called by default. A backend implements exactly these:
+is called by default. Invariant: no Pod of a model starts from an object that is not this very model's. A backend
+implements exactly these:
 
     get_reward_model(key: JobKey) -> RewardModel | None
     observe_reward_model(model: RewardModel) -> Observed      (children by LABEL_REWARD_MODEL; pods)
@@ -13,44 +14,45 @@ is called by default. A backend implements exactly these:
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
-from rljob_api import API_VERSION
-from rljob_api.contract import (
-    ENV_POD_IP,
-    ENV_TOKEN,
-    FILE_FUNCTION,
-    FILE_REWARD,
-    LABEL_MANAGED_BY,
-    LABEL_REWARD_MODEL,
-    LABEL_ROLE,
-    MANAGED_BY,
-    PATH_CONFIG,
-    PATH_SCRATCH,
-    PORT_REWARD,
-)
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel, RewardModelStatus
+from rljob_api.contract import LABEL_ROLE
+from rljob_api.errors import UserError
+from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition
 from rljob_operator.backend import ChildKey, Event, JobKey, Manifest, Observed, key_of
-from rljob_operator.children import pods
-from rljob_operator.children.common import HEAD, REWARD, digest, to_yaml
-from rljob_operator.children.config import read_token
+from rljob_operator.children import WORKLOAD_KINDS, sort_children
+from rljob_operator.children.common import HEAD, REWARD
+from rljob_operator.children.config import build_reward_config, build_token_secret, read_token
+from rljob_operator.children.network import build_reward_budget, build_reward_policy
+from rljob_operator.children.reward import RewardService, build_model_selector, build_reward, service_of
 from rljob_operator.children.reward_refs import child_name
+from rljob_operator.conditions import REASON_INVALID_SPEC
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
-from rljob_operator.plan import new_random_token
+from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
+from rljob_operator.validate import find_template_problems
+from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods
 
-_STARTUP_SECONDS = 600
-_DRAIN_SECONDS = 10
-_PORTS = {"http": PORT_REWARD}
-_NAME_IN_SERVER = "rewardmodel"
-"""A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
+READY = "Ready"
+DEGRADED = "Degraded"
+REASON_REFUSED = "Refused"
+REASON_WAITING_FOR_NAMES = "WaitingForNames"
+REFUSED_SECONDS = 30.0
+"""How soon to try again what was refused: nothing tells when someone else's object goes."""
+_BAD_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
+_MAX_MESSAGE_LENGTH = 2000
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a model is not ready, whatever its Pods are."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,6 @@ class RewardModelBackend(Protocol):
     async def record_event(self, about: RewardModel, event: Event) -> None: ...
 
 
-def build_selector(name: str) -> dict[str, str]:
-    return {LABEL_REWARD_MODEL: name, LABEL_ROLE: REWARD}
-
-
 def plan_reward_model(
     model: RewardModel,
     observed: Observed,
@@ -92,30 +90,39 @@ def plan_reward_model(
     defaults: Defaults = DEFAULTS,
     new_token: Callable[[], str] = new_random_token,
 ) -> RewardModelPlan:
-    """What should be now. Raises UserError for a template that cannot be merged."""
-    children: list[Manifest] = []
-    if model.spec.function is not None:
-        secret = observed.children.get(ChildKey("Secret", child_name(model.metadata.name)))
+    """What should be now. Of a spec that cannot be built the plan says why, and leaves alone what runs."""
+    ours, blocked = find_ours(model, observed)
+    secret = ours.get(ChildKey("Secret", child_name(model.metadata.name)))
+    try:
         children = _build_children(model, (read_token(secret) if secret else None) or new_token(), defaults)
-    extras = set(observed.children) - {key_of(child) for child in children}
-    status = _build_status(model, observed, now.replace(microsecond=0))
-    return RewardModelPlan(tuple(children), tuple(sorted(extras)), status, _derive_events(model.status, status))
+    except UserError as error:
+        return _finish(model, observed, now, trouble=Trouble(REASON_INVALID_SPEC, str(error)))
+    waits_for = sorted(blocked & {key_of(child) for child in children})
+    delete = tuple(sorted(set(ours) - {key_of(child) for child in children} - blocked))
+    if not waits_for:
+        return _finish(model, observed, now, children=tuple(children), delete=delete)
+    # Pods must not start from the Secret or ConfigMap of an earlier model of this name.
+    children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
+    names = ", ".join(f"{kind} {name}" for kind, name in waits_for)
+    trouble = Trouble(REASON_WAITING_FOR_NAMES, f"waits until an earlier {names} is gone")
+    return _finish(model, observed, now, tuple(children), delete, trouble, BLOCKED_SECONDS)
 
 
 async def reconcile_reward_model(
     backend: RewardModelBackend, key: JobKey, now: datetime, defaults: Defaults = DEFAULTS
 ) -> float | None:
-    """Converge one RewardModel. UserError and TransientError go to the caller."""
+    """Converge one RewardModel. Returns the seconds after which to look again. TransientError goes to the caller."""
     model = await backend.get_reward_model(key)
     if model is None:
         return None  # its children follow by their owner references
     observed = await backend.observe_reward_model(model)
     wanted = plan_reward_model(model, observed, now, defaults=defaults)
-    for child in map(stamp, wanted.children):
-        if not contains(observed.children.get(key_of(child)), child):
-            await backend.apply(child)
+    refused = await _apply_children(backend, wanted, observed)
     for extra in wanted.delete:
         await backend.delete(key.namespace, extra)
+    if refused:
+        trouble = Trouble(REASON_REFUSED, refused)
+        wanted = _finish(model, observed, now, trouble=trouble, requeue_after=REFUSED_SECONDS)
     if wanted.status != model.status:
         await backend.update_reward_model_status(model, wanted.status)
     for event in wanted.events:
@@ -123,113 +130,82 @@ async def reconcile_reward_model(
     return wanted.requeue_after
 
 
+async def _apply_children(backend: RewardModelBackend, wanted: RewardModelPlan, observed: Observed) -> str:
+    """Apply what differs. Returns what was refused for good; no Pods are made without what they read."""
+    refused: list[str] = []
+    for child in map(stamp, wanted.children):
+        if refused and child["kind"] in WORKLOAD_KINDS:
+            break
+        if contains(observed.children.get(key_of(child)), child):
+            continue
+        try:
+            await backend.apply(child)
+        except UserError as error:
+            kind, name = key_of(child)
+            refused.append(f"{kind} {name} was refused: {error}")
+    return "; ".join(refused)
+
+
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
-    function = model.spec.function
-    settings = Reward.model_validate({**model.spec.to_manifest(), "name": _NAME_IN_SERVER})
-    data = {FILE_REWARD: to_yaml(settings.to_manifest())}
-    if function and function.inline is not None:
-        data[FILE_FUNCTION] = function.inline
-    encoded = base64.b64encode(token.encode()).decode()
-    pod_selector = {"matchLabels": build_selector(model.metadata.name)}
+    if model.spec.function is None:
+        return []
+    if problems := [*find_template_problems("spec", model.spec)]:
+        raise UserError("; ".join(problems))
+    service: RewardService = service_of(model)
     heads = {"podSelector": {"matchLabels": {LABEL_ROLE: HEAD}}}
-    ports = [{"name": "http", "port": PORT_REWARD, "targetPort": "http", "protocol": "TCP"}]
-    return [
-        _build(model, "v1", "Secret", type="Opaque", immutable=True, data={pods.TOKEN_KEY: encoded}),
-        _build(model, "v1", "ConfigMap", data=data),
-        _build(
-            model, "v1", "Service", spec={"clusterIP": "None", "selector": pod_selector["matchLabels"], "ports": ports}
-        ),
-        _build(
-            model,
-            "networking.k8s.io/v1",
-            "NetworkPolicy",
-            spec={
-                "podSelector": pod_selector,
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": [{"from": [heads], "ports": [{"protocol": "TCP", "port": PORT_REWARD}]}],
-                "egress": [],
-            },
-        ),
-        _build(model, "policy/v1", "PodDisruptionBudget", spec={"maxUnavailable": 1, "selector": pod_selector}),
-        _build(
-            model,
-            "apps/v1",
-            "Deployment",
-            spec={
-                "replicas": model.spec.replicas,
-                "selector": pod_selector,
-                # The template takes from its owner the uid alone, which a RewardModel has as a job does.
-                "template": pods.build_pod_template(cast(RLJob, model), _build_parts(model, token, defaults)),
-            },
-        ),
-    ]
-
-
-def _build(model: RewardModel, version: str, kind: str, **rest: object) -> Manifest:
-    name = model.metadata.name
-    labels = build_selector(name) | {LABEL_MANAGED_BY: MANAGED_BY}
-    metadata: Manifest = {"name": child_name(name), "namespace": model.metadata.namespace, "labels": labels}
-    if model.metadata.uid:
-        owner = {"apiVersion": API_VERSION, "kind": "RewardModel", "name": name, "uid": model.metadata.uid}
-        metadata["ownerReferences"] = [owner | {"controller": True, "blockOwnerDeletion": True}]
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
-
-
-def _build_parts(model: RewardModel, token: str, defaults: Defaults) -> pods.PodParts:
-    name = child_name(model.metadata.name)
-    secret = {"name": name, "key": pods.TOKEN_KEY}
-    pod_ip = {"apiVersion": "v1", "fieldPath": "status.podIP"}
-    sources: list[Manifest] = [{"configMap": {"name": name}}]
-    reference = model.spec.function.config_map_key_ref if model.spec.function else None
-    if reference:
-        items = [{"key": reference.key, "path": FILE_FUNCTION}]
-        sources.append({"configMap": {"name": reference.name, "items": items}})
-    return pods.PodParts(
-        role=REWARD,
-        spec=model.spec,
-        spec_path="spec",
-        image=defaults.reward_image,
-        command=["python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"],
-        labels=build_selector(model.metadata.name),
-        config=pods.read_settings(model.spec, pods.POD_FIELDS) | {"token": digest(token)},
-        ports=_PORTS,
-        env=[
-            {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
-            {"name": ENV_POD_IP, "valueFrom": {"fieldRef": pod_ip}},
-        ],
-        probes=pods.build_probes("http", _STARTUP_SECONDS),
-        volumes=[
-            pods.Volume("config", {"projected": {"sources": sources}}, PATH_CONFIG, read_only=True),
-            pods.Volume("scratch", {"emptyDir": {}}, PATH_SCRATCH),
-            pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
-        ],
-        grace_seconds=math.ceil(model.spec.timeout_seconds) + _DRAIN_SECONDS,
-        container_security={"readOnlyRootFilesystem": True},
+    return sort_children(
+        [
+            build_token_secret(model, service.token_secret, token),
+            build_reward_config(service),
+            *build_reward(service, token, defaults),
+            build_reward_policy(service, heads),
+            build_reward_budget(service),
+        ]
     )
 
 
-def _build_status(model: RewardModel, observed: Observed, now: datetime) -> RewardModelStatus:
-    deployment = observed.children.get(ChildKey("Deployment", child_name(model.metadata.name)), {})
+def _finish(
+    model: RewardModel,
+    observed: Observed,
+    now: datetime,
+    children: tuple[Manifest, ...] = (),
+    delete: tuple[ChildKey, ...] = (),
+    trouble: Trouble | None = None,
+    requeue_after: float | None = None,
+) -> RewardModelPlan:
+    status = _build_status(model, observed, now.replace(microsecond=0), trouble)
+    return RewardModelPlan(children, delete, status, _derive_events(model.status, status), requeue_after)
+
+
+def _build_status(
+    model: RewardModel, observed: Observed, now: datetime, trouble: Trouble | None = None
+) -> RewardModelStatus:
+    deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
     served = model.spec.function is not None
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
+    pods = RoleView(REWARD, REWARD, model.spec, model.spec.replicas, tuple(find_pods(model, observed)))
     words = f"{ready} of {model.spec.replicas} Pods are ready"
-    if not served:
-        is_ready, reason, words = True, "External", "an endpoint of someone else"
+    why = (describe_waiting(pods) if missing else "") or words
+    if trouble:
+        is_ready, reason, message = False, trouble.reason, trouble.message
+    elif not served:
+        is_ready, reason, message = True, "External", "an endpoint of someone else"
     elif ready:
-        is_ready, reason = True, "Serving"
+        is_ready, reason, message = True, "Serving", words
     else:
-        is_ready, reason = False, "WaitingForPods" if model.spec.replicas else "NoReplicas"
+        is_ready, reason, message = False, "WaitingForPods" if model.spec.replicas else "NoReplicas", why
+    selector = build_model_selector(model.metadata.name)
     return RewardModelStatus(
         conditions=[
-            _build_condition(model, "Ready", is_ready, reason, words, now),
-            _build_condition(model, "Degraded", missing, "TooFewReady" if missing else "AllReady", words, now),
+            _build_condition(model, READY, is_ready, reason, message, now),
+            _build_condition(model, DEGRADED, missing, "TooFewReady" if missing else "AllReady", why, now),
         ],
         observed_generation=model.metadata.generation,
         replicas=replicas,
         ready_replicas=ready,
-        selector=",".join(f"{k}={v}" for k, v in build_selector(model.metadata.name).items()) if served else "",
+        selector=",".join(f"{key}={value}" for key, value in selector.items()) if served else "",
     )
 
 
@@ -242,16 +218,20 @@ def _build_condition(
         type=type_,
         status=status,
         reason=reason,
-        message=message,
+        message=message[:_MAX_MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before else now,
         observed_generation=model.metadata.generation,
     )
 
 
 def _derive_events(old: RewardModelStatus, new: RewardModelStatus) -> tuple[Event, ...]:
-    before = {condition.type for condition in old.conditions if condition.status == "True"}
-    return tuple(
-        Event("Warning" if condition.type == "Degraded" else "Normal", condition.reason, condition.message)
-        for condition in new.conditions
-        if condition.status == "True" and condition.type not in before
-    )
+    """One for each condition that has come true, and one for each new reason that only the user can mend."""
+    true = {condition.type for condition in old.conditions if condition.status == "True"}
+    said = {(condition.reason, condition.message) for condition in old.conditions}
+    events = []
+    for condition in new.conditions:
+        bad = condition.type == DEGRADED or condition.reason in _BAD_REASONS
+        is_new = condition.status == "True" and condition.type not in true
+        if is_new or (condition.reason in _BAD_REASONS and (condition.reason, condition.message) not in said):
+            events.append(Event("Warning" if bad else "Normal", condition.reason, condition.message))
+    return tuple(events)

@@ -39,13 +39,18 @@ def _source_problems(job: RLJob) -> Iterator[str]:
 
 def _template_problems(job: RLJob) -> Iterator[str]:
     for path, role in _roles(job):
-        unknown = set(role.template) - {"metadata", "spec"}
-        if unknown:
-            yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
-        try:
-            merge({"metadata": {}, "spec": {"containers": []}}, role.template, f"{path}.template")
-        except UserError as error:
-            yield str(error)
+        yield from find_template_problems(path, role)
+
+
+def find_template_problems(path: str, role: Role) -> Iterator[str]:
+    """What is wrong with the template of the role at `path`, whosever it is."""
+    unknown = set(role.template) - {"metadata", "spec"}
+    if unknown:
+        yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
+    try:
+        merge({"metadata": {}, "spec": {"containers": []}}, role.template, f"{path}.template")
+    except UserError as error:
+        yield str(error)
 
 
 def _roles(job: RLJob) -> list[tuple[str, Role]]:

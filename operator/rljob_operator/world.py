@@ -12,7 +12,7 @@ from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, ExitCode
 from rljob_api.job import RLJob
 from rljob_api.roles import Role
 from rljob_operator.backend import ChildKey, Manifest, Observed
-from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
+from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, Owner, child_name
 
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
@@ -64,26 +64,37 @@ class World:
 
 
 def observe_world(job: RLJob, observed: Observed) -> World:
-    ours = {key: child for key, child in observed.children.items() if is_owned(job, child)}
+    ours, blocked = find_ours(job, observed)
+    roles = tuple(_roles(job, find_pods(job, observed)))
+    return World(ours, blocked, roles, ours.get(ChildKey("Job", child_name(job, HEAD))))
+
+
+def find_ours(owner: Owner, observed: Observed) -> tuple[dict[ChildKey, Manifest], frozenset[ChildKey]]:
+    """World.children and World.blocked of an owner."""
+    ours = {key: child for key, child in observed.children.items() if is_owned(owner, child)}
     blocked = {key for key in observed.children if key not in ours}
     blocked |= {key for key, child in ours.items() if is_terminating(child)}
-    pods = [pod for pod in observed.pods if _is_current(job, pod) and not is_terminating(pod)]
-    return World(ours, frozenset(blocked), tuple(_roles(job, pods)), ours.get(ChildKey("Job", child_name(job, HEAD))))
+    return ours, frozenset(blocked)
 
 
-def is_owned(job: RLJob, child: Manifest) -> bool:
-    """Whether the child belongs to this very incarnation of the job."""
+def find_pods(owner: Owner, observed: Observed) -> list[Manifest]:
+    """The Pods of this incarnation that are to stay."""
+    return [pod for pod in observed.pods if _is_current(owner, pod) and not is_terminating(pod)]
+
+
+def is_owned(owner: Owner, child: Manifest) -> bool:
+    """Whether the child belongs to this very incarnation of its owner."""
     uids = {ref.get("uid") for ref in child["metadata"].get("ownerReferences", [])}
-    return job.metadata.uid in uids if job.metadata.uid else not uids
+    return owner.metadata.uid in uids if owner.metadata.uid else not uids
 
 
 def is_terminating(manifest: Manifest) -> bool:
     return bool(manifest["metadata"].get("deletionTimestamp"))
 
 
-def _is_current(job: RLJob, pod: Manifest) -> bool:
-    uid = pod["metadata"].get("annotations", {}).get(ANNOTATION_JOB_UID, job.metadata.uid)
-    return bool(uid == job.metadata.uid)
+def _is_current(owner: Owner, pod: Manifest) -> bool:
+    uid = pod["metadata"].get("annotations", {}).get(ANNOTATION_JOB_UID, owner.metadata.uid)
+    return bool(uid == owner.metadata.uid)
 
 
 def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:

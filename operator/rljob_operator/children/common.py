@@ -13,10 +13,20 @@ from typing import Any
 import yaml
 
 from rljob_api import API_VERSION
-from rljob_api.contract import LABEL_JOB, LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
+from rljob_api.contract import (
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_REWARD,
+    LABEL_REWARD_MODEL,
+    LABEL_ROLE,
+    MANAGED_BY,
+)
 from rljob_api.job import RLJob
-from rljob_api.reward import Reward
+from rljob_api.reward import Reward, RewardModel
 from rljob_operator.backend import Manifest
+
+Owner = RLJob | RewardModel
+"""What children can belong to."""
 
 HEAD = "head"
 TRAINER = "trainer"
@@ -26,11 +36,11 @@ REWARD = "reward"
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
 """On Pod templates: digest of what the role reads at its start. It changes, and Pods roll, only when that does."""
 ANNOTATION_JOB_UID = "rljob.dev/job-uid"
-"""On Pods: which incarnation of the job they belong to. A Pod of a deleted job of the same name says nothing."""
+"""On Pods: which incarnation of their owner they belong to. A Pod of a deleted one of the same name says nothing."""
 
 
-def child_name(job: RLJob, suffix: str) -> str:
-    return f"{job.metadata.name}-{suffix}"
+def child_name(owner: Owner, suffix: str) -> str:
+    return f"{owner.metadata.name}-{suffix}"
 
 
 def reward_name(job: RLJob, reward: Reward) -> str:
@@ -44,20 +54,21 @@ def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[
     return labels | ({LABEL_REWARD: reward.name} if reward else {})
 
 
-def build_metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> Manifest:
-    """Metadata of a child. Without a uid (a job that no API server has seen) there is nothing to refer to."""
+def build_metadata(owner: Owner, name: str, labels: dict[str, str] | None = None) -> Manifest:
+    """Metadata of a child. Without a uid (an owner that no API server has seen) there is nothing to refer to."""
+    label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_REWARD_MODEL
     metadata: Manifest = {
         "name": name,
-        "namespace": job.metadata.namespace,
-        "labels": {LABEL_JOB: job.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | (labels or {}),
+        "namespace": owner.metadata.namespace,
+        "labels": {label: owner.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | (labels or {}),
     }
-    if job.metadata.uid:
+    if owner.metadata.uid:
         metadata["ownerReferences"] = [
             {
                 "apiVersion": API_VERSION,
-                "kind": "RLJob",
-                "name": job.metadata.name,
-                "uid": job.metadata.uid,
+                "kind": owner.kind,
+                "name": owner.metadata.name,
+                "uid": owner.metadata.uid,
                 "controller": True,
                 "blockOwnerDeletion": True,
             }
@@ -66,13 +77,13 @@ def build_metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) 
 
 
 def build_headless_service(
-    job: RLJob, name: str, selector: dict[str, str], ports: dict[str, int], *, publish_not_ready: bool
+    owner: Owner, name: str, selector: dict[str, str], ports: dict[str, int], *, publish_not_ready: bool
 ) -> Manifest:
     """A Service whose name resolves to the addresses of its Pods (ready ones, unless publish_not_ready)."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": build_metadata(job, name, selector),
+        "metadata": build_metadata(owner, name, selector),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": publish_not_ready,

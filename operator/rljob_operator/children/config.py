@@ -9,10 +9,10 @@ import base64
 
 from rljob_api.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
 from rljob_api.job import RLJob
-from rljob_api.reward import Reward
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import REWARD, build_metadata, build_selector, child_name, reward_name, to_yaml
+from rljob_operator.children.common import Owner, build_metadata, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
+from rljob_operator.children.reward import RewardService
 
 
 def build_job_config(job: RLJob) -> Manifest:
@@ -31,26 +31,26 @@ def build_job_config(job: RLJob) -> Manifest:
     }
 
 
-def build_reward_config(job: RLJob, reward: Reward) -> Manifest:
-    """ConfigMap NAME-reward-REWARD. A source from the user's own ConfigMap is mounted from there instead."""
-    data = {FILE_REWARD: to_yaml(reward.to_manifest())}
-    if reward.function and reward.function.inline is not None:
-        data[FILE_FUNCTION] = reward.function.inline
+def build_reward_config(service: RewardService) -> Manifest:
+    """ConfigMap of a reward's name. A source from the user's own ConfigMap is mounted from there instead."""
+    data = {FILE_REWARD: to_yaml(service.reward.to_manifest())}
+    if service.reward.function and service.reward.function.inline is not None:
+        data[FILE_FUNCTION] = service.reward.function.inline
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": build_metadata(job, reward_name(job, reward), build_selector(job, REWARD, reward)),
+        "metadata": build_metadata(service.owner, service.name, service.selector),
         "data": data,
     }
 
 
-def build_token_secret(job: RLJob, token: str) -> Manifest:
-    """Secret NAME-token. Immutable, so that an operator with an old view of the cluster cannot change it under
+def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
+    """Secret with the token. Immutable, so that an operator with an old view of the cluster cannot change it under
     running Pods: the API server refuses."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": build_metadata(job, child_name(job, "token")),
+        "metadata": build_metadata(owner, name),
         "type": "Opaque",
         "immutable": True,
         "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},

@@ -7,7 +7,7 @@ workload keeps what it has (`keep_gang`), since a change of the template would r
 from __future__ import annotations
 
 from rljob_api.contract import SCHEDULING_GATE
-from rljob_api.job import RLJob, Scheduling
+from rljob_api.job import RLJob
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import build_metadata
 
@@ -18,16 +18,9 @@ LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 ANNOTATION_KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 _LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP)
 _ANNOTATIONS = (ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT)
-_NONE = Scheduling()
 _GATE = {"name": SCHEDULING_GATE}
 _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 """Names that these schedulers have in their own charts."""
-
-
-def _scheduling(job: RLJob) -> Scheduling:
-    """A RewardModel's Pods come from the same builder, and belong to no gang."""
-    found: Scheduling = getattr(job.spec, "scheduling", _NONE)
-    return found
 
 
 def count_wanted_pods(job: RLJob) -> int:
@@ -38,7 +31,7 @@ def count_wanted_pods(job: RLJob) -> int:
 
 def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations of every Pod."""
-    scheduling, name = _scheduling(job), job.metadata.name
+    scheduling, name = job.spec.scheduling, job.metadata.name
     if scheduling.gang == "volcano":
         return {}, {ANNOTATION_VOLCANO_GROUP: name}
     if scheduling.gang == "coscheduling":
@@ -51,7 +44,7 @@ def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
 
 def build_gang_spec(job: RLJob) -> Manifest:
     """Fields of every Pod's spec."""
-    scheduling = _scheduling(job)
+    scheduling = job.spec.scheduling
     scheduler = scheduling.scheduler_name or _SCHEDULERS.get(scheduling.gang)
     spec: Manifest = {"schedulerName": scheduler} if scheduler else {}
     return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
@@ -59,7 +52,7 @@ def build_gang_spec(job: RLJob) -> Manifest:
 
 def build_pod_group(job: RLJob) -> list[Manifest]:
     """The PodGroup, for the schedulers that have one."""
-    scheduling = _scheduling(job)
+    scheduling = job.spec.scheduling
     spec: Manifest = {"minMember": count_wanted_pods(job)}
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"

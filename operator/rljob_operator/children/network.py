@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from rljob_api.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_api.job import RLJob
-from rljob_api.reward import Reward
 from rljob_api.roles import Role
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
@@ -21,11 +20,12 @@ from rljob_operator.children.common import (
     REWARD,
     ROLLOUT,
     TRAINER,
+    Owner,
     build_metadata,
     build_selector,
     child_name,
-    reward_name,
 )
+from rljob_operator.children.reward import RewardService, find_services
 
 LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace that carries it with the value `true` may scrape /metrics. The token guards every other path."""
@@ -76,27 +76,28 @@ def build_network_policies(job: RLJob) -> list[Manifest]:
             ],
         ),
     ]
-    return policies + [_build_reward_policy(job, reward, head) for reward in spec.rewards if reward.function]
+    return policies + [build_reward_policy(service, head) for service in find_services(job)]
 
 
-def _build_reward_policy(job: RLJob, reward: Reward, head: Manifest) -> Manifest:
-    ports = _env_ports(reward)
+def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
+    """The policy of a reward's Pods. `head`: who may ask them for scores."""
+    ports = _env_ports(service.reward)
     return _build_policy(
-        job,
-        reward_name(job, reward),
-        build_selector(job, REWARD, reward),
+        service.owner,
+        service.name,
+        service.selector,
         ingress=[_from([head], PORT_REWARD), _from(_monitors(), PORT_REWARD)],
         egress=[_DNS, *_outside(ports)] if ports else [],
     )
 
 
 def _build_policy(
-    job: RLJob, name: str, selector: dict[str, str], *, ingress: list[Manifest], egress: list[Manifest]
+    owner: Owner, name: str, selector: dict[str, str], *, ingress: list[Manifest], egress: list[Manifest]
 ) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": build_metadata(job, name, selector),
+        "metadata": build_metadata(owner, name, selector),
         "spec": {
             "podSelector": {"matchLabels": selector},
             "policyTypes": ["Ingress", "Egress"],
@@ -167,20 +168,19 @@ def build_disruption_budgets(job: RLJob) -> list[Manifest]:
             _build_budget(job, child_name(job, HEAD), build_selector(job, HEAD), {"minAvailable": 1}),
             _build_budget(job, child_name(job, TRAINER), build_selector(job, TRAINER), {"maxUnavailable": 0}),
         ]
-    one = {"maxUnavailable": 1}
-    budgets.append(_build_budget(job, child_name(job, ROLLOUT), build_selector(job, ROLLOUT), one))
-    return budgets + [
-        _build_budget(job, reward_name(job, reward), build_selector(job, REWARD, reward), one)
-        for reward in job.spec.rewards
-        if reward.function
-    ]
+    budgets.append(_build_budget(job, child_name(job, ROLLOUT), build_selector(job, ROLLOUT), {"maxUnavailable": 1}))
+    return budgets + [build_reward_budget(service) for service in find_services(job)]
 
 
-def _build_budget(job: RLJob, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
+def build_reward_budget(service: RewardService) -> Manifest:
+    return _build_budget(service.owner, service.name, service.selector, {"maxUnavailable": 1})
+
+
+def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": build_metadata(job, name, selector),
+        "metadata": build_metadata(owner, name, selector),
         "spec": amount
         | {
             "selector": {"matchLabels": selector},

@@ -35,6 +35,7 @@ from rljob_operator.children.common import (
     ANNOTATION_CONFIG_HASH,
     ANNOTATION_JOB_UID,
     HEAD,
+    Owner,
     child_name,
     digest,
 )
@@ -104,13 +105,15 @@ class PodParts:
     """Sleep before SIGTERM, in which the Pod's address leaves its Service and requests in flight end."""
 
 
-def build_pod_template(job: RLJob, parts: PodParts) -> Manifest:
-    """The whole template. Raises UserError when the user's partial one cannot be merged."""
-    template = {"metadata": _build_metadata(job, parts), "spec": _build_spec(parts) | build_gang_spec(job)}
+def build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
+    """The whole template. A job's Pods start as a gang, a RewardModel's each for itself. Raises UserError when the
+    user's partial one cannot be merged."""
+    gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
+    template = {"metadata": _build_metadata(owner, parts), "spec": _build_spec(parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
     # What selectors and the lifecycle rest on is not the user's to change.
     metadata = template["metadata"]
-    built = _build_metadata(job, parts)
+    built = _build_metadata(owner, parts)
     metadata["labels"] = metadata.get("labels", {}) | built["labels"]
     metadata["annotations"] = metadata.get("annotations", {}) | built["annotations"]
     template["spec"] = template["spec"] | {"restartPolicy": parts.restart_policy}
@@ -121,11 +124,11 @@ def _build_labels(parts: PodParts) -> dict[str, str]:
     return parts.labels | {LABEL_MANAGED_BY: MANAGED_BY}
 
 
-def _build_metadata(job: RLJob, parts: PodParts) -> Manifest:
+def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     annotations = {ANNOTATION_CONFIG_HASH: digest(parts.config)} | parts.annotations
-    if job.metadata.uid:
-        annotations[ANNOTATION_JOB_UID] = job.metadata.uid
-    labels, more = build_gang_metadata(job)
+    if owner.metadata.uid:
+        annotations[ANNOTATION_JOB_UID] = owner.metadata.uid
+    labels, more = build_gang_metadata(owner) if isinstance(owner, RLJob) else ({}, {})
     return {"labels": _build_labels(parts) | labels, "annotations": annotations | more}
 
 
@@ -210,9 +213,9 @@ def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in exclude}
 
 
-def build_token_env(job: RLJob) -> list[Manifest]:
-    """What every container gets: the job's token and the Pod's own address."""
-    secret = {"name": child_name(job, "token"), "key": TOKEN_KEY}
+def build_token_env(secret_name: str) -> list[Manifest]:
+    """What every container gets: the token of its job or RewardModel, and the Pod's own address."""
+    secret = {"name": secret_name, "key": TOKEN_KEY}
     return [
         {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
         {"name": ENV_POD_IP, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
@@ -226,7 +229,7 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
         ENV_HEAD: child_name(job, HEAD),
         ENV_MODEL: parse_source(job.spec.model.source).in_container,
     } | ({ENV_RUN_DIR: PATH_RUN} if run_dir else {})
-    return build_token_env(job) + build_env(env)
+    return build_token_env(child_name(job, "token")) + build_env(env)
 
 
 def build_env(env: dict[str, str]) -> list[Manifest]:

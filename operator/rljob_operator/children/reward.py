@@ -1,23 +1,36 @@
-"""The reward services: for each function reward a Deployment and a headless Service. An http reward has no child.
+"""The reward services: a Deployment and a headless Service for each function reward, be it a job's own or a
+RewardModel. An http reward has no child.
 
 They run the user's own code, so they get least: no job file, no service-account token, a read-only root, scratch
-space that dies with the Pod.
+space that dies with the Pod. Invariant: what belongs to a job and what to a RewardModel differ in names, labels and
+token alone.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from rljob_api.contract import FILE_FUNCTION, FILE_REWARD, PATH_CONFIG, PATH_SCRATCH, PORT_REWARD
+from rljob_api.contract import (
+    FILE_FUNCTION,
+    FILE_REWARD,
+    LABEL_REWARD_MODEL,
+    LABEL_ROLE,
+    PATH_CONFIG,
+    PATH_SCRATCH,
+    PORT_REWARD,
+)
 from rljob_api.job import RLJob
-from rljob_api.reward import Reward
+from rljob_api.reward import Reward, RewardModel
 from rljob_operator.backend import Manifest
-from rljob_operator.children import pods
+from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import (
     REWARD,
+    Owner,
     build_headless_service,
     build_metadata,
     build_selector,
+    child_name,
     digest,
     reward_name,
 )
@@ -31,48 +44,95 @@ _DRAIN_SECONDS = 10
 _LEAVE_SECONDS = 5
 """A server that goes is out of the Service at once; so long the driver may still send it requests."""
 _READ_BY_DRIVER = {"weight", "failurePolicy"}
+_NAME_IN_SERVER = "rewardmodel"
+"""A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
 
 
-def build_reward(job: RLJob, index: int, token: str, defaults: Defaults) -> list[Manifest]:
-    """Service and Deployment of the index-th reward; nothing when it is someone else's endpoint."""
-    reward = job.spec.rewards[index]
-    if reward.function is None:
-        return []
-    selector = build_selector(job, REWARD, reward)
-    name = reward_name(job, reward)
+@dataclass(frozen=True)
+class RewardService:
+    """One reward that we serve."""
+
+    owner: Owner
+    reward: Reward
+    """What its server reads."""
+    path: str
+    """Where it stands in its owner's manifest."""
+    name: str
+    """Name of all its children."""
+    selector: dict[str, str]
+    token_secret: str
+
+
+def find_services(job: RLJob) -> list[RewardService]:
+    """The job's own rewards that we serve."""
     return [
-        build_headless_service(job, name, selector, _PORTS, publish_not_ready=False),
+        RewardService(
+            owner=job,
+            reward=reward,
+            path=f"spec.rewards[{index}]",
+            name=reward_name(job, reward),
+            selector=build_selector(job, REWARD, reward),
+            token_secret=child_name(job, "token"),
+        )
+        for index, reward in enumerate(job.spec.rewards)
+        if reward.function
+    ]
+
+
+def build_model_selector(name: str) -> dict[str, str]:
+    """Labels that find the Pods of a RewardModel."""
+    return {LABEL_REWARD_MODEL: name, LABEL_ROLE: REWARD}
+
+
+def service_of(model: RewardModel) -> RewardService:
+    """A RewardModel that we serve."""
+    name = reward_refs.child_name(model.metadata.name)
+    return RewardService(
+        owner=model,
+        reward=Reward.model_validate({**model.spec.to_manifest(), "name": _NAME_IN_SERVER}),
+        path="spec",
+        name=name,
+        selector=build_model_selector(model.metadata.name),
+        token_secret=name,
+    )
+
+
+def build_reward(service: RewardService, token: str, defaults: Defaults) -> list[Manifest]:
+    """Service and Deployment. Raises UserError for a template that cannot be merged."""
+    owner, name, selector = service.owner, service.name, service.selector
+    return [
+        build_headless_service(owner, name, selector, _PORTS, publish_not_ready=False),
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": build_metadata(job, name, selector),
+            "metadata": build_metadata(owner, name, selector),
             "spec": {
-                "replicas": reward.replicas,
+                "replicas": service.reward.replicas,
                 "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, index, token, selector, defaults)),
+                "template": pods.build_pod_template(owner, _build_parts(service, token, defaults)),
             },
         },
     ]
 
 
-def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
-    reward = job.spec.rewards[index]
+def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:
+    reward = service.reward
     return pods.PodParts(
         role=REWARD,
         spec=reward,
-        spec_path=f"spec.rewards[{index}]",
+        spec_path=service.path,
         image=defaults.reward_image,
         command=[
             *("python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"),
             *("--grace", str(math.ceil(reward.timeout_seconds))),
         ],
-        labels=selector,
+        labels=service.selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
         ports=_PORTS,
-        env=pods.build_token_env(job),
+        env=pods.build_token_env(service.token_secret),
         probes=pods.build_probes("http", _STARTUP_SECONDS),
         volumes=[
-            _build_config_volume(job, reward),
+            _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": {}}, PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
         ],
@@ -82,12 +142,11 @@ def _build_parts(job: RLJob, index: int, token: str, selector: dict[str, str], d
     )
 
 
-def _build_config_volume(job: RLJob, reward: Reward) -> pods.Volume:
+def _build_config_volume(service: RewardService) -> pods.Volume:
     """reward.yaml, with function.py beside it: ours for an inline source, else from the user's own ConfigMap."""
-    name = reward_name(job, reward)
-    reference = reward.function.config_map_key_ref if reward.function else None
+    reference = service.reward.function.config_map_key_ref if service.reward.function else None
     if reference is None:
-        return pods.Volume("config", {"configMap": {"name": name}}, PATH_CONFIG, read_only=True)
+        return pods.Volume("config", {"configMap": {"name": service.name}}, PATH_CONFIG, read_only=True)
     theirs = {"name": reference.name, "items": [{"key": reference.key, "path": FILE_FUNCTION}]}
-    sources = [{"configMap": {"name": name}}, {"configMap": theirs}]
+    sources = [{"configMap": {"name": service.name}}, {"configMap": theirs}]
     return pods.Volume("config", {"projected": {"sources": sources}}, PATH_CONFIG, read_only=True)

@@ -19,6 +19,7 @@ MODULE = Path(__file__).resolve().parents[1] / "kubernetes"
 # From MODULE, whose go.sum pins them.
 MODULE_PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
+    "pause": "rljob.dev/cluster/kubernetes/pause",
     **{
         name: f"k8s.io/kubernetes/cmd/{name}"
         for name in (
@@ -36,7 +37,6 @@ INSTALLED_PACKAGES = {
     "helm": "helm.sh/helm/v4/cmd/helm@v4.3.1",
     "coredns": "github.com/coredns/coredns@v1.15.0",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
-    "untt": "github.com/helm-unittest/helm-unittest/cmd/untt@v1.1.2",
 }
 PROGRAMS = (*MODULE_PACKAGES, *INSTALLED_PACKAGES)
 

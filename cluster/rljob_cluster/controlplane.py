@@ -55,9 +55,26 @@ class ControlPlane:
         self.etcd_port = etcd_port
         self.components = tuple(name for name in COMPONENTS if name in components)
         self._extra = dict(extra_arguments or {})
-        self._pki = pki.Pki(self.folder / "pki")
+        self.pki = pki.Pki(self.folder / "pki")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._programs: Path | None = None
+
+    def serve_nodes(self) -> None:
+        """Before start(): be reachable by Pods and kubelets, at an address that is no loopback one."""
+        certificate, key = self._kubelet_client
+        self._extra["kube-apiserver"] = [
+            *self._extra.get("kube-apiserver", ()),
+            "--endpoint-reconciler-type=lease",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={certificate}",
+            f"--kubelet-client-key={key}",
+        ]
+
+    @property
+    def _kubelet_client(self) -> tuple[Path, Path]:
+        self.pki.build_ca()
+        return self.pki.certificate("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
 
     @property
     def server(self) -> str:
@@ -72,11 +89,11 @@ class ControlPlane:
         """A kubeconfig whose client is that user in those groups: what it may do is what RBAC gives it."""
         # Users hold colons and slashes (system:serviceaccount:ns:name), and the groups matter too: name by digest.
         name = "client-" + hashlib.sha256(json.dumps([user, *groups]).encode()).hexdigest()[:16]
-        certificate, key = self._pki.certificate(name, user, groups)
-        path = self._pki.folder / f"{name}-{self.api_port}.kubeconfig"
+        certificate, key = self.pki.certificate(name, user, groups)
+        path = self.pki.folder / f"{name}-{self.api_port}.kubeconfig"
         if not path.exists():
             text = pki.build_kubeconfig(
-                self.server, self._pki.ca.read_bytes(), certificate.read_bytes(), key.read_bytes()
+                self.server, self.pki.ca.read_bytes(), certificate.read_bytes(), key.read_bytes()
             )
             path.touch(mode=0o600)
             path.write_text(text)
@@ -96,7 +113,7 @@ class ControlPlane:
         self._programs = build.find_or_build(*self.components)
         for folder in ("logs", "etcd"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._pki.build_ca()
+        self.pki.build_ca()
         self.api_port = self.api_port or free_port(self.address)
         self.etcd_port = self.etcd_port or free_port(self.address)
         try:
@@ -168,8 +185,8 @@ class ControlPlane:
             return common
         return [
             *common,
-            f"--service-account-private-key-file={self._pki.key('service-account')}",
-            f"--root-ca-file={self._pki.ca}",
+            f"--service-account-private-key-file={self.pki.key('service-account')}",
+            f"--root-ca-file={self.pki.ca}",
             "--use-service-account-credentials=true",
         ]
 
@@ -191,8 +208,8 @@ class ControlPlane:
 
     def _api_arguments(self) -> list[str]:
         hosts = [self.address, "localhost", SERVICE_ADDRESS, "kubernetes.default.svc"]
-        certificate, key = self._pki.certificate("kube-apiserver", "kube-apiserver", hosts=hosts)
-        signing = self._pki.key("service-account")
+        certificate, key = self.pki.certificate("kube-apiserver", "kube-apiserver", hosts=hosts)
+        signing = self.pki.key("service-account")
         return [
             f"--etcd-servers=http://{self.address}:{self.etcd_port}",
             f"--bind-address={self.address}",
@@ -202,7 +219,7 @@ class ControlPlane:
             f"--secure-port={self.api_port}",
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
-            f"--client-ca-file={self._pki.ca}",
+            f"--client-ca-file={self.pki.ca}",
             "--authorization-mode=Node,RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={signing}",
@@ -212,10 +229,10 @@ class ControlPlane:
         ]
 
     def _wait_ready(self) -> None:
-        context = ssl.create_default_context(cafile=str(self._pki.ca))
+        context = ssl.create_default_context(cafile=str(self.pki.ca))
         # openssl's bare `req -x509` writes no key identifiers, which Python 3.13 would ask for.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        certificate, key = self._pki.certificate("readiness", "readiness", ["system:masters"])
+        certificate, key = self.pki.certificate("readiness", "readiness", ["system:masters"])
         context.load_cert_chain(certificate, key)
         deadline = time.monotonic() + START_SECONDS
         answer = "no answer yet"

@@ -1,0 +1,149 @@
+"""`python -m rljob_cluster up|down|status|kubeconfig|load|volume`: the one-machine Kubernetes by its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rljob_cluster import addons, supervisor
+from rljob_cluster.build import BuildError, cache_root, find_or_build
+from rljob_cluster.controlplane import ControlPlaneError
+from rljob_cluster.node import CommandError, run
+
+_DEBIAN_PACKAGES = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "openssl": "openssl",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+
+
+class ClusterError(Exception):
+    """The command cannot be carried out; the message names the remedy."""
+
+
+def state_folder() -> Path:
+    return Path(os.environ.get("RLJOB_CLUSTER_DIR") or ".cluster").resolve()
+
+
+def up(state: Path) -> None:
+    """Start the cluster, or find it running."""
+    if supervisor.read_pid(state) is not None and (state / "run/ready").exists():
+        print(f"the cluster runs; export KUBECONFIG={state / 'kubeconfig'}")
+        return
+    _require_machine()
+    start = time.monotonic()
+    find_or_build(*supervisor.PROGRAMS)
+    supervisor.stop(state)  # what a crash may have left
+    supervisor.start_in_background(state, find_archives())
+    print(f"the cluster is up after {time.monotonic() - start:.0f} s; export KUBECONFIG={state / 'kubeconfig'}")
+
+
+def find_archives() -> list[Path]:
+    """The images that `python -m rljob_cluster.images --archive` has written."""
+    return sorted((cache_root() / "images").glob("*.tar"))
+
+
+def _require_machine() -> None:
+    if os.geteuid() != 0:
+        raise ClusterError(
+            "a cluster on this machine needs root (nodes are containerd and kubelet); E2E_CONTEXT= uses one"
+        )
+    missing = sorted({package for program, package in _DEBIAN_PACKAGES.items() if not shutil.which(program)})
+    if missing and shutil.which("apt-get"):
+        print(f"installing {' '.join(missing)}", flush=True)
+        command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+        subprocess.run(["apt-get", "update"], capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ClusterError(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
+    elif missing:
+        raise ClusterError(f"missing on this machine: {', '.join(missing)}; install them, or use E2E_CONTEXT=")
+
+
+def load(state: Path, archives: Sequence[Path]) -> None:
+    """Import archives into every node that has not had them."""
+    _require_running(state)
+    for node in supervisor.build_nodes(state):
+        loaded = node.folder / "loaded"
+        base = state / "nodes/base/imported"
+        names = set((base.read_text() if base.exists() else "").splitlines())
+        names |= set(loaded.read_text().splitlines()) if loaded.exists() else set()
+        for archive in archives:
+            if str(archive) not in names:
+                print(f"loading {archive.name} into {node.name}", flush=True)
+                node.ctr("images", "import", str(archive))
+                names.add(str(archive))
+        loaded.write_text("\n".join(sorted(names)))
+
+
+def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
+    """A ReadWriteMany claim on a folder of this machine."""
+    _require_running(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    manifests = yaml.safe_dump_all(addons.build_volume(name, namespace, str(folder.resolve())))
+    _kubectl(state, "apply", "--server-side", "-f", "-", input=manifests)
+    _kubectl(state, "wait", "-n", namespace, f"pvc/{name}", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+
+
+def _kubectl(state: Path, *arguments: str, input: str | None = None) -> str:
+    program = str(find_or_build("kubectl") / "kubectl")
+    return run(program, "--kubeconfig", str(state / "kubeconfig"), *arguments, input=input)
+
+
+def _require_running(state: Path) -> None:
+    if supervisor.read_pid(state) is None:
+        raise ClusterError("no cluster runs here; start it with: make cluster")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rljob_cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("up", "down", "status", "kubeconfig"):
+        commands.add_parser(name)
+    commands.add_parser("serve").add_argument("archives", nargs="*", type=Path)
+    commands.add_parser("load").add_argument("archives", nargs="*", type=Path)
+    parser_volume = commands.add_parser("volume")
+    parser_volume.add_argument("name")
+    parser_volume.add_argument("folder", type=Path)
+    parser_volume.add_argument("--namespace", default="default")
+    options = parser.parse_args(arguments)
+    state = state_folder()
+    try:
+        if options.command == "up":
+            up(state)
+        elif options.command == "down":
+            supervisor.stop(state)
+            print("the cluster is gone")
+        elif options.command == "serve":
+            supervisor.Supervisor(state, options.archives).serve()
+        elif options.command == "kubeconfig":
+            _require_running(state)
+            print(state / "kubeconfig")
+        elif options.command == "status":
+            _require_running(state)
+            print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
+        elif options.command == "load":
+            load(state, [path.resolve() for path in options.archives] or find_archives())
+        else:
+            volume(state, options.name, options.folder, options.namespace)
+    except (ClusterError, CommandError, BuildError, ControlPlaneError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

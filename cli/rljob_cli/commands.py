@@ -127,23 +127,3 @@ def render_command(path: Path, overrides: list[str]) -> int:
         return 0
 
     return guard(command)
-
-
-def control_command(verb: str, name: str, kubeconfig: str | None, context: str | None, namespace: str | None) -> int:
-    """suspend, resume or retry a job in a cluster. 1: the cluster cannot be asked or refuses; 2: the job is not fit."""
-    from rljob_cli.cluster import control
-    from rljob_cli.cluster.client import Cluster, ClusterError, Target
-    from rljob_operator.backend import utc_now
-
-    def command() -> int:
-        try:
-            cluster = Cluster(Target(kubeconfig, context, namespace))
-            job = cluster.get_job(name)
-            plans = {"suspend": control.plan_suspend, "resume": control.plan_resume}
-            change = plans[verb](job) if verb in plans else control.plan_retry(job, utc_now())
-            return control.apply_change(cluster, name, change)
-        except ClusterError as error:
-            print(error, file=sys.stderr)
-            return EXIT_FAILED
-
-    return guard(command)

@@ -104,17 +104,22 @@ NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.")]
 
 
+OutputOption = Annotated[str, typer.Option("-o", "--output", help="text or json.")]
+
+
 @app.command()
 def suspend(
     name: NameArgument,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
 ) -> None:
     """Give a job's nodes back and keep its checkpoints."""
-    from rljob_cli.commands import control_command
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import control_command
 
-    raise typer.Exit(control_command("suspend", name, kubeconfig, context, namespace))
+    raise typer.Exit(control_command("suspend", name, Target(kubeconfig, context, namespace), output))
 
 
 @app.command()
@@ -123,11 +128,13 @@ def resume(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
 ) -> None:
     """Let a suspended job go on from its last checkpoint."""
-    from rljob_cli.commands import control_command
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import control_command
 
-    raise typer.Exit(control_command("resume", name, kubeconfig, context, namespace))
+    raise typer.Exit(control_command("resume", name, Target(kubeconfig, context, namespace), output))
 
 
 @app.command()
@@ -136,11 +143,69 @@ def retry(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
 ) -> None:
     """Start a failed job again from its last checkpoint."""
-    from rljob_cli.commands import control_command
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import control_command
 
-    raise typer.Exit(control_command("retry", name, kubeconfig, context, namespace))
+    raise typer.Exit(control_command("retry", name, Target(kubeconfig, context, namespace), output))
+
+
+@app.command()
+def explain(
+    name: NameArgument,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Say why a job in the cluster is as it is, and what to do about it."""
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import explain_command
+
+    raise typer.Exit(explain_command(name, Target(kubeconfig, context, namespace), output))
+
+
+@app.command()
+def top(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One job, with its roles and Pods.")] = None,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, in place, until Ctrl-C.")] = False,
+    everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Show the jobs in the cluster: how far they are, what they do and wait for."""
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import top_command
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(top_command(name, target, everywhere=everywhere, watch=watch, output=output))
+
+
+@app.command()
+def logs(
+    name: NameArgument,
+    role: Annotated[
+        str | None, typer.Option(help="head, trainer, rollout, reward or reward-NAME. Default: all of them.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, with replaced Pods too.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last lines of each Pod.")] = None,
+    previous: Annotated[bool, typer.Option("-p", "--previous", help="Of the containers before the last restart.")] = (
+        False
+    ),
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Print the logs of a job's Pods as one."""
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.cluster.commands import logs_command
+
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(logs_command(name, target, role=role, follow=follow, tail=tail, previous=previous))
 
 
 def main() -> None:

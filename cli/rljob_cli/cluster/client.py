@@ -1,4 +1,4 @@
-"""The API server as the commands see it: RLJobs as plain manifests.
+"""The API server as the commands see it: RLJobs, Pods and Events as plain manifests, and logs as lines.
 
 Turns what the API server refuses into a ClusterError that names the remedy; decides nothing about jobs.
 """
@@ -6,8 +6,9 @@ Turns what the API server refuses into a ClusterError that names the remedy; dec
 from __future__ import annotations
 
 import difflib
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ _PLURAL = "rljobs"
 _VERSION = API_VERSION.rpartition("/")[2]
 _CONTENT_TYPE = "application/merge-patch+json"
 _TIMEOUT_SECONDS = 30
+_MAX_IDLE_STREAM_SECONDS = 24 * 3600
+_MAX_CONNECTIONS = 1000
+"""Each followed log holds one."""
 _NO_RETRIES = False
 
 
@@ -50,6 +54,9 @@ class Cluster:
             raise ClusterError(f"no cluster: {error}. Name one with --kubeconfig, --context or KUBECONFIG") from None
         self.namespace = target.namespace or context_namespace
         self._jobs = client.CustomObjectsApi(self._api)
+        self._core = client.CoreV1Api(self._api)
+        self._apps = client.AppsV1Api(self._api)
+        self._batch = client.BatchV1Api(self._api)
 
     def get_job(self, name: str) -> Manifest:
         """Raises UserError with near names when there is no such job."""
@@ -87,6 +94,86 @@ class Cluster:
 
         self._ask("patch rljobs", ask)
 
+    def list_pods(self, selector: str, everywhere: bool = False) -> list[Manifest]:
+        if everywhere:
+            return self._list("Pod", self._core.list_pod_for_all_namespaces, label_selector=selector)
+        return self._list_here("Pod", self._core.list_namespaced_pod, label_selector=selector)
+
+    def list_workloads(self, selector: str) -> list[Manifest]:
+        """Deployments, StatefulSets and Jobs."""
+        found = self._list_here("Deployment", self._apps.list_namespaced_deployment, label_selector=selector)
+        found += self._list_here("StatefulSet", self._apps.list_namespaced_stateful_set, label_selector=selector)
+        return found + self._list_here("Job", self._batch.list_namespaced_job, label_selector=selector)
+
+    def list_warnings(self) -> list[Manifest]:
+        return self._list_here("Event", self._core.list_namespaced_event, field_selector="type=Warning")
+
+    def list_claims(self) -> list[Manifest]:
+        return self._list_here("PersistentVolumeClaim", self._core.list_namespaced_persistent_volume_claim)
+
+    def list_reward_models(self) -> list[Manifest]:
+        def ask() -> Any:
+            return self._jobs.list_namespaced_custom_object(
+                API_GROUP, _VERSION, self.namespace, "rewardmodels", _request_timeout=_TIMEOUT_SECONDS
+            )
+
+        return list(self._ask("list rewardmodels", ask)["items"])
+
+    def list_pod_metrics(self, selector: str) -> list[Manifest]:
+        """What metrics.k8s.io says of Pods. Raises ClusterError where the cluster has none."""
+
+        def ask() -> Any:
+            return self._jobs.list_namespaced_custom_object(
+                "metrics.k8s.io",
+                "v1beta1",
+                self.namespace,
+                "pods",
+                label_selector=selector,
+                _request_timeout=_TIMEOUT_SECONDS,
+            )
+
+        return list(self._ask("list pods.metrics.k8s.io", ask)["items"])
+
+    def open_log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        previous: bool = False,
+        since_seconds: int | None = None,
+    ) -> Iterator[str]:
+        """Lines with their time in front, as they come. NotReadyError when the container has no log (yet)."""
+
+        def ask() -> Any:
+            return self._core.read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=container,
+                follow=follow,
+                previous=previous,
+                tail_lines=tail,
+                since_seconds=since_seconds,
+                timestamps=True,
+                _preload_content=False,
+                _request_timeout=(_TIMEOUT_SECONDS, _MAX_IDLE_STREAM_SECONDS if follow else _TIMEOUT_SECONDS),
+            )
+
+        response = self._ask("get pods/log", ask)
+        return _lines(response)
+
+    def _list_here(self, kind: str, method: Callable[..., Any], **options: Any) -> list[Manifest]:
+        return self._list(kind, functools.partial(method, self.namespace), **options)
+
+    def _list(self, kind: str, method: Callable[..., Any], **options: Any) -> list[Manifest]:
+        def ask() -> Any:
+            return json.loads(method(_preload_content=False, _request_timeout=_TIMEOUT_SECONDS, **options).data)
+
+        answer = self._ask(f"list {kind}s", ask)
+        # The items of a list do not say what they are.
+        return [{"kind": kind, **item} for item in answer["items"]]
+
     def _place(self) -> tuple[str, str, str, str]:
         return API_GROUP, _VERSION, self.namespace, _PLURAL
 
@@ -104,6 +191,26 @@ class NotFoundError(ClusterError):
     """404: the object, or its kind, is not there."""
 
 
+class NotReadyError(ClusterError):
+    """400: what was asked cannot be answered now, such as for the log of a container that has not started."""
+
+
+def _lines(response: Any) -> Iterator[str]:
+    """A connection that breaks ends the lines, as the end of the container does."""
+    rest = b""
+    try:
+        for chunk in response.stream():
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line.decode(errors="replace")
+    except (HTTPError, OSError):
+        pass
+    finally:
+        response.release_conn()
+    if rest:
+        yield rest.decode(errors="replace")
+
+
 def _connect(target: Target) -> tuple[Any, str]:
     contexts, active = config.list_kube_config_contexts(config_file=target.kubeconfig)
     chosen = active
@@ -114,6 +221,7 @@ def _connect(target: Target) -> tuple[Any, str]:
         raise ConfigException(f"the kubeconfig has no context {target.context}; it has {names}")
     api = config.new_client_from_config(config_file=target.kubeconfig, context=chosen["name"])
     api.configuration.retries = _NO_RETRIES
+    api.configuration.connection_pool_maxsize = _MAX_CONNECTIONS
     return client.ApiClient(api.configuration), chosen["context"].get("namespace") or "default"
 
 
@@ -124,6 +232,8 @@ def _translate(error: ApiException, what: str, namespace: str) -> ClusterError:
         message = error.reason
     if error.status == 404:
         return NotFoundError(f"{what}: {message}")
+    if error.status == 400:
+        return NotReadyError(message)
     if error.status == 403:
         return ClusterError(
             f"forbidden: you may not {what} in namespace {namespace}. Ask for a role with it: {message}"

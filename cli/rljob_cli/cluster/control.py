@@ -6,11 +6,14 @@ Invariant: a job that is finished, or that another controller manages, is never 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
 from rljob_cli.cluster.client import Cluster, Manifest
+from rljob_cli.cluster.look import parse_status
+from rljob_cli.cluster.words import command, name_job
+from rljob_operator.conditions import FAILED, REASON_INVALID_SPEC, find
 from rljob_operator.lifecycle import MANAGED_BY_US
 
 
@@ -25,10 +28,10 @@ def plan_suspend(job: Manifest) -> Change:
     _refuse_foreign(job)
     _refuse_finished(job, "suspended")
     if job["spec"].get("suspend"):
-        return Change(None, f"{_name(job)} is suspended already. To go on: {_command('resume', job)}")
+        return Change(None, f"{name_job(job)} is suspended already. To go on: {command('resume', job)}")
     return Change(
         {"spec": {"suspend": True}},
-        f"{_name(job)} is being suspended: its Pods go, its checkpoints stay. To go on: {_command('resume', job)}",
+        f"{name_job(job)} is being suspended: its Pods go, its checkpoints stay. To go on: {command('resume', job)}",
     )
 
 
@@ -36,52 +39,69 @@ def plan_resume(job: Manifest) -> Change:
     _refuse_foreign(job)
     _refuse_finished(job, "resumed")
     if not job["spec"].get("suspend"):
-        return Change(None, f"{_name(job)} is not suspended: nothing to do")
+        return Change(None, f"{name_job(job)} is not suspended: nothing to do")
     return Change(
         {"spec": {"suspend": False}},
-        f"{_name(job)} is being resumed: its Pods come back, and it goes on from its last checkpoint",
+        f"{name_job(job)} is being resumed: its Pods come back, and it goes on from its last checkpoint",
     )
 
 
 def plan_retry(job: Manifest, now: datetime) -> Change:
     _refuse_foreign(job)
+    _refuse_invalid(job)
     phase = _phase(job)
     if phase != "Failed":
-        raise UserError(f"{_name(job)}: only a failed job can be retried, and this one is {phase or 'not started yet'}")
+        raise UserError(
+            f"{name_job(job)}: only a failed job can be retried, and this one is {phase or 'not started yet'}"
+        )
     return Change(
         {"metadata": {"annotations": {ANNOTATION_RETRY: now.isoformat()}}},
-        f"{_name(job)} will be tried again from its last checkpoint",
+        f"{name_job(job)} will be tried again from its last checkpoint",
     )
 
 
-def apply_change(cluster: Cluster, name: str, change: Change) -> int:
+def apply_change(cluster: Cluster, name: str, change: Change) -> None:
     if change.patch is not None:
         cluster.patch_job(name, change.patch)
-    print(change.message)
-    return 0
+
+
+def describe_change(verb: str, job: Manifest, change: Change) -> dict[str, Any]:
+    """For --output json."""
+    return {
+        "command": verb,
+        "namespace": job["metadata"]["namespace"],
+        "name": job["metadata"]["name"],
+        "changed": change.patch is not None,
+        "message": change.message,
+    }
 
 
 def _phase(job: Manifest) -> str:
-    return str(job.get("status", {}).get("phase") or "")
-
-
-def _name(job: Manifest) -> str:
-    return f"RLJob {job['metadata']['namespace']}/{job['metadata']['name']}"
-
-
-def _command(verb: str, job: Manifest) -> str:
-    return f"kubectl rljob {verb} {job['metadata']['name']} -n {job['metadata']['namespace']}"
+    return str((job.get("status") or {}).get("phase") or "")
 
 
 def _refuse_foreign(job: Manifest) -> None:
     manager = job["spec"].get("managedBy")
     if manager not in (None, MANAGED_BY_US):
-        raise UserError(f"{_name(job)}: spec.managedBy is {manager}: change the job there, not here")
+        raise UserError(f"{name_job(job)}: spec.managedBy is {manager}: change the job there, not here")
+
+
+def _refuse_invalid(job: Manifest) -> None:
+    """A spec that cannot be carried out is no end: the operator looks again as soon as it changes, at nothing else."""
+    failed = find(parse_status(job), FAILED)
+    if failed is None or failed.status != "True" or failed.reason != REASON_INVALID_SPEC:
+        return
+    metadata = job["metadata"]
+    raise UserError(
+        f"{name_job(job)}: its spec cannot be carried out: {failed.message}. Changing the spec is what undoes it: "
+        f"kubectl edit rljob {metadata['name']} -n {metadata['namespace']}"
+    )
 
 
 def _refuse_finished(job: Manifest, done: str) -> None:
+    _refuse_invalid(job)
     phase = _phase(job)
     if phase not in ("Succeeded", "Failed"):
         return
-    remedy = f"To start it again: {_command('retry', job)}" if phase == "Failed" else "Apply a job of another name"
-    raise UserError(f"{_name(job)}: has {phase.lower()} and cannot be {done}. {remedy}")
+    remedy = f"To start it again: {command('retry', job)}" if phase == "Failed" else "Apply a job of another name"
+    raise UserError(f"{name_job(job)}: has {phase.lower()} and cannot be {done}. {remedy}")

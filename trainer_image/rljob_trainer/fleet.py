@@ -1,9 +1,9 @@
 """Who of a role's replicas gets the next request. A pure state machine: facts come in through observe_* and record_*,
 the clock is the caller's, `pick` decides.
 
-Owns: which replicas exist, their load, who is suspect and until when, and which weights each says it serves. Leaves
-all I/O, retries and waiting to `replicas`. Invariant: a replica that failed gets one request at a time, after a
-pause, until one succeeds; and where weights matter, none before it has said again what it serves.
+Owns: which replicas exist, their load, who is suspect or leaving and until when, and which weights each says it
+serves. Leaves all I/O, retries and waiting to `replicas`. Invariant: a replica that failed gets one request at a time,
+after a pause, until one succeeds; and where weights matter, none before it has said again what it serves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Replica:
     not_before: float = 0.0
     """No request before this time."""
     listed: bool = True
-    """Whether discovery names it now. A replica that leaves the list is used until it fails: readiness lags."""
+    """Whether discovery names it now."""
+    leaving: bool = False
+    """It left the list although it served what is wanted: it drains, and gets no new request while another one works.
+    One that left the list because it was behind with its weights is used as soon as it has them: readiness lags."""
     serves: str = ""
     """GENERATION:VERSION that it said it serves."""
     refused: str = ""
@@ -50,12 +53,15 @@ class Fleet:
         """What discovery lists now."""
         listed = set(addresses)
         for address in listed:
-            self.replicas.setdefault(address, Replica(address)).listed = True
+            replica = self.replicas.setdefault(address, Replica(address))
+            replica.listed, replica.leaving = True, False
         for address, replica in list(self.replicas.items()):
             if address in listed:
                 continue
-            replica.listed = False
-            if replica.num_failures and not replica.in_flight:
+            if replica.listed:
+                replica.listed, replica.leaving = False, replica.serves == self.want
+            # An empty list may be a name server's trouble, and then the old ones are all there is.
+            if not replica.in_flight and (replica.num_failures or (replica.leaving and listed)):
                 del self.replicas[address]
 
     def require(self, key: str) -> None:
@@ -65,6 +71,8 @@ class Fleet:
     def pick(self, now: float, avoid: Collection[str] = ()) -> str | None:
         """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must."""
         usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
+        if any(self._stays(replica) for replica in self.replicas.values()):
+            usable = [replica for replica in usable if not replica.leaving]
         candidates = [replica for replica in usable if replica.address not in avoid] or usable
         if not candidates:
             return None
@@ -143,7 +151,10 @@ class Fleet:
         return [
             replica.address
             for replica in self.replicas.values()
-            if replica.serves != self.want and replica.refused != self.want and not replica.num_failures
+            if replica.serves != self.want
+            and replica.refused != self.want
+            and not replica.num_failures
+            and not replica.leaving
         ]
 
     def _is_usable(self, replica: Replica, now: float) -> bool:
@@ -151,6 +162,10 @@ class Fleet:
             return False
         limit = 1 if replica.num_failures else self._max_in_flight
         return now >= replica.not_before and (limit is None or replica.in_flight < limit)
+
+    def _stays(self, replica: Replica) -> bool:
+        """Well and here for longer, though perhaps full now."""
+        return not replica.leaving and not replica.num_failures and (not self.want or replica.serves == self.want)
 
     def _ended(self, address: str) -> Replica | None:
         replica = self.replicas.get(address)

@@ -11,18 +11,26 @@ import aiohttp
 from rljob_api.contract import ENV_TOKEN
 
 # A node that vanishes sends no reset: without keep-alive probes a request to it would wait for its whole time-out.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+# The kernel answers the probes, so a server that is merely busy passes them.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}
+
+CONNECT_SECONDS = 4.0
+"""Time for two more SYNs after a lost one. A Pod that has vanished answers none, and every request to it waits so long;
+one that is merely busy connects at once, since its kernel accepts."""
 
 
 def open_session() -> aiohttp.ClientSession:
     """A session without a limit on connections: `fleet` limits requests a replica, and waiters hold none."""
     connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket, keepalive_timeout=60)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
+    return aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    )
 
 
-def job_headers() -> dict[str, str]:
-    """For requests to the job's own parts, and to nobody else's."""
-    return {"Authorization": f"Bearer {os.environ.get(ENV_TOKEN, '')}"}
+def job_headers(variable: str = ENV_TOKEN) -> dict[str, str]:
+    """For requests to the job's own parts, and to nobody else's; for others of ours with the token that `variable`
+    holds."""
+    return {"Authorization": f"Bearer {os.environ.get(variable, '')}"}
 
 
 def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:

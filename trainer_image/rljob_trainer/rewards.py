@@ -17,12 +17,12 @@ from typing import Any
 
 import aiohttp
 
-from rljob_api.contract import ENV_REWARD_SERVICES, PORT_REWARD, Path
+from rljob_api.contract import ENV_REWARD_SERVICES, ENV_REWARD_TOKENS, ENV_TOKEN, PORT_REWARD, Path
 from rljob_api.discovery import resolve
 from rljob_api.errors import UserError
 from rljob_api.protocol import InvalidReason, RewardDemand, ScoreRequest, ScoreResult
 from rljob_api.reward import Reward
-from rljob_trainer.http_client import job_headers
+from rljob_trainer.http_client import CONNECT_SECONDS, job_headers
 from rljob_trainer.replicas import Lease, Replicas
 
 _QUEUE_SECONDS = 600.0
@@ -58,6 +58,8 @@ class RewardClient:
         self._session = session
         self._sample_seconds = sample_seconds
         self._is_ours = reward.http is None
+        # The job's token is nobody else's business.
+        self._headers = job_headers(_token_variable(reward)) if self._is_ours else {}
         self.replicas = Replicas(f"reward {reward.name}", _discovery(reward), patience_seconds=patience_seconds)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -104,9 +106,8 @@ class RewardClient:
             async with self._session.post(
                 self._url(lease.address),
                 json=self._payload(request),
-                # The job's token is nobody else's business.
-                headers=job_headers() if self._is_ours else {},
-                timeout=aiohttp.ClientTimeout(total=limit, sock_connect=10),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS),
             ) as response:
                 status, text = response.status, await response.text()
                 retry_after = response.headers.get("Retry-After")
@@ -135,12 +136,19 @@ class RewardClient:
         if status in _UNAVAILABLE or (status >= 500 and self._is_ours):
             lease.failed(f"{status} {text[:200]}")
             return None
+        result = self._read(request.id, status, text, seconds)
+        if self._is_ours and result.reason is InvalidReason.CANCELLED:
+            lease.failed(result.message)  # it shut down before it had an answer: no attempt of the function's
+            return None
         lease.done()
+        return result
+
+    def _read(self, request_id: str, status: int, text: str, seconds: float) -> ScoreResult:
         if status != 200:
-            return invalid(request.id, InvalidReason.EXCEPTION, f"{status} {text[:500]}", seconds)
+            return invalid(request_id, InvalidReason.EXCEPTION, f"{status} {text[:500]}", seconds)
         if self.reward.http is not None and self.reward.http.protocol == "openrlhf":
-            return parse_openrlhf(request.id, text, seconds)
-        return parse_result(request.id, text, seconds)
+            return parse_openrlhf(request_id, text, seconds)
+        return parse_result(request_id, text, seconds)
 
     def _url(self, address: str) -> str:
         return f"http://{address}:{PORT_REWARD}{Path.SCORE.value}" if self._is_ours else address
@@ -209,6 +217,18 @@ def _discovery(reward: Reward) -> Callable[[], list[str]]:
         raise UserError(f"${ENV_REWARD_SERVICES} names no service for reward {reward.name}")
     host = services[reward.name]
     return lambda: resolve(host)
+
+
+def _token_variable(reward: Reward) -> str:
+    """The environment variable with the token that this reward's servers take: the job's own, or a RewardModel's."""
+    variables: dict[str, str] = json.loads(os.environ.get(ENV_REWARD_TOKENS) or "{}")
+    variable = variables.get(reward.name, ENV_TOKEN)
+    if variable != ENV_TOKEN and not os.environ.get(variable):
+        raise UserError(
+            f"spec.rewards: {reward.name}: ${ENV_REWARD_TOKENS} names {variable} for its token, which is not set: "
+            "look whether the Secret of its RewardModel is there"
+        )
+    return variable
 
 
 def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float = 0.0) -> ScoreResult:

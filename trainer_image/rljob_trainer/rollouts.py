@@ -21,7 +21,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.protocol import RolloutWeights, WeightManifest
 from rljob_api.roles import RolloutRole, Sampling
 from rljob_trainer.agents.base import Completion
-from rljob_trainer.http_client import job_headers
+from rljob_trainer.http_client import CONNECT_SECONDS, job_headers
 from rljob_trainer.replicas import Lease, Replicas
 from rljob_trainer.rollout_middleware import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN
 
@@ -83,7 +83,7 @@ class Rollouts:
     async def _attempt(self, lease: Lease, payload: dict[str, Any], key: str) -> Completion | None:
         """None when another replica should be asked."""
         url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
-        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=10)
+        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.post(url, json=payload, headers=job_headers(), timeout=timeout) as response:
                 if response.status in (400, 401, 422):
@@ -157,7 +157,7 @@ class Rollouts:
         fleet = self.replicas.fleet
         url = f"http://{address}:{PORT_ROLLOUT}{Path.ROLLOUT_WEIGHTS.value}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
-        timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=5)
+        timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.get(url, params=query, headers=job_headers(), timeout=timeout) as response:
                 response.raise_for_status()

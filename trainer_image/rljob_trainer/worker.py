@@ -1,7 +1,7 @@
 """The trainer Pod: a Ray node that offers its ranks. `python -m rljob_trainer.worker`.
 
-Waits for the head, runs `ray start --block`, and joins again when the head was started anew, so that a dead driver
-costs no Pod. What runs in the ranks is the trainer group's. Invariant: no process of a node outlives it, nor this
+Waits for the head, runs `ray start --block`, and joins again when the head was started anew, at whatever address its
+name has then, so that a dead driver costs no Pod. What runs in the ranks is the trainer group's. Invariant: no process of a node outlives it, nor this
 program: each node begins with nothing left of the one before.
 """
 
@@ -44,6 +44,9 @@ _SAY_WAITING_SECONDS = 30.0
 _CONNECT_SECONDS = 2.0
 _HEAD_GONE_SECONDS = 3.0
 """A head that accepts no connection for this long is dead. Ray's own node would wait for a minute."""
+_LOOK_UP_SECONDS = 5.0
+"""Between two looks at which address the head's name has. A new head has a new one, and the old one may be another
+Pod's by then, with a Ray of its own that accepts connections."""
 _STOP_SECONDS = 8.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -140,7 +143,7 @@ class Worker:
 
     def _watch(self, node: subprocess.Popen[bytes], head_address: str) -> None:
         """Return when the node has ended, the head is gone, or somebody says stop."""
-        last_seen = time.monotonic()
+        last_seen = looked_up = time.monotonic()
         raylet = Raylet(node.pid)
         while not self._stopping:
             if node.poll() is not None:
@@ -155,7 +158,19 @@ class Worker:
             elif now - last_seen > _HEAD_GONE_SECONDS:
                 log.warning("the head at %s is gone", head_address)
                 return
+            if now - looked_up > _LOOK_UP_SECONDS:
+                if has_moved(self._environment.head, head_address):
+                    log.warning("the head is no longer at %s", head_address)
+                    return
+                looked_up = time.monotonic()
+                last_seen += looked_up - now  # a slow name server is no sign of a dead head
             time.sleep(_POLL_SECONDS)
+
+
+def has_moved(head: str, address: str) -> bool:
+    """Whether the head's name stands for other addresses alone. A name without any says nothing: DNS may be down."""
+    addresses = discovery.resolve(head)
+    return bool(addresses) and address not in addresses
 
 
 def accepts(address: str) -> bool:

@@ -191,9 +191,13 @@ class World:
         self.board = Board()
         self.runners = {}
 
-    def write_hosts(self):
-        lines = [f"{r.address} rollouts" for r in self.rollouts] + [f"{r.address} rewards" for r in self.rewards]
-        self.hosts.write_text("\n".join(lines) + "\n")
+    def write_hosts(self, without=()):
+        """Say who is ready, but for those."""
+        lines = [f"{r.address} rollouts" for r in self.rollouts if r not in without]
+        lines += [f"{r.address} rewards" for r in self.rewards if r not in without]
+        new = self.hosts.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.hosts)
 
     async def serve(self, server, port, routes):
         app = web.Application()

@@ -295,6 +295,49 @@ async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_world):
     assert world.final_weight() == undisturbed.final_weight()
 
 
+async def test_replicas_that_come_and_go_by_discovery_lose_no_prompt(make_world):
+    """Each turn a rollout and a reward leave the list, are stopped in the midst of their requests, and come back."""
+    undisturbed, expected = await run_undisturbed(make_world, schedule={"steps": 12})
+    async with make_world(schedule={"steps": 12}) as world, world.driver() as driver, asyncio.timeout(60):
+        everybody = [*world.rollouts, *world.rewards]
+        running = asyncio.create_task(driver.run())
+
+        async def serve_again(server):
+            await (world.serve_rollout if server in world.rollouts else world.serve_reward)(server)
+
+        for turn in range(4):
+            gone = [world.rollouts[turn % 2], world.rewards[turn % 2]]
+            step = world.board.status.step
+            await wait_until(lambda: running.done() or world.board.status.step > step + 1)  # noqa: B023
+            world.write_hosts(without=gone)
+            for server in gone:
+                await world.stop(server)
+            await wait_until(lambda: running.done() or world.board.status.step > step + 2)  # noqa: B023
+            for server in gone:
+                await serve_again(server)
+            world.write_hosts()
+        await running
+        summary = world.summary()
+    assert all(server.num_served for server in everybody)
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["invalid_by_reason"] == {}
+    assert world.final_weight() == undisturbed.final_weight()
+
+
+async def test_replicas_that_discovery_names_later_get_requests(make_world):
+    async with make_world(schedule={"steps": 10_000}) as world, world.driver() as driver, asyncio.timeout(30):
+        late = [world.rollouts[1], world.rewards[1]]
+        world.write_hosts(without=late)
+        running = asyncio.create_task(driver.run())
+        await wait_until(lambda: world.board.status.step == 2)
+        before = [server.num_served for server in late]
+        world.write_hosts()
+        await wait_until(lambda: all(server.num_served > 20 for server in late))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert before[0] < 20
+
+
 async def wait_until(condition):
     while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
         await asyncio.sleep(0.002)

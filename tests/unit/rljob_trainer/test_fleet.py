@@ -107,6 +107,46 @@ def test_a_replica_that_leaves_the_list_is_used_until_it_fails():
     assert fleet.replicas == {}
 
 
+def test_a_replica_that_drains_gets_no_new_request_and_is_forgotten_when_empty():
+    fleet = fleet_of("a", "b", max_in_flight=1)
+    assert fleet.pick(0.0) == "a"
+    fleet.observe_addresses(["b"])
+    assert fleet.pick(0.0) == "b"
+    assert fleet.pick(0.0) is None, "b is full; a must not get one more"
+    assert fleet.replicas["a"].in_flight == 1, "what it has it may finish"
+    fleet.record_done("a")
+    fleet.observe_addresses(["b"])
+    assert list(fleet.replicas) == ["b"]
+
+
+def test_a_replica_that_drains_is_better_than_none():
+    fleet = fleet_of("a", "b")
+    fleet.pick(0.0, avoid={"b"})
+    fleet.observe_addresses(["b"])
+    fleet.record_suspect("b", 0.0)
+    assert fleet.pick(0.1) == "a", "b has failed"
+
+
+def test_a_replica_that_was_unready_because_of_old_weights_is_used_before_it_is_listed_again():
+    fleet = fleet_of("a", "b")
+    fleet.require("g:2")
+    fleet.record_serves("a", "g:2")
+    fleet.observe_addresses(["a"])
+    fleet.record_serves("b", "g:2")
+    assert {fleet.pick(0.0), fleet.pick(0.0)} == {"a", "b"}
+
+
+def test_nobody_waits_for_the_weights_of_a_replica_that_drains():
+    fleet = fleet_of("a", "b")
+    fleet.require("g:1")
+    for address in "ab":
+        fleet.record_serves(address, "g:1")
+    fleet.pick(0.0, avoid={"b"})
+    fleet.observe_addresses(["b"])
+    fleet.require("g:2")
+    assert fleet.stragglers() == ["b"]
+
+
 def test_success_ends_the_time_of_failing():
     fleet = fleet_of("a", "b")
     fleet.record_suspect("a", 5.0)

@@ -1,7 +1,9 @@
 """The reward client against real HTTP servers: what is retried, what counts, and what is never a zero."""
 
 import asyncio
+import contextlib
 import json
+import socket
 
 import pytest
 from aiohttp import web
@@ -25,7 +27,8 @@ def result(score=1.0, reason=None):
 class Servers:
     """Two reward servers; `answers` are given in turn, whichever is asked."""
 
-    def __init__(self, answers):
+    def __init__(self, answers, addresses=ADDRESSES):
+        self.addresses = addresses
         self.answers, self.asked, self.headers, self.bodies = list(answers), [], [], []
 
     async def handle(self, request):
@@ -43,7 +46,7 @@ class Servers:
         app.router.add_post("/v1/score", self.handle)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()
-        for address in ADDRESSES:
+        for address in self.addresses:
             await web.TCPSite(self.runner, address, PORT_REWARD).start()
         return self
 
@@ -112,6 +115,53 @@ async def test_a_replica_in_trouble_uses_up_no_retry(trouble):
         found = await score(reward(failurePolicy={"retries": 0}))
     assert found.valid
     assert len(servers.asked) == 4
+
+
+async def test_a_server_that_shuts_down_before_it_has_an_answer_uses_up_no_retry():
+    async with Servers([lambda: result(reason="cancelled"), lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+async def test_a_reward_models_own_token_is_sent(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    monkeypatch.setenv("RLJOB_REWARD_TOKEN_0", "shared")
+    spec = Reward.model_validate({"name": "r", "rewardModelRef": {"name": "judge"}})
+    async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
+        rewards = Rewards([spec, reward(name="s")], session)
+        await rewards.start()
+        await rewards.score(REQUEST)
+        await rewards.close()
+    assert sorted(headers["Authorization"] for headers in servers.headers) == ["Bearer secret", "Bearer shared"]
+
+
+async def test_a_token_that_is_not_there_is_said_at_the_start(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    async with open_session() as session:
+        with pytest.raises(UserError, match=r"r: .* RLJOB_REWARD_TOKEN_0 .* not set: look whether the Secret"):
+            RewardClient(reward(), session)
+
+
+async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
+    """Its address answers no SYN: the backlog of a socket that nobody accepts from is full."""
+    with socket.socket() as vanished, contextlib.ExitStack() as fillers:
+        vanished.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        vanished.bind((ADDRESSES[1], PORT_REWARD))
+        vanished.listen(0)
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex((ADDRESSES[1], PORT_REWARD))
+        async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
+            client = RewardClient(reward(failurePolicy={"retries": 0}), session)
+            await client.replicas.start()
+            requests = [REQUEST.model_copy(update={"id": "r"})] * 2
+            found = [await client.score(request) for request in requests]
+            await client.replicas.close()
+            failures = client.replicas.fleet.replicas[ADDRESSES[1]].num_failures
+    assert all(each.valid for each in found)
+    assert failures, "the other one must have been asked"
 
 
 async def test_an_answer_that_breaks_the_protocol_is_invalid():

@@ -1,6 +1,8 @@
 """The trainer Pod's program: what it starts a node with, and that it leaves nothing behind."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,3 +89,83 @@ def test_descendants_are_found_at_every_depth():
         for process in descendants(child.pid):
             os.kill(process, 9)
         child.wait()
+
+
+class TrainerPod:
+    """The worker's program, with a process that sleeps where Ray's node would be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hosts, self.log = folder / "hosts", folder / "log"
+        self.hosts.write_text("")
+        program = """
+import sys
+from rljob_trainer import worker
+worker._LOOK_UP_SECONDS = 0.2
+worker._HEAD_GONE_SECONDS = 0.5
+worker.build_command = lambda environment, head, folder: [sys.executable, "-c", "import time; time.sleep(600)", head]
+sys.exit(worker.main())
+"""
+        values = environment_values(folder) | {"RLJOB_HOSTS_FILE": str(self.hosts), "RLJOB_RAY_PORT": "23791"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program], env={**os.environ, **values}, stdout=log, stderr=log
+            )
+
+    def name_head(self, *addresses: str) -> None:
+        new = self.hosts.with_suffix(".new")
+        new.write_text("".join(f"{address} head\n" for address in addresses))
+        new.replace(self.hosts)
+
+    def nodes(self) -> list[str]:
+        """The heads that the living nodes were started for."""
+        lines = [Path(f"/proc/{process}/cmdline") for process in descendants(self.process.pid)]
+        return [line.read_text().split("\0")[-2] for line in lines if line.exists() and line.read_text()]
+
+    def wait_for_nodes(self, *heads: str) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.nodes() != list(heads):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{self.nodes()}\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+
+def listen(address: str) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, 23791))
+    listener.listen(128)
+    return listener
+
+
+@pytest.fixture
+def pod(tmp_path):
+    pod = TrainerPod(tmp_path)
+    yield pod
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.process.wait(DEADLINE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("old_address_answers", [False, True], ids=["silent", "reused by another Pod"])
+def test_a_node_leaves_the_old_head_and_joins_the_one_that_the_name_has_now(pod, old_address_answers):
+    old = listen("127.35.1.1")
+    pod.name_head("127.35.1.1")
+    pod.wait_for_nodes("127.35.1.1")
+    if not old_address_answers:
+        old.close()
+        pod.name_head()
+        pod.wait_for_nodes()
+    with old, listen("127.35.1.2"):
+        pod.name_head("127.35.1.2")
+        pod.wait_for_nodes("127.35.1.2")
+
+
+def test_a_node_stays_while_the_name_has_no_address(pod):
+    with listen("127.35.1.3"):
+        pod.name_head("127.35.1.3")
+        pod.wait_for_nodes("127.35.1.3")
+        [node] = descendants(pod.process.pid)
+        pod.name_head()
+        deadline = time.monotonic() + 2  # ten look-ups
+        while time.monotonic() < deadline:
+            assert descendants(pod.process.pid) == [node]
+            time.sleep(0.05)

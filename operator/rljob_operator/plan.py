@@ -21,6 +21,7 @@ from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, REWARD, ROLLOUT, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.children.gang import keep_gang
+from rljob_operator.children.reward_refs import find_held
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import is_stamped
 from rljob_operator.gang import judge_gang
@@ -73,7 +74,7 @@ def plan(
     if verdict.state in ("succeeded", "failed"):
         return _plan_end(job, world, observed, restarts, verdict, now)
     try:
-        children = build_children(job, _token(job, world) or new_token(), defaults)
+        children = build_children(job, _token(job, world) or new_token(), defaults, observed.reward_models)
     except UserError as error:
         return _plan_invalid(job, [str(error)], now)
     if verdict.state == "suspended":
@@ -194,7 +195,9 @@ def _plan_active(
     blocked = sorted(world.blocked & {key_of(child) for child in children})
     head_job = ChildKey("Job", child_name(job, HEAD))
     children = [_keep_head_template(child, world) if key_of(child) == head_job else child for child in children]
-    if head_job not in blocked and not gang.resting and _head_is_outdated(children, head_job, world):
+    held = find_held(job, observed, children, world.head_job is not None)
+    children = [child for child in children if key_of(child) not in held]
+    if head_job not in {*blocked, *held} and not gang.resting and _head_is_outdated(children, head_job, world):
         delete += (head_job,)
         blocked.append(head_job)
     if blocked:

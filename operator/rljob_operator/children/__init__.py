@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import WORKLOAD_KINDS as WORKLOAD_KINDS
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import build_job_config, build_reward_config, build_token_secret
 from rljob_operator.children.gang import build_pod_group
 from rljob_operator.children.head import build_head
 from rljob_operator.children.network import build_disruption_budgets, build_network_policies
 from rljob_operator.children.reward import build_reward, find_services
+from rljob_operator.children.reward_refs import resolve_http
 from rljob_operator.children.rollout import build_rollout
 from rljob_operator.children.trainer import build_trainer
 from rljob_operator.defaults import Defaults
-
-WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
-"""Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""
 
 _ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", *WORKLOAD_KINDS)
 """Pods come last: their configuration is there when they start, and no Pod runs before its policy."""
 
 
-def build_children(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
-    """All children, in the order to apply them. Raises UserError for a spec that cannot be built."""
+def build_children(
+    job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel] = MappingProxyType({})
+) -> list[Manifest]:
+    """All children, in the order to apply them. `models`: the RewardModels that the job refers to, as far as they
+    exist. Raises UserError for a spec that cannot be built."""
+    job = resolve_http(job, models)
     services = find_services(job)
     children = [build_token_secret(job, child_name(job, "token"), token), build_job_config(job)]
     children += [build_reward_config(service) for service in services]
-    children += build_head(job, token, defaults)
+    children += build_head(job, token, defaults, models)
     children += build_trainer(job, token, defaults) + build_rollout(job, token, defaults)
     for service in services:
         children += build_reward(service, token, defaults)
-    children += build_network_policies(job) + build_disruption_budgets(job) + build_pod_group(job)
+    children += build_network_policies(job, models) + build_disruption_budgets(job) + build_pod_group(job)
     return sort_children(children)
 
 

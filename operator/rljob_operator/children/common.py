@@ -28,6 +28,9 @@ from rljob_operator.backend import Manifest
 Owner = RLJob | RewardModel
 """What children can belong to."""
 
+WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
+"""Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""
+
 HEAD = "head"
 TRAINER = "trainer"
 ROLLOUT = "rollout"

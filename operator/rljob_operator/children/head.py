@@ -7,6 +7,7 @@ an eviction never counts, anything else counts against head.backoffLimit.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.contract import (
@@ -19,9 +20,10 @@ from rljob_api.contract import (
     ExitCode,
 )
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
-from rljob_operator.children import pods
+from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import (
     HEAD,
     ROLLOUT,
@@ -42,7 +44,7 @@ _READ_BY_REWARD = {"function", "queueLength"}
 """Fields of a reward that its server alone reads."""
 
 
-def build_head(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
+def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> list[Manifest]:
     """The head's Service and Job. Trainers join before the driver is ready, so its address is published at once."""
     selector = build_selector(job, HEAD)
     name = child_name(job, HEAD)
@@ -58,7 +60,7 @@ def build_head(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
                 "backoffLimit": job.spec.head.backoff_limit,
                 "podReplacementPolicy": "Failed",  # two drivers would write one run's folder
                 "podFailurePolicy": {"rules": _build_failure_rules()},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
+                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults, models)),
             },
         },
     ]
@@ -74,7 +76,9 @@ def _build_failure_rules() -> list[Manifest]:
     ]
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
+def _build_parts(
+    job: RLJob, token: str, selector: dict[str, str], defaults: Defaults, models: Mapping[str, RewardModel]
+) -> pods.PodParts:
     data = job.spec.data
     sources = [job.spec.model.source, data.train.source] + ([data.eval.source] if data.eval else [])
     return pods.PodParts(
@@ -84,9 +88,11 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.head"],
         labels=selector,
-        config=_read_by_head(job) | {"token": digest(token)},
+        config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
         ports=_PORTS,
-        env=pods.build_job_env(job, run_dir=True) + pods.build_env(_build_env(job)),
+        env=pods.build_job_env(job, run_dir=True)
+        + pods.build_env(_build_env(job, models))
+        + reward_refs.build_token_env(job, models),
         # No liveness probe: the driver ends by itself when it fails, and a needless kill costs all GPUs a restart.
         probes={"readinessProbe": pods.build_readiness("driver")},
         volumes=[
@@ -101,9 +107,10 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
     )
 
 
-def _build_env(job: RLJob) -> dict[str, str]:
+def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     data = job.spec.data
     services = {reward.name: reward_name(job, reward) for reward in job.spec.rewards if reward.function}
+    services |= reward_refs.build_services(job, models)
     env = {
         ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),
         ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),

@@ -8,10 +8,12 @@ for it. Rewards run user code: they reach nothing at all, unless their env names
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from rljob_api.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_api.roles import Role
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
@@ -25,7 +27,8 @@ from rljob_operator.children.common import (
     build_selector,
     child_name,
 )
-from rljob_operator.children.reward import RewardService, find_services
+from rljob_operator.children.reward import RewardService, build_model_selector, find_services
+from rljob_operator.children.reward_refs import served_models
 
 LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace that carries it with the value `true` may scrape /metrics. The token guards every other path."""
@@ -35,13 +38,14 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 """To anywhere: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
 
 
-def build_network_policies(job: RLJob) -> list[Manifest]:
-    """One policy a role, one a reward that we serve."""
+def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
+    """One policy a role, one a reward that we serve. `models` have their own, for which this opens the head's."""
     spec = job.spec
     head, trainer, rollout = (
         {"podSelector": {"matchLabels": build_selector(job, r)}} for r in (HEAD, TRAINER, ROLLOUT)
     )
-    rewards = {"podSelector": {"matchLabels": build_selector(job, REWARD)}}
+    rewards = [{"podSelector": {"matchLabels": build_selector(job, REWARD)}}]
+    rewards += [{"podSelector": {"matchLabels": build_model_selector(name)}} for name in served_models(job, models)]
     policies = [
         _build_policy(
             job,
@@ -51,7 +55,7 @@ def build_network_policies(job: RLJob) -> list[Manifest]:
             egress=[
                 {"to": [head, trainer]},
                 _to([rollout], PORT_ROLLOUT),
-                _to([rewards], PORT_REWARD),
+                _to(rewards, PORT_REWARD),
                 _DNS,
                 *_outside(_head_ports(job)),
             ],

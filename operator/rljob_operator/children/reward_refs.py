@@ -7,11 +7,15 @@ Invariant: a reward without a reference comes back as it was, so a job without r
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rljob_api.contract import ENV_REWARD_TOKENS
 from rljob_api.job import RLJob
 from rljob_api.reward import Reward, RewardModel
-from rljob_operator.backend import Manifest, Observed
+from rljob_operator.backend import ChildKey, Manifest, Observed, key_of
+from rljob_operator.children import common
+from rljob_operator.children.common import HEAD, WORKLOAD_KINDS
 from rljob_operator.children.pods import TOKEN_KEY
 
 
@@ -26,18 +30,30 @@ def missing_reward_models(job: RLJob, observed: Observed) -> list[str]:
     return sorted(names - set(observed.reward_models))
 
 
-def resolve_http(job: RLJob, models: dict[str, RewardModel]) -> RLJob:
+def find_held(job: RLJob, observed: Observed, wanted: Iterable[Manifest], head_exists: bool) -> frozenset[ChildKey]:
+    """Children that stay as they are while a RewardModel is missing. Without a head no Pod is made, since none could
+    work. A running one, and what it reads, is left alone: nothing is lost when the model comes back."""
+    if not missing_reward_models(job, observed):
+        return frozenset()
+    if not head_exists:
+        return frozenset(key_of(child) for child in wanted if child["kind"] in WORKLOAD_KINDS)
+    name = common.child_name(job, HEAD)
+    config = ChildKey("ConfigMap", common.child_name(job, "config"))
+    return frozenset({ChildKey("Job", name), ChildKey("NetworkPolicy", name), config})
+
+
+def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:
     """The job as its driver should read it: a reference to an http model is that http reward."""
     rewards = [_resolve(reward, models) for reward in job.spec.rewards]
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
 
 
-def build_services(job: RLJob, models: dict[str, RewardModel]) -> dict[str, str]:
+def build_services(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     """Reward name -> host name of its model's Service, for the references that we serve."""
     return {reward.name: child_name(model) for _, reward, model in _served(job, models)}
 
 
-def build_token_env(job: RLJob, models: dict[str, RewardModel]) -> list[Manifest]:
+def build_token_env(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
     """The head's env for the tokens of those models; empty without any."""
     served = _served(job, models)
     variables = {reward.name: f"RLJOB_REWARD_TOKEN_{index}" for index, reward, _ in served}
@@ -52,7 +68,19 @@ def build_token_env(job: RLJob, models: dict[str, RewardModel]) -> list[Manifest
     return [*env, names] if env else []
 
 
-def _served(job: RLJob, models: dict[str, RewardModel]) -> list[tuple[int, Reward, str]]:
+def served_models(job: RLJob, models: Mapping[str, RewardModel]) -> list[str]:
+    """Names of the models that we serve for the job, each once."""
+    return sorted({name for _, _, name in _served(job, models)})
+
+
+def read_identities(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, Any]:
+    """What must restart the driver beside the settings: a model that was made anew has another token. Empty without
+    any, so that other jobs' digests do not change."""
+    uids = {name: models[name].metadata.uid for name in served_models(job, models)}
+    return {"rewardModels": uids} if uids else {}
+
+
+def _served(job: RLJob, models: Mapping[str, RewardModel]) -> list[tuple[int, Reward, str]]:
     found = []
     for index, reward in enumerate(job.spec.rewards):
         model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
@@ -61,7 +89,7 @@ def _served(job: RLJob, models: dict[str, RewardModel]) -> list[tuple[int, Rewar
     return found
 
 
-def _resolve(reward: Reward, models: dict[str, RewardModel]) -> Reward:
+def _resolve(reward: Reward, models: Mapping[str, RewardModel]) -> Reward:
     model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
     if model is None:
         return reward

@@ -27,6 +27,20 @@ example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or example
 	$(BIN)/rljob run examples/$*/rljob.yaml --fresh
 
 ##@ On a cluster
+.PHONY: cluster
+cluster: $(SYNCED) ## A real Kubernetes on this machine: one node a pool, with the images (root, Debian)
+	$(BIN)/python -m rljob_cluster.images --archive
+	$(BIN)/python -m rljob_cluster up
+	$(BIN)/python -m rljob_cluster load
+
+.PHONY: cluster-down
+cluster-down: $(SYNCED) ## End it, and leave nothing behind
+	$(BIN)/python -m rljob_cluster down
+
+.PHONY: cluster-status
+cluster-status: $(SYNCED) ## Its nodes and Pods
+	@$(BIN)/python -m rljob_cluster status
+
 .PHONY: e2e
 e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
 	$(BIN)/pytest e2e -m "not each" -x

@@ -1,5 +1,6 @@
 """Golden files: a job (and what was observed) in, its children and the plan's other words out."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import yaml
 from rljob_api.contract import LABEL_JOB, LABEL_ROLE
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_operator.backend import Observed, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
@@ -26,7 +28,9 @@ def load(case):
 def load_observed(case):
     file = DATA / case / "observed.yaml"
     documents = list(yaml.safe_load_all(file.read_text())) if file.exists() else []
-    return Observed(children={key_of(child): child for child in documents})
+    models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
+    children = {key_of(child): child for child in documents if child["kind"] != "RewardModel"}
+    return Observed(children=children, reward_models={model.metadata.name: model for model in models})
 
 
 def make_plan(job, observed=None):
@@ -130,6 +134,47 @@ def test_the_token_of_a_job_is_kept_and_only_a_new_job_gets_one():
     stored = Observed(children=children_of(job))
     again = plan(job, stored, NOW, new_token=lambda: pytest.fail("a new token under running Pods"))
     assert {key_of(c): c for c in again.children} == stored.children
+
+
+def head_of(job, observed):
+    return next(c for c in make_plan(job, observed).children if key_of(c) == ("Job", "gsm8k-head"))
+
+
+def with_model(observed, name, **changes):
+    manifest = observed.reward_models[name].model_dump(mode="json", by_alias=True)
+    for part, change in changes.items():
+        manifest[part] = manifest[part] | change
+    changed_model = RewardModel.model_validate(manifest)
+    return replace(observed, reward_models=observed.reward_models | {name: changed_model})
+
+
+def test_the_head_begins_anew_with_a_model_that_was_made_anew_and_not_with_its_replicas():
+    job, observed = load("reward-models"), load_observed("reward-models")
+    before = head_of(job, observed)
+    assert head_of(job, with_model(observed, "math", spec={"replicas": 7, "slots": 3})) == before
+    assert head_of(job, with_model(observed, "math", metadata={"uid": "another"})) != before, "its token is another"
+    url = {"http": {"url": "http://other:1"}}
+    assert head_of(job, with_model(observed, "judge", spec=url)) != before
+
+
+def test_a_running_head_is_left_as_it_is_while_a_model_is_missing():
+    job, observed = load("reward-models"), load_observed("reward-models")
+    running = replace(observed, children={key_of(c): c for c in make_plan(job, observed).children}, reward_models={})
+    made = make_plan(job, running)
+    held = {("Job", "gsm8k-head"), ("NetworkPolicy", "gsm8k-head"), ("ConfigMap", "gsm8k-config")}
+    assert not held & {key_of(child) for child in made.children}
+    assert made.delete == ()
+    said = next(c for c in made.status.conditions if c.type == "Running")
+    assert "RewardModel math does not exist" in said.message
+
+
+def test_a_job_whose_model_appears_gets_its_pods():
+    job, missing = load("reward-model-missing"), load_observed("reward-model-missing")
+    first = make_plan(job, missing)
+    assert not {child["kind"] for child in first.children} & set(WORKLOAD_KINDS)
+    seen = {key_of(child): child for child in first.children}
+    second = make_plan(job, replace(load_observed("reward-models"), children=seen))
+    assert {"Job", "StatefulSet", "Deployment"} <= {child["kind"] for child in second.children}
 
 
 def test_two_new_jobs_never_share_a_token():

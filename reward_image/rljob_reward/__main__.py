@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rljob_api.errors import RLJobError, UserError
 
 
 def main() -> int:
+    # The first process of a container has no default action for SIGTERM: until the server takes it, it would be lost.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.ExitCode.SUCCEEDED))
     options = _parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -60,6 +60,10 @@ class Pool:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
+    def owns(self, pid: int) -> bool:
+        """Whether that process is a worker whose end is still to be noticed."""
+        return any(worker.pid == pid for worker in self._workers)
+
     async def start_first(self) -> Started:
         """Start one worker; what it found in the source. UserError when the source cannot be served."""
         worker = self._spawn()

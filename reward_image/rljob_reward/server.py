@@ -21,6 +21,7 @@ from rljob_api.contract import Path
 from rljob_api.errors import TransientError
 from rljob_reward.app import App
 from rljob_reward.metrics import Metrics
+from rljob_reward.orphans import Orphans
 from rljob_reward.process import Started
 from rljob_reward.program import Program
 from rljob_reward.scoring import Scorer
@@ -58,8 +59,11 @@ async def run(program: Program, host: str, port: int, token: str, grace_seconds:
     metrics = Metrics(program.name, program.slots)
     scorer = Scorer(program, metrics)
     stop = _catch_signals()
+    orphans = Orphans(scorer.pool.owns)
     try:
-        started = await scorer.start()
+        started = await _start_unless(stop, scorer)
+        if started is None:
+            return
         app = App(program, started, scorer, metrics, token)
         http = _build_http(app)
         # What exists now stays; what comes later are requests, which reference counts alone free.
@@ -76,7 +80,20 @@ async def run(program: Program, host: str, port: int, token: str, grace_seconds:
             raise scorer.hopeless.result()
     finally:
         await scorer.close()
+        await orphans.end()
         listener.close()
+
+
+async def _start_unless(stop: asyncio.Future[None], scorer: Scorer) -> Started | None:
+    """Start the first worker; None when `stop` came first, since an import may take minutes."""
+    starting = asyncio.create_task(scorer.start())
+    first: set[asyncio.Future[Any]] = {starting, stop}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return None
 
 
 async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:

@@ -15,6 +15,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from rljob_api import contract
@@ -35,6 +36,9 @@ ENV_MODEL = "RLJOB_MODEL"
 """Optional: where spec.model.source lies on this Pod, when somebody has fetched or resolved it."""
 
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+_ANSWER_SECONDS = 5
+"""After SIGTERM and the engine's end: for the last answers to leave. What the engine aborted is sampled elsewhere, and
+a request that nobody answers any more must not hold the Pod until its grace is over."""
 _GIB_BYTES = 1 << 30
 _HUGGING_FACE_SCHEME = "hf://"
 
@@ -112,6 +116,9 @@ def build_environment(job: RLJob) -> dict[str, str]:
 
 def main() -> int:
     _log_to_stderr()
+    # The first process of a container has no default action for SIGTERM: until vLLM takes it, after a minute of
+    # loading, it would be lost.
+    signal.signal(signal.SIGTERM, _stop_at_once)
     try:
         job = _load_job(os.environ)
         arguments = build_arguments(job, os.environ)
@@ -124,6 +131,13 @@ def main() -> int:
     except (TransientError, OSError):
         logger.exception("the rollout replica failed")
         return contract.ExitCode.INFRASTRUCTURE
+    except KeyboardInterrupt:  # vLLM, too, makes this of a SIGTERM while it loads
+        logger.info("stopped by a signal before it served")
+        return contract.ExitCode.SUCCEEDED
+
+
+def _stop_at_once(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _log_to_stderr() -> None:
@@ -179,6 +193,7 @@ async def _serve(job: RLJob, args: Namespace) -> int:
             port=args.port,
             log_level=args.uvicorn_log_level,
             access_log=not args.disable_uvicorn_access_log,
+            timeout_graceful_shutdown=_ANSWER_SECONDS,
         )
         failed = puller.done()
         puller.cancel()

@@ -1,8 +1,8 @@
 """The trainer Pod: a Ray node that offers its ranks. `python -m rljob_trainer.worker`.
 
 Waits for the head, runs `ray start --block`, and joins again when the head was started anew, at whatever address its
-name has then, so that a dead driver costs no Pod. What runs in the ranks is the trainer group's. Invariant: no process of a node outlives it, nor this
-program: each node begins with nothing left of the one before.
+name has then, so that a dead driver costs no Pod. What runs in the ranks is the trainer group's. Invariant: no process
+of a node outlives it, nor this program: each node begins with nothing left of the one before.
 """
 
 from __future__ import annotations

@@ -322,6 +322,50 @@ def test_work_that_outlasts_the_grace_is_cancelled(start_server: StartServer, tm
     assert gate.server.process.wait(30) == ExitCode.SUCCEEDED
 
 
+LEAVING = r"""
+import os, subprocess
+
+def leave(seconds):
+    command = f"setsid sleep {seconds} >/dev/null 2>&1 & echo $!"
+    return float(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "exit":
+        leave(0)
+        os._exit(3)
+    return leave(1000)
+"""
+
+
+def test_processes_that_a_function_left_behind_are_reaped_and_end_with_the_server(start_server: StartServer) -> None:
+    server = start_server(LEAVING, slots=1)
+    first, second = (psutil.Process(int(server.score("leave")["score"])) for _ in range(2))
+    assert first.ppid() == second.ppid() == server.pid, "as under process 1 of a container"
+    first.kill()
+    wait_for(lambda: not psutil.pid_exists(first.pid), "the dead one to leave the table")
+    server.stop()
+    assert not second.is_running()
+
+
+def test_reaping_takes_no_workers_exit_status(start_server: StartServer) -> None:
+    server = start_server(LEAVING, slots=4, failurePolicy={"retries": 0})
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(server.score, ["exit"] * 20))
+    assert {result["message"] for result in results} == {"the worker process ended with exit code 3"}
+    wait_for(
+        lambda: not [child for child in server.children() if child.status() == psutil.STATUS_ZOMBIE],
+        "the dead to leave the table",
+    )
+
+
+def test_sigterm_during_a_long_import_ends_the_server(start_server: StartServer) -> None:
+    server = start_server("import time\ntime.sleep(600)\ndef compute_score(): ...", wait=False)
+    [worker] = wait_for(server.children, "the worker to start")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert not worker.is_running()
+
+
 def test_a_server_that_is_killed_leaves_no_worker_behind(start_server: StartServer) -> None:
     server = start_server(FAILING, slots=2)
     threading.Thread(target=_score_in_vain, args=(server,), daemon=True).start()

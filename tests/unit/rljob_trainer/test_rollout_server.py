@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,18 @@ def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.delenv("RLJOB_TOKEN", raising=False)
     assert rollout_server.main() == ExitCode.USER
     assert "RLJOB_TOKEN" in caplog.text
+
+
+def test_a_signal_while_it_loads_ends_it() -> None:
+    code = """
+import os, signal, sys
+from rljob_trainer import rollout_server
+def load_job(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal was lost")
+rollout_server._load_job = load_job
+sys.exit(rollout_server.main())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.SUCCEEDED, ended.stderr
+    assert "stopped by a signal" in ended.stderr

@@ -31,3 +31,9 @@ def test_cosine_decay_is_half_way_at_half_of_what_follows_the_warm_up():
 
 def test_a_warm_up_longer_than_the_job_never_divides_by_zero():
     assert rates(2, schedule="linear", warmup_steps=5) == pytest.approx([0.2, 0.4, 0.6])
+
+
+def test_a_job_that_becomes_longer_has_the_rates_of_a_longer_job_from_then_on():
+    linear = Optimizer(learning_rate=1.0, schedule="linear")
+    assert learning_rate(linear, 50, 100) == pytest.approx(0.5)
+    assert learning_rate(linear, 50, 200) == pytest.approx(0.75)

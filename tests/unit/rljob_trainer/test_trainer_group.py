@@ -5,11 +5,18 @@ import torch
 from ray.exceptions import RayActorError
 
 from rljob_api.errors import UserError
+from rljob_api.job import Algorithm, RLJob
 from rljob_trainer.micro_batches import plan_micro_batches
-from rljob_trainer.policy import RankMetrics
+from rljob_trainer.policy import Policy, PolicySettings, RankMetrics
 from rljob_trainer.process import choose_num_threads
 from rljob_trainer.rank_actor import RankLostError, _typed_errors
-from rljob_trainer.trainer_group import TrainerGroupDied, _typed_failure, scatter_logprobs, summarize_update
+from rljob_trainer.trainer_group import (
+    TrainerGroup,
+    TrainerGroupDied,
+    _typed_failure,
+    scatter_logprobs,
+    summarize_update,
+)
 from rljob_trainer.types import TrainSample
 
 
@@ -22,6 +29,26 @@ def test_logprobs_return_to_where_their_tokens_are():
     plans = plan_micro_batches(samples, num_ranks=2, micro_batch_tokens=16)
     values = [[[-float(t) for t in batch.targets] for batch in plan.train] for plan in plans]
     assert scatter_logprobs(samples, plans, values) == [[0, 0, -10, -11], [0, 0, -12, 0, -14], [0, -15]]
+
+
+async def test_new_steps_reach_the_learning_rate_of_every_rank(monkeypatch):
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t"}},
+        "rewards": [{"name": "r", "function": {"inline": "x"}}],
+        "schedule": {"steps": 3, "miniBatches": 2},
+    }
+    ranks = [Policy.__new__(Policy) for _ in range(2)]
+    for rank in ranks:
+        rank.settings = PolicySettings(model="/m", algorithm=Algorithm(), total_updates=6)
+
+    async def call_all(self, method, arguments):
+        return [getattr(rank, method)(*given) for rank, given in zip(ranks, arguments, strict=True)]
+
+    monkeypatch.setattr(TrainerGroup, "_call_all", call_all)
+    group = TrainerGroup(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), "g", ranks)
+    await group.set_steps(10)
+    assert [rank.settings.total_updates for rank in ranks] == [20, 20]
 
 
 def test_means_are_over_the_tokens_that_counted():

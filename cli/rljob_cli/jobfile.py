@@ -1,28 +1,26 @@
 """A job file as `rljob` takes it: read, overridden by --set, its relative paths resolved, and its lines kept.
 
-Leaves what a manifest may say to rljob_api.load. Invariant: every problem names a line of the user's own file, also
-when --set changed what is there.
+Leaves what a manifest may say to rljob_api.load, and RewardModels in the same file to reward_models. Invariant: every
+problem names a line of the user's own file, also when --set changed what is there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rljob_api.documents import Document, Location, read_documents
+from rljob_api.documents import Document, Location, format_path, read_documents
 from rljob_api.errors import UserError
 from rljob_api.job import DataSource, RLJob
 from rljob_api.load import InvalidManifest, Problem, load_job, load_manifests
-from rljob_api.reward import Reward
+from rljob_api.reward import Reward, RewardModel
 from rljob_api.sources import parse_source
+from rljob_cli.reward_models import locate, read_neighbours, to_text, write_in
 
 _MAX_MENDINGS = 4
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
@@ -39,45 +37,62 @@ class JobFile:
     document: Document
     problems: tuple[Problem, ...] = ()
     """What is wrong with the manifest. `job` is then as near to it as a valid one can be, for further checks alone."""
+    sources: dict[int, Document] = field(default_factory=dict)
+    """By index of the reward: the document of the RewardModel that was written into it."""
+    reward_models: dict[str, RewardModel] = field(default_factory=dict)
+    """Those of the job's namespace that stand in the file, by name."""
 
     def problem(self, path: str, message: str, line_within: int = 0) -> Problem:
         """A problem at a field; `line_within` counts from the first line of a block of text."""
-        line = self.document.line_of(parse_path(path))
+        location, document = locate(parse_path(path), self.document, self.sources)
+        line = document.line_of(location)
         lines = self.path.read_text(encoding="utf-8").splitlines()
         if line_within and line <= len(lines) and _BLOCK.search(lines[line - 1]):
             line += line_within
-        return Problem(path, line, message)
+        return Problem(path if document is self.document else format_path(location), line, message)
 
     def is_known(self, path: str) -> bool:
         """Whether something at, above or below the field is a problem already."""
         return _is_known(path, self.problems)
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> JobFile:
-    """Read a job file. UserError or InvalidManifest say what is wrong with it."""
-    file = load_partly(path, overrides)
+def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
+    """Read a job file. UserError or InvalidManifest say what is wrong with it. `keep_references`: rewardModelRef stays,
+    as on a cluster; else the RewardModels of the file become the job's own rewards."""
+    file = load_partly(path, overrides, keep_references=keep_references)
     if file.problems:
         raise InvalidManifest(str(path), list(file.problems))
     return file
 
 
-def load_partly(path: Path, overrides: Iterable[str] = ()) -> JobFile:
+def load_partly(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
     """Read a job file with mistakes as far as may be, so that other checks can add theirs."""
-    overrides = list(overrides)
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
-    if not overrides:
-        with contextlib.suppress(InvalidManifest):
-            job = load_job(path)
-            return JobFile(path, resolve(job, path.parent), _document(path))
-    document = _document(path)
+    document, others = _documents(path)
+    neighbours, problems = read_neighbours(path, others)
     for override in overrides:
         apply_override(document.data, override)
+    problems += [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
+    job, found = _read_job(path, document, problems)
+    problems += found
+    sources: dict[int, Document] = {}
+    if not keep_references:
+        job, sources, found = write_in(job, document, neighbours)
+        problems += found
+    models = [n.model for n in neighbours if n.model.metadata.namespace == job.metadata.namespace]
+    by_name = {model.metadata.name: model for model in models}
+    return JobFile(path, resolve(job, path.parent), document, tuple(problems), sources, by_name)
+
+
+def _read_job(path: Path, document: Document, others: list[Problem]) -> tuple[RLJob, list[Problem]]:
+    """The job of the document, mended as far as may be, and what is wrong with it. Raises InvalidManifest, with the
+    problems of the file's `others`, when that is not enough."""
     data = copy.deepcopy(document.data)
     problems: list[Problem] = []
     for _ in range(_MAX_MENDINGS):
         try:
-            jobs = [m for m in load_manifests(yaml.safe_dump(data), str(path)) if isinstance(m, RLJob)]
+            jobs = [m for m in load_manifests(to_text(data), str(path)) if isinstance(m, RLJob)]
         except InvalidManifest as error:
             found = [Problem(p.path, document.line_of(parse_path(p.path)), p.message) for p in error.problems]
             if problems and any(_is_known(problem.path, problems) for problem in found):
@@ -86,8 +101,8 @@ def load_partly(path: Path, overrides: Iterable[str] = ()) -> JobFile:
             if not all(_drop(data, location) for location in {parse_path(problem.path) for problem in found}):
                 break
             continue
-        return JobFile(path, resolve(jobs[0], path.parent), document, tuple(problems))
-    raise InvalidManifest(str(path), problems)
+        return jobs[0], problems
+    raise InvalidManifest(str(path), [*others, *problems])
 
 
 def _is_known(path: str, problems: Iterable[Problem]) -> bool:
@@ -110,8 +125,8 @@ def _drop(data: Any, location: Location) -> bool:
     return True
 
 
-def _document(path: Path) -> Document:
-    """The document with the RLJob in it."""
+def _documents(path: Path) -> tuple[Document, list[Document]]:
+    """The document with the RLJob in it, and the others."""
     try:
         documents, problems = read_documents(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -119,9 +134,13 @@ def _document(path: Path) -> Document:
     if problems:
         raise InvalidManifest(str(path), [Problem(p.path, p.line, p.message) for p in problems])
     jobs = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
+    if len(jobs) > 1:
+        message = f"must hold exactly one RLJob, got {len(jobs)}"
+        raise InvalidManifest(str(path), [Problem("", jobs[1].line_of(()), message)])
     if not jobs:
+        load_job(path)  # says what stands there instead
         raise UserError(f"{path}: must hold exactly one RLJob")
-    return jobs[0]
+    return jobs[0], [document for document in documents if document is not jobs[0]]
 
 
 def parse_path(path: str) -> Location:

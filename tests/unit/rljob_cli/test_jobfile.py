@@ -60,3 +60,75 @@ def test_paths_are_read_as_messages_show_them():
     data = {"a": [{"b": 1}]}
     apply_override(data, "a[0].b=[2, 3]")
     assert data == {"a": [{"b": [2, 3]}]}
+
+
+MODELS = """\
+---
+apiVersion: rljob.dev/v1alpha1
+kind: RewardModel
+metadata: {name: judge}
+spec:
+  function: {file: judge.py}
+  slots: 3
+  env: {TOLERANCE: "1e-6"}
+  timeoutSeconds: 7
+"""
+
+
+def refer(path, models=MODELS, name="judge"):
+    reward = f"name: r\n    weight: 0.5\n    rewardModelRef: {{name: {name}}}"
+    path.write_text(JOB.replace("name: r\n    function: {file: reward.py}", reward) + models)
+    return path
+
+
+def test_a_reward_model_of_the_file_becomes_the_jobs_own_reward(path):
+    file = load(refer(path))
+    reward = file.job.spec.rewards[0]
+    assert (reward.name, reward.weight, reward.slots, reward.timeout_seconds) == ("r", 0.5, 3, 7)
+    assert reward.reward_model_ref is None
+    assert reward.function.file == str(path.parent / "judge.py")
+    assert reward.env == {"TOLERANCE": "1e-6"}, "a text stays a text"
+
+
+def test_what_is_wrong_with_a_model_names_its_own_line(path):
+    file = load(refer(path))
+    text = path.read_text().splitlines()
+    problem = file.problem("spec.rewards[0].function.file", "is not there")
+    assert (problem.path, text[problem.line - 1]) == ("spec.function.file", "  function: {file: judge.py}")
+    assert "weight: 0.5" in text[file.problem("spec.rewards[0].weight", "is odd").line - 1]
+
+
+def test_a_reference_keeps_for_what_a_cluster_would_make_of_it(path):
+    file = load(refer(path), keep_references=True)
+    assert file.job.spec.rewards[0].reward_model_ref.name == "judge"
+    assert list(file.reward_models) == ["judge"]
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (
+            "",
+            r"yaml:11: spec\.rewards\[0\]\.rewardModelRef\.name must be a RewardModel in this file, got judge; add",
+        ),
+        (MODELS.replace("name: judge", "name: jury"), r"in this file, got judge \(it has jury\)"),
+        (
+            MODELS.replace("name: judge", "name: judge, namespace: team"),
+            r"of the job's namespace default, got one of team",
+        ),
+        (MODELS.replace("slots: 3", "replicas: 0"), r"job\.yaml:20: spec\.replicas must be at least 1"),
+        (MODELS.replace("slots: 3", "slots: 0"), r"job\.yaml:20: spec\.slots must be at least 1, got 0"),
+        (MODELS + MODELS, r"metadata\.name is the name of two RewardModels"),
+        ("---\n" + JOB, r"must hold exactly one RLJob, got 2"),
+    ],
+)
+def test_a_reference_that_cannot_be_followed_is_told_with_its_line(path, models, message):
+    with pytest.raises(UserError, match=message):
+        load(refer(path, models))
+
+
+def test_a_wrong_model_is_told_beside_a_wrong_override(path):
+    with pytest.raises(UserError) as error:
+        load(refer(path, MODELS.replace("slots: 3", "slots: 0")), ["spec.schedule.steps=0"])
+    assert "spec.schedule.steps must be at least 1" in str(error.value)
+    assert "spec.slots must be at least 1" in str(error.value)

@@ -122,7 +122,8 @@ def render_command(path: Path, overrides: list[str]) -> int:
     def command() -> int:
         from rljob_operator.plan import render
 
-        children = render(load(path, overrides).job, new_token=lambda: _RENDERED_TOKEN)
+        file = load(path, overrides, keep_references=True)
+        children = render(file.job, new_token=lambda: _RENDERED_TOKEN, reward_models=file.reward_models)
         yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
         return 0
 

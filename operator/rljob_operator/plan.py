@@ -8,12 +8,14 @@ looks: the first stores it, the second removes the workloads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_api.status import Progress, RLJobStatus, RoleStatus
 from rljob_operator import conditions
 from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
@@ -83,13 +85,17 @@ def plan(
 
 
 def render(
-    job: RLJob, *, defaults: Defaults = DEFAULTS, new_token: Callable[[], str] = new_random_token
+    job: RLJob,
+    *,
+    defaults: Defaults = DEFAULTS,
+    new_token: Callable[[], str] = new_random_token,
+    reward_models: Mapping[str, RewardModel] = MappingProxyType({}),
 ) -> list[Manifest]:
     """The children of a new job, as `rljob render` prints them. Raises UserError with every problem, one a line."""
     problems = find_problems(job)
     if problems:
         raise UserError("\n".join(problems))
-    return build_children(job, new_token(), defaults)
+    return build_children(job, new_token(), defaults, reward_models)
 
 
 def build_invalid_status(job: RLJob, problems: list[str], now: datetime) -> RLJobStatus:

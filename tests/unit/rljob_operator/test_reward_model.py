@@ -1,12 +1,19 @@
 """A RewardModel's children, status and the order of the I/O."""
 
 from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
 
 from rljob_api.contract import LABEL_REWARD_MODEL
+from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel
-from rljob_operator.backend import ChildKey, JobKey, Observed, key_of
+from rljob_operator.backend import ChildKey, ForeignObjectError, JobKey, Observed, key_of
+from rljob_operator.plan import plan
 from rljob_operator.reward_model import plan_reward_model, reconcile_reward_model
 
+DATA = Path(__file__).parents[2] / "data" / "plan"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 FUNCTION = {"function": {"inline": "def score(sample):\n    return 1.0\n"}, "replicas": 2}
 
@@ -54,9 +61,70 @@ def test_an_http_model_is_ready_and_takes_back_the_children_it_had():
     assert holds(wanted.status)["Ready"] == ("True", "External")
 
 
+def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
+    job = RLJob.model_validate(yaml.safe_load((DATA / "smallest" / "job.yaml").read_text()))
+    reward = job.spec.rewards[0]
+    model = make_model({"function": reward.function.to_manifest()})
+    made = plan(job, Observed(), NOW).children
+    theirs = {child["kind"]: child for child in made if child["metadata"]["name"] == "gsm8k-reward-correct"}
+    ours = {c["kind"]: c for c in plan_reward_model(model, Observed(), NOW).children}
+    mine, other = (by["Deployment"]["spec"]["template"]["spec"] for by in (ours, theirs))
+    assert {k: v for k, v in mine.items() if k not in ("containers", "volumes")} == {
+        k: v for k, v in other.items() if k not in ("containers", "volumes")
+    }
+    assert mine["containers"][0] | {"env": []} == other["containers"][0] | {"env": []}
+    assert set(theirs) <= set(ours)
+
+
+def test_its_policy_opens_the_urls_of_its_env_and_lets_monitoring_in():
+    model = make_model(FUNCTION | {"env": {"BASE": "http://judge:8000/v1"}})
+    policy = next(c for c in plan_reward_model(model, Observed(), NOW).children if c["kind"] == "NetworkPolicy")
+    assert {"ports": [{"protocol": "TCP", "port": 8000}]} in policy["spec"]["egress"]
+    assert len(policy["spec"]["ingress"]) == 2
+
+
+def test_a_template_that_cannot_be_used_is_said_and_what_runs_is_left_alone():
+    model = make_model(FUNCTION | {"template": {"spec": {"containers": [{"image": "nameless"}]}}})
+    wanted = plan_reward_model(model, make_observed(make_model(), 2), NOW)
+    assert (wanted.children, wanted.delete) == ((), ())
+    assert holds(wanted.status)["Ready"] == ("False", "InvalidSpec")
+    assert [event.type for event in wanted.events] == ["Warning"]
+    assert "spec.template" in wanted.events[0].message
+
+
+@pytest.mark.parametrize(
+    "change", [{"ownerReferences": [{"uid": "an earlier one"}]}, {"deletionTimestamp": "2026-01-02T00:00:00Z"}]
+)
+def test_no_pod_starts_before_an_earlier_secret_is_gone(change):
+    observed = make_observed(make_model(), 0)
+    key = ChildKey("Secret", "judge-rewardmodel")
+    secret = observed.children[key]
+    children = observed.children | {key: secret | {"metadata": secret["metadata"] | change}}
+    wanted = plan_reward_model(make_model(), Observed(children=children), NOW)
+    assert not {"Secret", "Deployment"} & {child["kind"] for child in wanted.children}
+    assert wanted.delete == ()
+    assert wanted.requeue_after == 1.0
+    assert holds(wanted.status)["Ready"] == ("False", "WaitingForNames")
+
+
+async def test_a_refused_child_is_said_and_no_pod_starts_without_it():
+    backend = Backend(make_model(), refused="ConfigMap")
+    again = await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert "Deployment" not in backend.writes
+    assert holds(backend.model.status)["Ready"] == ("False", "Refused")
+    assert again, "nothing tells when someone else's object goes"
+    backend.writes.clear()
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert backend.writes == [], "said once"
+    backend.refused = None
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert "Deployment" in backend.writes
+    assert holds(backend.model.status)["Ready"] == ("False", "WaitingForPods")
+
+
 class Backend:
-    def __init__(self, model):
-        self.model, self.children, self.writes = model, {}, []
+    def __init__(self, model, refused=None):
+        self.model, self.children, self.writes, self.refused = model, {}, [], refused
 
     async def get_reward_model(self, key):
         return self.model
@@ -65,6 +133,8 @@ class Backend:
         return Observed(children=dict(self.children))
 
     async def apply(self, manifest):
+        if manifest["kind"] == self.refused:
+            raise ForeignObjectError("taken")
         self.children[key_of(manifest)] = manifest
         self.writes.append(manifest["kind"])
 

@@ -37,6 +37,15 @@ _WIDTH = 110
 _FINE = ("Ready", "Succeeded")
 _OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=rljob"
 _FINISHED = ("Succeeded", "Failed")
+_MAX_COMMANDS = 4
+_AFTER_FAILURE = {
+    "UserError": "mend what the message names, then retry",
+    "HeadFailed": "see the head's log, then retry",
+    "BackoffLimitExceeded": "see the role's log; raise its backoffLimit if the failures were the cluster's, then retry",
+    "DeadlineExceeded": "raise spec.activeDeadlineSeconds, then retry",
+    conditions.REASON_INVALID_SPEC: "change the spec: that alone undoes it, and needs no retry",
+}
+"""By the reason of the condition Failed."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,8 @@ def explain(look: Look) -> Explanation:
     status, job = look.status, look.parse()
     causes = _find_causes(look, job, status)
     why, others = _why(look, status), _other_conditions(status)
+    for cause in causes:  # told under remedies
+        why = why.replace(f"; {cause.words}", "")
     said = deciding_condition(status)
     return Explanation(
         job=name_job(look.manifest),
@@ -104,7 +115,7 @@ def explain(look: Look) -> Explanation:
         progress=_describe_progress(status),
         conditions=others,
         roles=list(_describe_roles(look, status, job)),
-        remedies=_describe_remedies(look, causes),
+        remedies=[*_after_failure(look, status), *_describe_remedies(look, causes)],
         warnings=_newest_warnings(look),
         next=_next_commands(look, status, causes),
         unseen=look.unseen if job else [*look.unseen, "the job's spec: it is not of this rljob's version"],
@@ -196,19 +207,44 @@ def _trouble(pod: Manifest) -> str:
     return f"ready again; before, it ended with exit code {ended['exitCode']}" if ended and words == "Ready" else ""
 
 
+def _after_failure(look: Look, status: RLJobStatus) -> list[str]:
+    failed = conditions.find(status, conditions.FAILED)
+    if status.phase != "Failed" or failed is None:
+        return []
+    words = _AFTER_FAILURE.get(failed.reason, "")
+    if not words or failed.reason == conditions.REASON_INVALID_SPEC:
+        return [words] if words else []
+    is_kept = (look.manifest["spec"].get("checkpoint") or {}).get("persistentVolumeClaim")
+    begins = "it goes on from its last checkpoint" if is_kept else "without spec.checkpoint.persistentVolumeClaim"
+    return [f"{words}: {begins}" if is_kept else f"{words}; {begins} it begins at step 0"]
+
+
 def _describe_remedies(look: Look, causes: list[Cause]) -> list[str]:
     words = [cause.words for cause in causes]
-    if look.claims is not None:
-        there = {name_of(claim): (claim.get("status") or {}).get("phase", "Pending") for claim in look.claims}
-        for claim in name_claims(look.manifest):
-            if claim not in there:
-                words.append(f"PersistentVolumeClaim {claim} does not exist; create it in the job's namespace")
-            elif there[claim] != "Bound":
-                words.append(
-                    f"PersistentVolumeClaim {claim} is {there[claim]}, not Bound; see its events, its storage "
-                    "class and whether a PersistentVolume fits"
-                )
+    for claim, phase in _unbound_claims(look).items():
+        if phase is None:
+            words.append(f"PersistentVolumeClaim {claim} does not exist; create it in the job's namespace")
+        else:
+            words.append(
+                f"PersistentVolumeClaim {claim} is {phase}, not Bound; see its events, its storage class and "
+                "whether a PersistentVolume fits"
+            )
     return words
+
+
+def _unbound_claims(look: Look) -> dict[str, str | None]:
+    """Claims that the job names and that cannot be mounted: their phases, None where there is none."""
+    if look.claims is None:
+        return {}
+    there = {name_of(claim): str((claim.get("status") or {}).get("phase", "Pending")) for claim in look.claims}
+    return {claim: there.get(claim) for claim in name_claims(look.manifest) if there.get(claim) != "Bound"}
+
+
+def _see_claims(look: Look) -> str:
+    """Describe one that is there, for its events; else list those that are."""
+    namespace = look.manifest["metadata"]["namespace"]
+    pending = [claim for claim, phase in _unbound_claims(look).items() if phase]
+    return f"kubectl describe pvc {' '.join(pending)} -n {namespace}" if pending else f"kubectl get pvc -n {namespace}"
 
 
 def _newest_warnings(look: Look) -> list[Warn]:
@@ -232,11 +268,12 @@ def _next_commands(look: Look, status: RLJobStatus, causes: list[Cause]) -> list
         return [_OPERATOR_PODS]
     if status.phase == "Failed":
         failed = conditions.find(status, conditions.FAILED)
-        if failed and failed.reason == conditions.REASON_INVALID_SPEC:
+        reason = failed.reason if failed else ""
+        if reason == conditions.REASON_INVALID_SPEC:
             return [edit]
         role = next((role_of(pod) for pod in look.pods if last_termination(pod)), "")
         logs = [command("logs", job, "--role", role)] if role else []
-        return [*logs, command("retry", job)]
+        return [*logs, *([edit] if reason in ("UserError", "DeadlineExceeded") else []), command("retry", job)]
     if status.phase == "Succeeded":
         return [command("logs", job, "--role head", "--tail 20")] if look.pods else []
     if status.phase == "Suspended":
@@ -245,22 +282,21 @@ def _next_commands(look: Look, status: RLJobStatus, causes: list[Cause]) -> list
         conflict = conditions.find(status, conditions.NAME_CONFLICT)
         kind, _, name = (conflict.message if conflict else "").split(":")[0].split(",")[0].partition(" ")
         return [f"kubectl describe {kind.lower()} {name} -n {namespace}"]
-    for cause in causes:
-        if known := _command_of(cause, job, edit):
-            return [known]
-    if any(claim for claim in _describe_remedies(look, [])):
-        return [f"kubectl describe pvc {' '.join(name_claims(job))} -n {namespace}"]
-    if crashed := next((pod for pod in look.pods if last_termination(pod) and describe_pod(pod) != "Ready"), None):
-        again = ["--previous"] if restarts_of(crashed) else []
-        return [command("logs", job, "--role", role_of(crashed), *again)]
-    return [command("top", job, "--watch")]
+    commands = [_command_of(cause, look, edit) for cause in causes]
+    if _unbound_claims(look):
+        commands.append(_see_claims(look))
+    for pod in look.pods:
+        if last_termination(pod) and describe_pod(pod) != "Ready":
+            again = ["--previous"] if restarts_of(pod) else []
+            commands.append(command("logs", job, "--role", role_of(pod), *again))
+    return list(dict.fromkeys(filter(None, commands)))[:_MAX_COMMANDS] or [command("top", job, "--watch")]
 
 
-def _command_of(cause: Cause, job: Manifest, edit: str) -> str:
-    namespace = job["metadata"]["namespace"]
+def _command_of(cause: Cause, look: Look, edit: str) -> str:
+    namespace = look.manifest["metadata"]["namespace"]
     return {
         "Unschedulable": "kubectl get nodes --show-labels",
-        "VolumeUnbound": f"kubectl describe pvc {' '.join(name_claims(job))} -n {namespace}",
+        "VolumeUnbound": _see_claims(look),
         "QuotaExceeded": f"kubectl describe resourcequota -n {namespace}",
         "RewardModelMissing": f"kubectl get rewardmodels -n {namespace}",
         "ImagePull": edit,

@@ -21,6 +21,8 @@ from rljob_operator.world import name_of
 _CLEAR = "\x1b[H\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _MIB = 2**20
+_MAX_WAIT_LENGTH = 100
+"""In the table; explain and JSON have all of it."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,11 @@ def format_jobs(rows: list[JobRow], namespace: str, everywhere: bool, width: int
 def _cells(row: JobRow) -> list[str]:
     step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
     reward = "-" if row.reward is None else f"{row.reward:.3f}"
+    waits = row.waits_for
+    waits = waits if len(waits) <= _MAX_WAIT_LENGTH else f"{waits[: _MAX_WAIT_LENGTH - 1]}…"
     return [
         *(row.name, row.phase, step, reward, row.rollouts or "-", row.rewards or "-", row.does or "-", row.age),
-        row.waits_for,
+        waits,
     ]
 
 

@@ -191,7 +191,9 @@ def test_explain_names_the_pod_its_trouble_the_remedy_and_the_next_command(play:
     assert "FailedScheduling (x4)" in said
     assert "of another job" not in said
     assert "of an earlier job" not in said
-    assert said.endswith("Next kubectl get nodes --show-labels")
+    commands = said.partition(" Next ")[2]
+    assert commands.startswith(f"kubectl get nodes --show-labels kubectl get pvc -n {play.namespace}"), commands
+    assert commands.endswith(f"kubectl rljob logs sums -n {play.namespace} --role reward-correct --previous")
     found = json.loads(play.run("explain", "sums", "-o", "json"))
     assert [(r["name"], r["ready"], r["desired"]) for r in found["roles"]][:2] == [("head", 1, 1), ("trainer", 0, 1)]
 

@@ -353,9 +353,15 @@ def test_reaping_takes_no_workers_exit_status(start_server: StartServer) -> None
         results = list(threads.map(server.score, ["exit"] * 20))
     assert {result["message"] for result in results} == {"the worker process ended with exit code 3"}
     wait_for(
-        lambda: not [child for child in server.children() if child.status() == psutil.STATUS_ZOMBIE],
+        lambda: not any(_is_zombie(child) for child in server.children()),
         "the dead to leave the table",
     )
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just been reaped
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False
 
 
 def test_sigterm_during_a_long_import_ends_the_server(start_server: StartServer) -> None:

@@ -22,6 +22,9 @@ def parse(argv: list[str] | None = None) -> Settings:
     parser.add_argument("--resync-seconds", type=float, default=default.resync_seconds)
     parser.add_argument("--lease-namespace", metavar="NS", help="default: the Pod's own")
     parser.add_argument("--lease-name", default=default.lease_name)
+    parser.add_argument(
+        "--lease-seconds", type=int, default=default.lease_seconds, help="a dead leader is replaced after this"
+    )
     parser.add_argument("--no-lease", action="store_true", help="for one replica outside a cluster")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port)
     parser.add_argument("--health-port", type=int, default=default.health_port)

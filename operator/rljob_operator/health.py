@@ -20,13 +20,17 @@ class Health:
     def __init__(self, queue: KeyedQueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue, self.metrics, self._clock = queue, metrics, clock
         self.working: dict[Key, float] = {}
-        self.is_ready = False
+        self.is_ready: Callable[[], bool] = lambda: False
+        self.unheard_seconds: Callable[[], float] = lambda: 0.0
+        """For how long the watches have not told of a write of our own."""
 
     def problem(self) -> str:
         """Why the process should be restarted; empty when it need not."""
         now = self._clock()
         if (age := self.queue.oldest_age(now)) > STUCK_SECONDS:
             return f"the oldest key has waited for {age:.0f} s"
+        if (owed := self.unheard_seconds()) > STUCK_SECONDS:
+            return f"the watches are stalled: a write of {owed:.0f} s ago was not told of"
         for key, since in self.working.items():
             if now - since > STUCK_SECONDS:
                 return f"a worker has been at {describe(key)} for {now - since:.0f} s"
@@ -48,7 +52,8 @@ class Health:
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok" if self.is_ready else "starts", status=200 if self.is_ready else 503)
+        ready = self.is_ready()
+        return web.Response(text="ok" if ready else "starts", status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.depth.set(self.queue.depth)

@@ -1,20 +1,30 @@
 """One look at one job: observe, plan, apply, delete, one status write, then events. Owns the order of the I/O.
 
 Every write may be the last one before a crash: each can be repeated, and the next look begins from what is there.
+What Pods read or are guarded by is applied before them, and where its name is someone else's no Pods are made.
 Backends delete a child with its dependents (a Job's default would leave its Pods behind).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from datetime import datetime
+from typing import NamedTuple
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.job import RLJob
-from rljob_operator.backend import Backend, JobKey, Observed, Plan, key_of
-from rljob_operator.conditions import derive_events
-from rljob_operator.defaults import Defaults
+from rljob_operator.backend import Backend, Event, ForeignObjectError, JobKey, Manifest, Observed, Plan, key_of
+from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.conditions import conflict_events, derive_events, with_conflicts
+from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
+from rljob_operator.lifecycle import is_ours_to_manage
 from rljob_operator.plan import build_invalid_status, plan
+
+CONFLICT_SECONDS = 30.0
+"""How soon to try a name again that someone else's object has: nothing tells when that object goes."""
+REASON_FORBIDDEN = "Forbidden"
 
 
 class InvalidJobError(UserError):
@@ -27,7 +37,11 @@ class InvalidJobError(UserError):
         self.problems = problems
 
 
-async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defaults = Defaults()) -> float | None:
+class ForbiddenError(TransientError):
+    """RBAC does not let the operator do something. Tried again, as somebody may grant it; the job's events say what."""
+
+
+async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defaults = DEFAULTS) -> float | None:
     """Converge one job. Returns the seconds after which to look again; None: only when something changes.
 
     TransientError goes to the caller, which tries again later.
@@ -37,11 +51,21 @@ async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defa
     except InvalidJobError as error:
         await _write_invalid(backend, error.job, error.problems, now)
         return None
-    if job is None:
-        return None  # its children follow by their owner references
+    if job is None or not is_ours_to_manage(job):
+        return None  # the children of one that is gone follow by their owner references
+    try:
+        return await _converge(backend, job, now, defaults)
+    except ForbiddenError as error:
+        with contextlib.suppress(TransientError):  # Events may be forbidden as well
+            await backend.record_event(job, Event("Warning", REASON_FORBIDDEN, str(error)))
+        raise
+
+
+async def _converge(backend: Backend, job: RLJob, now: datetime, defaults: Defaults) -> float | None:
+    key = JobKey(job.metadata.namespace, job.metadata.name)
     observed = await backend.observe(job)
     wanted = plan(job, observed, now, defaults=defaults)
-    refused = await _apply_children(backend, wanted, observed)
+    conflicts, refused = await _apply_children(backend, wanted, observed)
     for child in wanted.delete:
         await backend.delete(key.namespace, child)
     for pod in wanted.ungate:
@@ -49,27 +73,48 @@ async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defa
     if refused:
         await _write_invalid(backend, job, refused, now)
         return wanted.requeue_after_seconds
-    if wanted.status != job.status:
-        await backend.update_status(job, wanted.status)
-    for event in wanted.events:
+    status = with_conflicts(wanted.status, conflicts, now)
+    if status != job.status:
+        await backend.update_status(job, status)
+    for event in (*wanted.events, *conflict_events(job.status, status)):
         await backend.record_event(job, event)
     if wanted.delete_job:
         await backend.delete_job(key)
+    if conflicts:
+        return min(CONFLICT_SECONDS, wanted.requeue_after_seconds or CONFLICT_SECONDS)
     return wanted.requeue_after_seconds
 
 
-async def _apply_children(backend: Backend, wanted: Plan, observed: Observed) -> list[str]:
-    """Apply what differs. Returns what the API server refused for good, such as a user's template."""
-    refused = []
-    for child in map(stamp, wanted.children):
-        if contains(observed.children.get(key_of(child)), child):
-            continue
-        try:
-            await backend.apply(child)
-        except UserError as error:
-            kind, name = key_of(child)
-            refused.append(f"{kind} {name} was refused: {error}")
-    return refused
+class _Applied(NamedTuple):
+    conflicts: list[str]
+    """Children whose name someone else's object has."""
+    refused: list[str]
+    """What the API server refused for good, such as a user's template."""
+
+
+async def _apply_children(backend: Backend, wanted: Plan, observed: Observed) -> _Applied:
+    """Apply what differs: first all that Pods need, at once, then the workloads, at once."""
+    applied = _Applied([], [])
+    differing = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
+    for of_workloads in (False, True):
+        if applied.conflicts:
+            break  # Pods must not start from someone else's Secret, or without their policy
+        group = [child for child in differing if (child["kind"] in WORKLOAD_KINDS) == of_workloads]
+        outcomes = await asyncio.gather(*(backend.apply(child) for child in group), return_exceptions=True)
+        _record_outcomes(applied, group, outcomes)
+    return applied
+
+
+def _record_outcomes(applied: _Applied, group: list[Manifest], outcomes: list[BaseException | None]) -> None:
+    """Raises the first error that is no refusal, after all of the group have ended."""
+    for child, outcome in zip(group, outcomes, strict=True):
+        kind, name = key_of(child)
+        if isinstance(outcome, ForeignObjectError):
+            applied.conflicts.append(f"{kind} {name}")
+        elif isinstance(outcome, UserError):
+            applied.refused.append(f"{kind} {name} was refused: {outcome}")
+        elif outcome is not None:
+            raise outcome
 
 
 async def _write_invalid(backend: Backend, job: RLJob, problems: list[str], now: datetime) -> None:

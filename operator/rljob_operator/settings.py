@@ -20,6 +20,8 @@ class Settings:
     """None: the Pod's own, else `default`."""
     lease_name: str = "rljob-operator"
     lease: bool = True
+    lease_seconds: int = 15
+    """A dead leader is replaced after this; a live one renews each 2/15 of it."""
     metrics_port: int = 9090
     """0: none."""
     health_port: int = 8081

@@ -74,6 +74,10 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+# PodGroups of Volcano and coscheduling; without their CRDs these say nothing.
+- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
 # Pods are made by their workloads; the operator removes scheduling gates.
 - apiGroups: [""]
   resources: [pods]

@@ -20,5 +20,7 @@ What it asks of RBAC (a ClusterRole, or a Role in each namespace of --namespace)
 | policy | poddisruptionbudgets | get list watch create patch delete |
 | apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it no check of CRDs) |
 | "" | namespaces | list watch (cluster-wide only; kopf looks whether it may) |
+| scheduling.volcano.sh | podgroups | get list watch create patch delete (where the CRD is) |
+| scheduling.x-k8s.io | podgroups | get list watch create patch delete (where the CRD is) |
 | coordination.k8s.io | leases | get create update (in --lease-namespace) |
 """

@@ -15,9 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import API_VERSION
-from rljob_api.base import ObjectMeta
 from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
-from rljob_api.errors import TransientError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel
 from rljob_api.status import RLJobStatus
@@ -26,10 +25,26 @@ from rljob_operator.children.config import read_token
 from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
 from rljob_operator.kube.driver import DriverClient
-from rljob_operator.kube.resources import BY_KIND, EVENT, POD, REWARD_MODEL, RLJOB, Resource
+from rljob_operator.kube.invalid import (
+    InvalidRewardModelError,
+    build_unreadable_job,
+    build_unreadable_model,
+    find_problems,
+)
+from rljob_operator.kube.resources import (
+    EVENT,
+    POD,
+    REWARD_MODEL,
+    RLJOB,
+    Resource,
+    resource_of,
+    resources_of_kind,
+)
 from rljob_operator.reconcile import InvalidJobError
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
+_CREATE_ONLY_VERSION = "1"
+"""As metadata.resourceVersion of an apply: made if it is not there, 409 if it is, as no object has this version."""
 _DELETE_FIRST_PODS = ("Job", "StatefulSet", "Deployment")
 
 
@@ -48,6 +63,7 @@ class KubernetesBackend:
     ) -> None:
         self.api, self.cache, self.driver = api, cache, driver
         self._keys, self._may_write, self._now = keys, may_write, now
+        self._foreign: set[tuple[str, str, str]] = set()
 
     def watch(self) -> AsyncIterator[Any]:
         return self._keys()
@@ -59,7 +75,7 @@ class KubernetesBackend:
         try:
             return RLJob.model_validate(manifest)
         except ValidationError as error:
-            raise InvalidJobError(_unreadable(manifest), _problems(error)) from None
+            raise InvalidJobError(build_unreadable_job(manifest), find_problems(error)) from None
 
     async def observe(self, job: RLJob) -> Observed:
         namespace = job.metadata.namespace
@@ -80,7 +96,10 @@ class KubernetesBackend:
         manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             return None
-        return RewardModel.model_validate(manifest)
+        try:
+            return RewardModel.model_validate(manifest)
+        except ValidationError as error:
+            raise InvalidRewardModelError(build_unreadable_model(manifest), find_problems(error)) from None
 
     async def observe_reward_model(self, model: RewardModel) -> Observed:
         children, pods, warnings = self._owned(
@@ -97,22 +116,52 @@ class KubernetesBackend:
         return children, pods, newest_warnings(o for o in objects if o["kind"] == EVENT.kind)
 
     async def apply(self, manifest: Manifest) -> None:
-        resource, metadata = BY_KIND[manifest["kind"]], manifest["metadata"]
+        resource, metadata = resource_of(manifest), manifest["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
-        known = self.cache.get(resource.kind, namespace, name)
+        known = self.cache.get(resource.key, namespace, name)
+        if known is None and (resource.key, namespace, name) not in self._foreign:
+            try:
+                await self._apply(resource, manifest, {"resourceVersion": _CREATE_ONLY_VERSION})
+                return
+            except ApiError as error:
+                if error.code != HTTPStatus.CONFLICT:
+                    raise _refusal(error, resource, manifest) from error
+        known = known or await self._get(resource, namespace, name)
+        self._foreign.discard((resource.key, namespace, name))
         if known is None:
-            known = await self._get(resource, namespace, name)
-        if known is not None and not _shares_owner(known, manifest):
+            raise TransientError(f"{resource.kind} {namespace}/{name} went while it was looked at")
+        if not _shares_owner(known, manifest):
+            self._foreign.add((resource.key, namespace, name))
             raise ForeignObjectError(
                 f"{resource.kind} {namespace}/{name} exists and does not belong to this object; delete or rename it"
             )
-        answer = await self._write("PATCH", resource, namespace, name, query=_FORCED, body=manifest, content_type=SSA)
-        self.cache.upsert(resource.kind, answer)
+        try:
+            # The uid makes it a conflict when another object has taken the name since.
+            await self._apply(resource, manifest, {"uid": known["metadata"]["uid"]})
+        except ApiError as error:
+            if error.code == HTTPStatus.CONFLICT:
+                await self._look_again(resource, namespace, name)
+            raise _refusal(error, resource, manifest) from error
+
+    async def _apply(self, resource: Resource, manifest: Manifest, condition: Manifest) -> None:
+        body = manifest | {"metadata": manifest["metadata"] | condition}
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        with self.cache.writing(resource, namespace, name):
+            answer = await self._call("PATCH", resource, namespace, name, query=_FORCED, body=body, content_type=SSA)
+            self.cache.upsert_own(resource, answer)
+
+    async def _look_again(self, resource: Resource, namespace: str, name: str) -> None:
+        """What the cache holds of this object is old."""
+        self.cache.forget(resource.key, namespace, name)
+        current = await self._get(resource, namespace, name)
+        if current is not None:
+            self.cache.upsert(resource.key, current, is_listed=True)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
-        known = self.cache.get(child.kind, namespace, child.name)
         policy = "Foreground" if child.kind in _DELETE_FIRST_PODS else "Background"
-        await self._delete(BY_KIND[child.kind], namespace, child.name, known, policy)
+        for resource in resources_of_kind(child.kind):
+            known = self.cache.get(resource.key, namespace, child.name)
+            await self._delete(resource, namespace, child.name, known, policy)
 
     async def delete_job(self, key: JobKey) -> None:
         known = self.cache.get(RLJOB.kind, key.namespace, key.name)
@@ -125,16 +174,12 @@ class KubernetesBackend:
         try:
             answer = await self._write("DELETE", resource, namespace, name, body=body, allow=(HTTPStatus.NOT_FOUND,))
         except TransientError:
-            # 409: another object has the name by now. What the cache holds of it is old.
-            self.cache.forget(resource.kind, namespace, name)
-            current = await self._get(resource, namespace, name)
-            if current is not None:
-                self.cache.upsert(resource.kind, current, is_listed=True)
+            await self._look_again(resource, namespace, name)  # 409: another object has the name by now
             raise
         if (answer.get("metadata") or {}).get("deletionTimestamp") and answer.get("kind") == resource.kind:
-            self.cache.upsert(resource.kind, answer)
+            self.cache.upsert_own(resource, answer)
         else:
-            self.cache.forget(resource.kind, namespace, name)
+            self.cache.forget(resource.key, namespace, name)
 
     async def ungate(self, namespace: str, pod: str) -> None:
         known = self.cache.get(POD.kind, namespace, pod)
@@ -150,7 +195,7 @@ class KubernetesBackend:
             "PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH, allow=(HTTPStatus.NOT_FOUND,)
         )
         if answer:
-            self.cache.upsert(POD.kind, answer)
+            self.cache.upsert_own(POD, answer)
 
     async def update_status(self, job: RLJob, status: RLJobStatus) -> None:
         await self._put_status(RLJOB, job, status.to_manifest())
@@ -160,7 +205,7 @@ class KubernetesBackend:
 
     async def _put_status(self, resource: Resource, owner: RLJob | RewardModel, status: Manifest) -> None:
         namespace, name = owner.metadata.namespace, owner.metadata.name
-        known = self.cache.get(resource.kind, namespace, name)
+        known = self.cache.get(resource.key, namespace, name)
         if known and known["metadata"].get("generation", 1) > owner.metadata.generation:
             raise TransientError(f"{resource.kind} {namespace}/{name}: its spec has changed meanwhile")
         body = {
@@ -181,7 +226,7 @@ class KubernetesBackend:
             allow=(HTTPStatus.NOT_FOUND,),
         )
         if answer:
-            self.cache.upsert(resource.kind, answer)
+            self.cache.upsert_own(resource, answer)
 
     async def record_event(self, job: RLJob | RewardModel, event: Event) -> None:
         """One Event object for equal events: its name is their digest, and a repeat raises its count."""
@@ -261,33 +306,18 @@ class KubernetesBackend:
         return await call
 
 
+def _refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Exception:
+    where = f"{resource.kind} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+    if resource.is_optional and error.code == HTTPStatus.NOT_FOUND and "namespaces" not in error.message:
+        return UserError(
+            f"this cluster has no {resource.kind} of {resource.api_version}; install the scheduler that brings its "
+            "CRD, or choose another spec.scheduling.gang"
+        )
+    return translate(error, "patch", resource.plural, where)
+
+
 def _shares_owner(known: Manifest, wanted: Manifest) -> bool:
     def uids(manifest: Manifest) -> set[str]:
         return {ref["uid"] for ref in manifest["metadata"].get("ownerReferences") or []}
 
     return bool(uids(known) & uids(wanted))
-
-
-def _problems(error: ValidationError) -> list[str]:
-    """What is wrong, each with its path. An unknown field mostly means CRDs of another version than the operator."""
-    problems = []
-    for detail in error.errors(include_url=False):
-        path = ".".join(map(str, detail["loc"]))
-        if detail["type"] == "extra_forbidden":
-            problems.append(
-                f"{path} is unknown to this operator; upgrade the operator to the CRDs' version, or remove it"
-            )
-        else:
-            problems.append(f"{path}: {detail['msg']}".lstrip(": "))
-    return problems
-
-
-def _unreadable(manifest: Manifest) -> RLJob:
-    """A job with its metadata and, if it can be read, its status; and a spec that nobody may look at."""
-    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
-    job = RLJob.model_construct(**fields)
-    try:
-        job.status = RLJobStatus.model_validate(manifest.get("status") or {})
-    except ValidationError:
-        job.status = RLJobStatus()
-    return job

@@ -7,16 +7,19 @@ Objects are kept as compressed JSON and read only when looked at.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rljob_api.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_operator.backend import Manifest
-from rljob_operator.kube.resources import BY_KIND, REWARD_MODEL, RLJOB, Resource
+from rljob_operator.kube.resources import BY_KEY, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events kept in all: a cluster can make any number of them."""
@@ -46,7 +49,10 @@ class _Entry:
 class Cache:
     """See above. Only for one event loop: no locks."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._writing: dict[ObjectKey, asyncio.Event] = {}
+        self._unheard: dict[ObjectKey, float] = {}
         self._kinds: defaultdict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
         self._owned: defaultdict[OwnerKey, set[ObjectKey]] = defaultdict(set)
         self._gone: dict[ObjectKey, int] = {}
@@ -54,7 +60,7 @@ class Cache:
 
     def is_listed(self, resource: Resource, namespace: str | None) -> bool:
         """Whether a LIST of the kind has been taken in."""
-        return (resource.kind, namespace) in self._listed
+        return (resource.key, namespace) in self._listed
 
     def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> OwnerKey | None:
         """Take an object in unless something newer is known. Returns whose it is when anything changed."""
@@ -78,6 +84,40 @@ class Cache:
             self._bound_events()
         return owner
 
+    @contextlib.contextmanager
+    def writing(self, resource: Resource, namespace: str, name: str) -> Iterator[None]:
+        """While the answer to a write is awaited: a watch may tell of it first, and would call it news."""
+        key = ObjectKey(resource.key, namespace, name)
+        done = self._writing[key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            done.set()
+            if self._writing.get(key) is done:
+                del self._writing[key]
+
+    async def wait_written(self, kind: str, manifest: Manifest) -> None:
+        """Until no write of ours to this object is under way."""
+        if done := self._writing.get(_key(kind, manifest)):
+            await done.wait()
+
+    def upsert_own(self, resource: Resource, answer: Manifest) -> None:
+        """Take in the answer to a write. A watch must tell of it in time, unless it changed nothing."""
+        key = _key(resource.key, answer)
+        old = self._kinds[resource.key].get(key)
+        self.upsert(resource.key, answer)
+        if not resource.is_optional and (old is None or old.version < _version(answer)):
+            self._unheard.setdefault(key, self._clock())
+
+    def heard(self, kind: str, manifest: Manifest) -> None:
+        """A watch has told of this object."""
+        self._unheard.pop(_key(kind, manifest), None)
+
+    def unheard_seconds(self) -> float:
+        """For how long the watches have owed us the echo of a write."""
+        self._unheard = {key: since for key, since in self._unheard.items() if key in self._kinds[key.kind]}
+        return max((self._clock() - since for since in self._unheard.values()), default=0.0)
+
     def remove(self, kind: str, manifest: Manifest) -> OwnerKey | None:
         """An object is gone, as of its resourceVersion. Returns whose it was."""
         key, version = _key(kind, manifest), _version(manifest)
@@ -92,7 +132,7 @@ class Cache:
         self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str
     ) -> set[OwnerKey]:
         """Take in a LIST of one kind. Returns the owners of what had been missed."""
-        kind, at = resource.kind, int(version)
+        kind, at = resource.key, int(version)
         changed, seen = set(), set()
         for item in items:
             seen.add(_key(kind, item))
@@ -121,7 +161,7 @@ class Cache:
         return [_unpack(key.kind, self._kinds[key.kind][key]) for key in keys if key[:3] != owner[:3]]
 
     def names(self, resource: Resource) -> list[ObjectKey]:
-        return list(self._kinds[resource.kind])
+        return list(self._kinds[resource.key])
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
@@ -203,5 +243,5 @@ def _pack(manifest: Manifest) -> bytes:
 def _unpack(kind: str, entry: _Entry) -> Manifest:
     manifest: Manifest = json.loads(zlib.decompress(entry.data))
     # Items of a LIST do not say what they are.
-    manifest["kind"], manifest["apiVersion"] = kind, BY_KIND[kind].api_version
+    manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
     return manifest

@@ -20,6 +20,7 @@ from kubernetes.aio.client import Configuration
 from rljob_api.errors import TransientError, UserError
 from rljob_operator.backend import Manifest
 from rljob_operator.kube.resources import Resource
+from rljob_operator.reconcile import ForbiddenError
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
@@ -157,7 +158,7 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
         if "being terminated" in message or "NamespaceTerminating" in message:
             return TransientError(f"{where}: its namespace is being deleted")
         if "is forbidden: User" in message:
-            return TransientError(
+            return ForbiddenError(
                 f"{where}: RBAC does not let the operator {verb} {resource}; grant that verb to its service account "
                 f"({message})"
             )

@@ -1,7 +1,7 @@
 """One leader among the operator's replicas, by a coordination.k8s.io Lease.
 
-Invariant: who could not renew for RENEW_DEADLINE_SECONDS leads no more, and that is earlier than LEASE_SECONDS, when
-another may take over. Expiry is judged by the own clock since the Lease was last seen to change, never by its times.
+Invariant: who could not renew for two thirds of the Lease's time leads no more; at its end another may take over.
+Expiry is judged by the own clock since the Lease was last seen to change, never by its times.
 """
 
 from __future__ import annotations
@@ -19,16 +19,28 @@ from rljob_operator.kube.client import ApiError, KubeApi
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
-RENEW_DEADLINE_SECONDS = 10.0
-RETRY_SECONDS = 2.0
+_RENEW_DEADLINE = 2 / 3
+_RETRY = 2 / 15
+"""Parts of the Lease's time, as client-go has them."""
 
 
 class Lease:
     """`await acquire()`, then run `hold()` beside the work: it returns when the lead is lost."""
 
     def __init__(
-        self, api: KubeApi, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic
+        self,
+        api: KubeApi,
+        namespace: str,
+        name: str,
+        identity: str,
+        seconds: int = LEASE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._seconds, self._deadline_seconds, self._retry_seconds = (
+            seconds,
+            seconds * _RENEW_DEADLINE,
+            seconds * _RETRY,
+        )
         self._api, self._identity, self._clock = api, identity, clock
         self._base = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
@@ -37,16 +49,16 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        return self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_DEADLINE_SECONDS
+        return self._renewed_at is not None and self._clock() - self._renewed_at < self._deadline_seconds
 
     async def acquire(self) -> None:
         while not await self._try():  # noqa: ASYNC110 - it asks another machine
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
         log.info("leads as %s", self._identity)
 
     async def hold(self) -> None:
         while self.is_held:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
             await self._try()
 
     async def release(self) -> None:
@@ -58,7 +70,7 @@ class Lease:
     async def _try(self, *, release: bool = False) -> bool:
         asked_at = self._clock()
         try:
-            async with asyncio.timeout(RENEW_DEADLINE_SECONDS / 2):
+            async with asyncio.timeout(self._deadline_seconds / 2):
                 held = await self._renew(release)
         except (ApiError, TransientError, TimeoutError) as error:
             log.warning("lease %s: %s", self._name, error)
@@ -79,7 +91,7 @@ class Lease:
         if version != self._seen[0]:
             self._seen = (version, self._clock())
         holder = spec.get("holderIdentity")
-        duration = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        duration = float(spec.get("leaseDurationSeconds") or self._seconds)
         if holder and holder != self._identity and self._clock() - self._seen[1] < duration:
             return False
         # With its resourceVersion: of two that take over at once, one gets 409.
@@ -91,7 +103,7 @@ class Lease:
         is_ours = old.get("holderIdentity") == self._identity
         return {
             "holderIdentity": "" if release else self._identity,
-            "leaseDurationSeconds": 1 if release else LEASE_SECONDS,
+            "leaseDurationSeconds": 1 if release else self._seconds,
             "acquireTime": old.get("acquireTime") if is_ours else now,
             "renewTime": now,
             "leaseTransitions": int(old.get("leaseTransitions") or 0) + (0 if is_ours else 1),

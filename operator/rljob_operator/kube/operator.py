@@ -24,6 +24,7 @@ from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, KubeApi, connect
 from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.watch import Feed
@@ -57,12 +58,16 @@ async def run_operator(
     api.on_response = metrics.on_response
     runners = await health.serve(settings.health_port, settings.metrics_port)
     lease = Lease(
-        api, _lease_namespace(settings), settings.lease_name, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        api,
+        _lease_namespace(settings),
+        settings.lease_name,
+        f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        settings.lease_seconds,
     )
     try:
         await _wait_for_crds(api)
-        health.is_ready = True
         if settings.lease:
+            health.is_ready = lambda: True  # a standby is ready to lead
             await lease.acquire()
         metrics.leader.set(1)
         await _lead(settings, api, lease if settings.lease else None, health, clock, now)
@@ -83,8 +88,9 @@ async def _lead(
     clock: Callable[[], float],
     now: Callable[[], datetime],
 ) -> None:
-    cache, driver = Cache(), DriverClient(clock)
+    cache, driver = Cache(clock), DriverClient(clock)
     feed = Feed(api, cache, settings.namespaces, settings.resync_seconds)
+    health.is_ready, health.unheard_seconds = (lambda: feed.has_listed), cache.unheard_seconds
     backend = KubernetesBackend(
         api, cache, driver, keys=feed.keys, may_write=lambda: lease is None or lease.is_held, now=now
     )
@@ -97,7 +103,7 @@ async def _lead(
             with health.metrics.reconcile.labels("RewardModel" if is_model else "RLJob").time():
                 about = JobKey(key.namespace, key.name)
                 if is_model:
-                    return await reconcile_reward_model(backend, about, at, defaults)
+                    return await _reconcile_model(backend, about, at, defaults)
                 return await reconcile(backend, about, at, defaults)
         except Exception as error:
             health.metrics.errors.labels(type(error).__name__).inc()
@@ -122,6 +128,18 @@ async def _lead(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await driver.close()
+
+
+async def _reconcile_model(backend: KubernetesBackend, key: JobKey, now: datetime, defaults: Defaults) -> float | None:
+    try:
+        return await reconcile_reward_model(backend, key, now, defaults)
+    except InvalidRewardModelError as error:
+        status, events = build_invalid_model_status(error, now)
+        if status != error.model.status:
+            await backend.update_reward_model_status(error.model, status)
+        for event in events:
+            await backend.record_event(error.model, event)
+        return None
 
 
 async def _wait_for_crds(api: KubeApi) -> None:

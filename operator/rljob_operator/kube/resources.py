@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from rljob_api import API_VERSION
 from rljob_api.contract import LABEL_MANAGED_BY, MANAGED_BY
+from rljob_operator.backend import Manifest
 
 MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 WARNING_SELECTOR = "type=Warning"
+
+
+def group_of(api_version: str) -> str:
+    return api_version.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,17 @@ class Resource:
     plural: str
     is_child: bool = True
     """Carries the operator's label, by which it is listed and watched."""
+    is_optional: bool = False
+    """Of a CRD that a cluster need not have: listed and watched only where it is."""
+
+    @property
+    def key(self) -> str:
+        """By which the cache tells kinds apart: two groups may have a kind of the same name."""
+        return f"{self.kind}.{self.group}" if self.is_optional else self.kind
 
     @property
     def group(self) -> str:
-        return self.api_version.rpartition("/")[0]
+        return group_of(self.api_version)
 
     @property
     def version(self) -> str:
@@ -59,6 +71,19 @@ CHILDREN = (
     Resource("StatefulSet", "apps/v1", "statefulsets"),
     Resource("Deployment", "apps/v1", "deployments"),
 )
+POD_GROUPS = (
+    Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True),
+    Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True),
+)
 # Owners first: what is listed later refers to what was listed earlier.
-WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, POD, EVENT)
-BY_KIND = {resource.kind: resource for resource in WATCHED}
+WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, POD, EVENT)
+BY_KEY = {resource.key: resource for resource in WATCHED}
+
+
+def resource_of(manifest: Manifest) -> Resource:
+    """Its kind, told apart by its group."""
+    return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group_of(manifest["apiVersion"]))
+
+
+def resources_of_kind(kind: str) -> tuple[Resource, ...]:
+    return tuple(resource for resource in WATCHED if resource.kind == kind)

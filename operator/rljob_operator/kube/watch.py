@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
 import kopf
@@ -23,6 +24,10 @@ from rljob_operator.queue import Key, RewardModelKey
 log = logging.getLogger(__name__)
 
 
+class KindsChanged(TransientError):  # noqa: N818 - it says what happened
+    """A kind that a cluster need not have is there now, or is gone: the watches must begin again."""
+
+
 class Feed:
     """Keeps a cache fresh, and says which keys changed."""
 
@@ -30,10 +35,13 @@ class Feed:
         self._api, self._cache, self._resync_seconds = api, cache, resync_seconds
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._changed: asyncio.Queue[Key] = asyncio.Queue()
+        self._absent: frozenset[Resource] = frozenset()
+        self.has_listed = False
 
     async def keys(self) -> AsyncIterator[Key]:
         """List, then watch for ever. TransientError when the lists or the watches break."""
         await self.list_all()
+        self.has_listed = True
         tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._resync())]
         getter: asyncio.Task[Key] | None = None
         try:
@@ -57,20 +65,30 @@ class Feed:
 
     async def list_all(self) -> None:
         """Replace the cache's content kind by kind by what there is."""
+        absent = set()
         for resource in WATCHED:
             for namespace in self._scopes:
                 try:
                     items, version = await self._api.list(resource, namespace)
                 except ApiError as error:
+                    if resource.is_optional and error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                        absent.add(resource)  # without its CRD, or RBAC for it, no job can have one
+                        continue
                     raise translate(error, "list", resource.plural, f"LIST of {resource.plural}") from error
                 for owner in self._cache.replace(resource, namespace, items, version):
                     self._enqueue(owner)
+        was, self._absent = self._absent, frozenset(absent)
+        if self.has_listed and was != self._absent:
+            self.has_listed = False
+            raise KindsChanged("a CRD came or went")
 
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._resync_seconds)
             try:
                 await self.list_all()
+            except KindsChanged:
+                raise
             except TransientError as error:
                 log.warning("resync: %s; next in %.0f s", error, self._resync_seconds)
                 continue
@@ -80,6 +98,7 @@ class Feed:
     def take_in(self, kind: str, event: Any) -> None:
         """A watch event."""
         body = dict(event["object"])
+        self._cache.heard(kind, body)
         change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
         if owner := change(kind, body):
             self._enqueue(owner)
@@ -96,7 +115,8 @@ class Feed:
     async def _watch(self) -> None:
         registry = kopf.OperatorRegistry()
         for resource in WATCHED:
-            self._register(resource, registry)
+            if resource not in self._absent:
+                self._register(resource, registry)
 
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
@@ -112,7 +132,8 @@ class Feed:
     def _register(self, resource: Resource, registry: kopf.OperatorRegistry) -> None:
         @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
         async def on_event(event: Any, **_: Any) -> None:
-            self.take_in(resource.kind, event)
+            await self._cache.wait_written(resource.key, event["object"])
+            self.take_in(resource.key, event)
 
 
 def _names_model(job: dict[str, Any] | None, name: str) -> bool:

@@ -1,9 +1,9 @@
 """The cache against what watches really do: late events, missed deletes, writes that a LIST has not seen."""
 
 from rljob_operator.kube.cache import Cache, OwnerKey
-from rljob_operator.kube.resources import BY_KIND
+from rljob_operator.kube.resources import BY_KEY
 
-DEPLOYMENTS = BY_KIND["Deployment"]
+DEPLOYMENTS = BY_KEY["Deployment"]
 JOB = OwnerKey("RLJob", "ns", "a")
 
 

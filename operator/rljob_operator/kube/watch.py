@@ -125,9 +125,18 @@ class Feed:
             return kopf.AiohttpSession(server=self._api.server, aiohttp_session=session)
 
         named = tuple(scope for scope in self._scopes if scope)
-        await kopf.operator(
+        roots = await kopf.spawn_tasks(
             registry=registry, settings=_settings(), standalone=True, clusterwide=not named, namespaces=named
         )
+        # Not kopf.operator: at its end that cancels every task of the loop that began after it, our workers included.
+        try:
+            done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in roots:
+                task.cancel()
+            await asyncio.gather(*roots, return_exceptions=True)
 
     def _register(self, resource: Resource, registry: kopf.OperatorRegistry) -> None:
         @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)

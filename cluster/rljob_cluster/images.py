@@ -126,7 +126,7 @@ def _archive(tool: str, name: str, digest: str) -> Path:
     if tool == "docker":
         subprocess.run(["docker", "save", "-o", str(part), image], check=True)
     else:
-        target = f"oci-archive:{part}:docker.io/{image}"
+        target = f"docker-archive:{part}:docker.io/{image}"  # uncompressed, which oci-archive never is
         subprocess.run(["buildah", "push", "--quiet", "--disable-compression", image, target], check=True)
     for old in path.parent.glob(f"{name}-*.tar"):
         old.unlink()

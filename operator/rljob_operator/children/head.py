@@ -99,7 +99,7 @@ def _build_parts(
             pods.build_job_volume(job),
             pods.build_run_volume(job),
             pods.build_shm_volume(),
-            *pods.build_claim_volumes(sources),
+            *pods.build_claim_volumes(sources, pods.build_run_volume(job)),
         ],
         grace_seconds=_GRACE_SECONDS,
         annotations=pods.KEEP_ANNOTATIONS,

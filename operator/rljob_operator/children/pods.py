@@ -147,7 +147,8 @@ def _build_spec(parts: PodParts) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_build_container(parts)],
-        "volumes": [volume.build_volume() for volume in parts.volumes],
+        # By name: a volume may have two places.
+        "volumes": list({volume.name: volume.build_volume() for volume in parts.volumes}.values()),
     }
     pool = parts.spec.node_pool
     if pool.node_selector:
@@ -255,19 +256,23 @@ def build_shm_volume() -> Volume:
     return Volume("shm", {"emptyDir": {"medium": "Memory"}}, "/dev/shm")
 
 
-def build_claim_volumes(sources: list[str]) -> list[Volume]:
-    """The claims of pvc:// sources, each once. Claim names may be longer than volume names, hence the numbers.
-    Read-only as volumes too, not just as mounts, so that fsGroup never changes the owner of the user's data."""
+def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) -> list[Volume]:
+    """The claims of pvc:// sources, each once. A claim that `run_volume` has already is mounted once more from it: two
+    volumes of one claim in a Pod are one mount for the kubelet, and the read-only one may win.
+
+    Claim names may be longer than volume names, hence the numbers. Read-only as volumes too, not just as mounts, so
+    that fsGroup never changes the owner of the user's data."""
     claims = sorted({parsed.claim for parsed in map(parse_source, sources) if parsed.kind == "pvc"})
-    return [
-        Volume(
-            f"claim-{index}",
-            {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
-            f"{PATH_CLAIMS}/{claim}",
-            read_only=True,
-        )
-        for index, claim in enumerate(claims)
-    ]
+    shared = (run_volume.source.get("persistentVolumeClaim") or {}).get("claimName") if run_volume else None
+    volumes = []
+    for index, claim in enumerate(claims):
+        path = f"{PATH_CLAIMS}/{claim}"
+        if run_volume and claim == shared:
+            volumes.append(Volume(run_volume.name, run_volume.source, path, read_only=True))
+        else:
+            source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+            volumes.append(Volume(f"claim-{index}", source, path, read_only=True))
+    return volumes
 
 
 def build_probes(port_name: str, startup_seconds: int, num_unready_answers: int = 2) -> Manifest:

@@ -66,7 +66,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
             pods.build_job_volume(job),
             pods.build_run_volume(job),
             pods.build_shm_volume(),
-            *pods.build_claim_volumes([job.spec.model.source]),
+            *pods.build_claim_volumes([job.spec.model.source], pods.build_run_volume(job)),
         ],
         grace_seconds=_GRACE_SECONDS,
         gpus=trainer.gpus_per_replica,

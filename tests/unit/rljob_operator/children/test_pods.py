@@ -1,0 +1,26 @@
+"""What every role's Pods share: volumes of one claim."""
+
+from rljob_api.job import RLJob
+from rljob_operator.children import build_children
+from rljob_operator.defaults import DEFAULTS
+
+
+def test_a_claim_with_model_and_checkpoints_is_one_volume_that_can_be_written():
+    job = RLJob.model_validate(
+        {
+            "metadata": {"name": "gsm8k", "uid": "u1"},
+            "spec": {
+                "model": {"source": "pvc://all/model"},
+                "data": {"train": {"source": "pvc://all/train.jsonl"}, "eval": {"source": "pvc://other/eval.jsonl"}},
+                "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
+                "checkpoint": {"persistentVolumeClaim": {"claimName": "all"}},
+            },
+        }
+    )
+    head = next(child for child in build_children(job, "token", DEFAULTS) if child["kind"] == "Job")
+    spec = head["spec"]["template"]["spec"]
+    claims = {v["name"]: v["persistentVolumeClaim"] for v in spec["volumes"] if "persistentVolumeClaim" in v}
+    assert sorted(claims.values(), key=str) == [{"claimName": "all"}, {"claimName": "other", "readOnly": True}]
+    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    assert mounts["/var/lib/rljob"] == {"name": "run", "mountPath": "/var/lib/rljob", "subPath": "gsm8k"}
+    assert mounts["/mnt/pvc/all"] == {"name": "run", "mountPath": "/mnt/pvc/all", "readOnly": True}

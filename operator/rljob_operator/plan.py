@@ -160,6 +160,10 @@ def _plan_end(
     status = _observe_status(job, world, observed, restarts).model_copy(
         update={"completion_time": now, "queued_since": None, "not_before": None}
     )
+    if type_ == conditions.SUCCEEDED:
+        # The driver is gone before it could be asked for its last step; that it ended well says that all are done.
+        done = {"step": max(status.progress.step, job.spec.schedule.steps), "phase": "done", "waits_for": ""}
+        status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
     status = _with_conditions(job, status, {type_: (verdict.reason, verdict.message)}, {}, now)
     return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
 

@@ -160,7 +160,17 @@ def find_user_error(world: World) -> tuple[RoleView, Manifest, Manifest] | None:
 
 def has_ended_well(world: World) -> bool:
     """Whether the driver is through, though its Job does not say so yet. What the others do now matters no more."""
-    return any(pod.get("status", {}).get("phase") == "Succeeded" for pod in world.roles[0].pods)
+    return any(map(_has_succeeded, world.roles[0].pods))
+
+
+def _has_succeeded(pod: Manifest) -> bool:
+    """A container's end is told before its Pod's phase."""
+    ends = [
+        (status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or []
+    ]
+    return pod.get("status", {}).get("phase") == "Succeeded" or (
+        bool(ends) and all(end is not None and end.get("exitCode") == 0 for end in ends)
+    )
 
 
 def describe_waiting(role: RoleView) -> str:

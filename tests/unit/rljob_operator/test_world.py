@@ -1,8 +1,9 @@
-"""What a container's last message is taken to say."""
+"""What is read from the Pods: a container's last words, and whether the head has ended."""
 
 import pytest
 
-from rljob_operator.world import what_it_said
+from rljob_api.roles import HeadRole
+from rljob_operator.world import RoleView, World, has_ended_well, what_it_said
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,14 @@ from rljob_operator.world import what_it_said
 )
 def test_the_words_that_help_are_found_in_a_message_a_log_or_a_traceback(message, said):
     assert what_it_said(message) == said
+
+
+def test_a_head_whose_container_ended_well_waits_for_nobody_though_its_pod_says_running() -> None:
+    def world_with(exit_code: int) -> World:
+        statuses = [{"name": "head", "state": {"terminated": {"exitCode": exit_code}}}]
+        pod = {"metadata": {"name": "h"}, "status": {"phase": "Running", "containerStatuses": statuses}}
+        head = RoleView("head", "head", HeadRole(), 1, (pod,))
+        return World({}, frozenset(), (head,), None)
+
+    assert has_ended_well(world_with(0))
+    assert not has_ended_well(world_with(1))

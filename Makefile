@@ -106,6 +106,10 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/seeds.py
 
+.PHONY: bench-operator
+bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and the operator's cost with 1,000 jobs
+	$(BIN)/python bench/operator_load.py
+
 ##@ Rest
 .PHONY: clean
 clean: ## Remove runs and caches; keep .venv and .models

@@ -30,12 +30,23 @@ class KwokError(Exception):
 
 
 class Kwok:
-    """`with Kwok(plane, num_nodes=50):` gives ready nodes kwok-0 to kwok-49."""
+    """`with Kwok(plane, num_nodes=50):` gives ready nodes kwok-0 to kwok-49.
 
-    def __init__(self, plane: ControlPlane, *, num_nodes: int, labels: Mapping[str, str] | None = None) -> None:
+    Pods of Jobs succeed as soon as they run, unless jobs_end is false.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        *,
+        num_nodes: int,
+        labels: Mapping[str, str] | None = None,
+        jobs_end: bool = True,
+    ) -> None:
         if num_nodes < 1:
             raise KwokError(f"num_nodes must be at least 1, got {num_nodes}")
         self._plane = plane
+        self._left_out = () if jobs_end else ("pod-complete.yaml",)
         self._nodes = [build_node(f"kwok-{index}", labels or {}) for index in range(num_nodes)]
         self._log = plane.folder / "logs" / "kwok.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +73,7 @@ class Kwok:
                     str(programs / "kwok"),
                     f"--kubeconfig={self._plane.kubeconfig}",
                     f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
-                    *(f"--config={path}" for path in stage_files(module_folder())),
+                    *(f"--config={path}" for path in stage_files(module_folder()) if path.name not in self._left_out),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,0 +1,342 @@
+"""`make bench-operator`: how fast the operator makes many jobs' Pods, and what it costs while they only run.
+
+A real control plane with KWOK's nodes, the operator as its own process, and this process, which submits the jobs and
+watches Pods by their metadata. A job's time goes from its POST to the moment in which its last Pod is seen; nothing
+polls. What is not the operator's is kept from being the limit: the controllers may ask as often as they like.
+Last line: one JSON object. (A file operator.py here would hide the standard library's from every benchmark.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rljob_cluster.controlplane import COMPONENTS, ControlPlane, free_port
+from rljob_cluster.kwok import Kwok
+
+from rljob_api.contract import LABEL_JOB
+from rljob_operator.kube.client import KubeApi, connect
+from rljob_operator.kube.resources import RLJOB
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = "bench"
+NUM_NODES = 50
+PODS_A_JOB = 7
+SUBMITTERS = 20
+START_SECONDS = 60.0
+DEADLINE_SECONDS = 420.0
+IDLE_SECONDS = 60.0
+SETTLE_SECONDS = 60.0
+SETTLE_LOOK_SECONDS = 5.0
+QUIET_CALLS = 5
+"""So few API calls in SETTLE_LOOK_SECONDS are those of a quiet operator."""
+WATCH_CHUNK_BYTES = 2**24
+_CLIENT_RATE = ("--kube-api-qps=2000", "--kube-api-burst=4000")
+ARGUMENTS = {
+    "kube-scheduler": _CLIENT_RATE,
+    # Pods get loopback addresses, which no endpoint may have; and nobody here asks for a Service.
+    "kube-controller-manager": (
+        *_CLIENT_RATE,
+        "--controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
+    ),
+}
+JOB = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+spec:
+  model: {source: /models/tiny}
+  data: {train: {source: /data/train.parquet}}
+  rewards:
+  - name: correct
+    replicas: 2
+    function:
+      inline: |
+        def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+            return 1.0
+  trainer: {replicas: 2, gpusPerReplica: 0}
+  rollout: {replicas: 2, gpusPerReplica: 0}
+"""
+
+
+class Operator:
+    """`python -m rljob_operator` and what /proc and its /metrics say of it."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        self.log, self.port = log, free_port("0.0.0.0")
+        command = [sys.executable, "-m", "rljob_operator", f"--kubeconfig={kubeconfig}", "--no-lease"]
+        command += [f"--metrics-port={self.port}", "--health-port=0", "--log-level=warning"]
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def check(self) -> None:
+        if (code := self._process.poll()) is not None:
+            sys.exit(f"the operator ended with exit code {code}:\n{self.log.read_text()[-3000:]}")
+
+    async def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            self.check()
+            with contextlib.suppress(OSError):
+                self._get("/readyz")
+                return
+            await asyncio.sleep(0.1)
+        sys.exit(f"the operator was not ready after {START_SECONDS:.0f} s:\n{self.log.read_text()[-3000:]}")
+
+    def api_calls(self) -> int:
+        found = re.findall(r"^rljob_operator_api_calls_total\{.*\} (\S+)$", self._get("/metrics"), re.MULTILINE)
+        return int(sum(map(float, found)))
+
+    def errors(self) -> int:
+        found = re.findall(r"^rljob_operator_errors_total\{.*\} (\S+)$", self._get("/metrics"), re.MULTILINE)
+        return int(sum(map(float, found)))
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mib(self) -> float:
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) / 1024  # type: ignore[index]
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+
+class Arrivals:
+    """When each job was submitted, and when its last Pod was seen."""
+
+    def __init__(self) -> None:
+        self.submitted: dict[str, float] = {}
+        self.complete: dict[str, float] = {}
+        self.num_pods = 0
+        self._pods: dict[str, set[str]] = defaultdict(set)
+        self.changed = asyncio.Event()
+
+    def record_pod(self, job: str, name: str) -> None:
+        pods = self._pods[job]
+        if name in pods:
+            return
+        pods.add(name)
+        self.num_pods += 1
+        if len(pods) == PODS_A_JOB:
+            self.complete[job] = time.monotonic()
+        self.changed.set()
+
+    def seconds(self, jobs: list[str]) -> list[float]:
+        return sorted(self.complete[job] - self.submitted[job] for job in jobs)
+
+
+async def watch_pods(api: KubeApi, arrivals: Arrivals) -> None:
+    """Consume the metadata of the namespace's Pods, from before the first of them, until cancelled."""
+    url = f"{api.server}/api/v1/namespaces/{NAMESPACE}/pods"
+    query = {"labelSelector": LABEL_JOB, "watch": "true", "resourceVersion": "0", "allowWatchBookmarks": "true"}
+    endless = aiohttp.ClientTimeout(total=None)
+    headers = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+    async with (
+        api.new_session() as session,
+        session.get(
+            url,
+            params=query,
+            headers=headers,
+            timeout=endless,
+            read_bufsize=WATCH_CHUNK_BYTES,
+        ) as answer,
+    ):
+        answer.raise_for_status()
+        async for line in answer.content:
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                sys.exit(f"the watch of the Pods ended: {event['object'].get('message')}")
+            if event["type"] == "ADDED":
+                metadata = event["object"]["metadata"]
+                arrivals.record_pod(metadata["labels"][LABEL_JOB], metadata["name"])
+    sys.exit("the API server ended the watch of the Pods")
+
+
+async def submit(api: KubeApi, arrivals: Arrivals, names: list[str]) -> None:
+    """All at once, on as many connections as a client keeps; a job's clock starts when its request leaves."""
+    body, free = yaml.safe_load(JOB), asyncio.Semaphore(SUBMITTERS)
+
+    async def one(name: str) -> None:
+        async with free:
+            arrivals.submitted[name] = time.monotonic()
+            await api.request("POST", RLJOB.path(NAMESPACE), body=body | {"metadata": {"name": name}})
+
+    await asyncio.gather(*(one(name) for name in names))
+
+
+async def wait_complete(arrivals: Arrivals, operator: Operator, watching: asyncio.Task[None], bar: Bar) -> None:
+    """Until every submitted job has all its Pods."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(arrivals.complete) < len(arrivals.submitted):
+        if watching.done():
+            watching.result()
+        operator.check()
+        if time.monotonic() > deadline:
+            sys.exit(
+                f"{len(arrivals.complete)} of {len(arrivals.submitted)} jobs had all Pods after {DEADLINE_SECONDS:.0f} "
+                f"s; take fewer --jobs\n{operator.log.read_text()[-3000:]}"
+            )
+        arrivals.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(arrivals.changed.wait(), 1.0)
+        bar.show(arrivals.num_pods)
+
+
+class Bar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starts", total=None)
+
+    def phase(self, text: str, total: int | None = None) -> None:
+        self._progress.update(self._task, description=text, total=total)
+
+    def show(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
+
+
+async def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
+    timed = [f"timed-{index}" for index in range(min(options.timed, options.jobs))]
+    rest = [f"more-{index}" for index in range(options.jobs - len(timed))]
+    arrivals = Arrivals()
+    async with _api(plane) as api:
+        await operator.wait_ready()
+        watching = asyncio.create_task(watch_pods(api, arrivals))
+        try:
+            bar.phase(f"Pods of {len(timed)} jobs", len(timed) * PODS_A_JOB)
+            await submit(api, arrivals, timed)
+            await wait_complete(arrivals, operator, watching, bar)
+            bar.phase(f"Pods of {options.jobs} jobs", options.jobs * PODS_A_JOB)
+            await submit(api, arrivals, rest)
+            await wait_complete(arrivals, operator, watching, bar)
+        finally:
+            watching.cancel()
+    seconds = arrivals.seconds(timed)
+    figures = {
+        "apply_to_pods_p50_seconds": round(percentile(seconds, 50), 2),
+        "apply_to_pods_p99_seconds": round(percentile(seconds, 99), 2),
+        "timed_jobs": len(timed),
+        "jobs": options.jobs,
+        "operator_cpu_seconds": round(operator.cpu_seconds(), 1),
+        "operator_rss_mib": round(operator.rss_mib(), 1),
+        "api_calls": operator.api_calls(),
+        "errors": operator.errors(),
+    }
+    return figures | await measure_idle(operator, bar)
+
+
+async def measure_idle(operator: Operator, bar: Bar) -> dict[str, Any]:
+    """What a minute costs in which nobody changes anything, once the operator has come to rest."""
+    bar.phase("the operator comes to rest")
+    settled, deadline = False, time.monotonic() + SETTLE_SECONDS
+    while not settled and time.monotonic() < deadline:
+        before = operator.api_calls()
+        await asyncio.sleep(SETTLE_LOOK_SECONDS)
+        settled = operator.api_calls() - before <= QUIET_CALLS
+    bar.phase(f"idle for {IDLE_SECONDS:.0f} s")
+    calls, cpu, begun = operator.api_calls(), operator.cpu_seconds(), time.monotonic()
+    await asyncio.sleep(IDLE_SECONDS)
+    minutes = (time.monotonic() - begun) / 60
+    return {
+        "idle_api_calls_per_minute": round((operator.api_calls() - calls) / minutes, 1),
+        "idle_cpu_seconds_per_minute": round((operator.cpu_seconds() - cpu) / minutes, 2),
+        "came_to_rest": settled,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _api(plane: ControlPlane) -> AsyncIterator[KubeApi]:
+    api = await connect(str(plane.kubeconfig))
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+async def prepare(plane: ControlPlane) -> None:
+    """The CRDs, the namespace, and addresses for the nodes' Pods."""
+    first = ".".join(plane.address.split(".")[:2])
+    async with _api(plane) as api:
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            await api.request("POST", crds, body=yaml.safe_load(path.read_text()))
+        await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": NAMESPACE}})
+        for index in range(NUM_NODES):
+            # Loopback, so that a look for a driver is refused at once: KWOK's own range may be somebody's network.
+            cidr = f"{first}.{100 + index}.0/24"
+            await api.request(
+                "PATCH",
+                f"/api/v1/nodes/kwok-{index}",
+                body={"spec": {"podCIDR": cidr, "podCIDRs": [cidr]}},
+                content_type="application/merge-patch+json",
+            )
+        account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+        deadline = time.monotonic() + START_SECONDS
+        while not (await api.request("GET", account)).get("items"):  # without it no Pod can be made
+            if time.monotonic() > deadline or not plane.running("kube-controller-manager"):
+                log = (plane.folder / "logs/kube-controller-manager.log").read_text()
+                sys.exit(f"the controller manager made no service account:\n{log[-1000:]}")
+            await asyncio.sleep(0.1)
+
+
+def percentile(ordered: list[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--timed", type=int, default=200, help="jobs submitted at once and timed (default 200)")
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs in all; the others follow (default 1000)")
+    parser.add_argument("--address", default="127.36.0.1", help="loopback address of the control plane")
+    parser.add_argument("--dir", type=Path, help="keep the control plane's data and all logs in this new folder")
+    options = parser.parse_args()
+    if not 1 <= options.timed <= options.jobs:
+        parser.error(f"--timed must be at least 1 and at most --jobs ({options.jobs}), got {options.timed}")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with contextlib.ExitStack() as stack:
+        folder = options.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-operator-")))
+        bar = Bar(stack.enter_context(Progress(*columns, console=Console(stderr=True))))
+        plane = ControlPlane(folder, address=options.address, components=COMPONENTS, extra_arguments=ARGUMENTS)
+        stack.enter_context(plane)
+        stack.enter_context(Kwok(plane, num_nodes=NUM_NODES, jobs_end=False))
+        asyncio.run(prepare(plane))
+        operator = Operator(plane.kubeconfig, folder / "logs/operator.log")
+        stack.callback(operator.stop)
+        figures = asyncio.run(measure(plane, operator, options, bar))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

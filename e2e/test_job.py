@@ -19,6 +19,8 @@ NUM_STEPS = 12
 def plain(submit: Callable[..., Job]) -> tuple[Job, Manifest]:
     """The undisturbed run, which the disturbed ones are compared with."""
     job = submit("plain")
+    job.wait_for_step(1)
+    assert job.condition("PoolsIsolated").get("status") == "True", "each role has a node of its own"
     return job, job.wait_for_success()
 
 
@@ -37,7 +39,6 @@ def test_an_applied_job_trains_and_leaves_checkpoint_metrics_and_events(
     assert "model_type" in json.loads(cluster.read_file(f"{job.name}/export/config.json") or "{}")
     reasons = {event["reason"] for event in cluster.events(job.name)}
     assert {"Running", "JobSucceeded"} <= reasons, reasons
-    assert job.condition("PoolsIsolated").get("status") == "True", "each role has a node of its own"
     cluster.kubectl("wait", "-n", NAMESPACE, f"rljob/{job.name}", "--for=condition=Succeeded", "--timeout=5s")
 
 

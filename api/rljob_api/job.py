@@ -168,7 +168,8 @@ class Schedule(Spec):
     """How much of what. Immutable, but for steps."""
 
     steps: int = Field(default=100, ge=1)
-    """Training steps. May be raised while the job runs."""
+    """Training steps. May change while the job runs: below the present step, the job ends after that step. Linear and
+    cosine learning rates follow the new length."""
     prompts_per_step: int = Field(default=64, ge=1)
     """Prompts (groups) of a step. promptsPerStep x groupSize samples."""
     mini_batches: int = Field(default=1, ge=1)

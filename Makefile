@@ -107,7 +107,7 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 	$(BIN)/python bench/seeds.py
 
 .PHONY: bench-operator
-bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and the operator's cost with 1,000 jobs
+bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and what the operator costs while they run
 	$(BIN)/python bench/operator_load.py
 
 ##@ Rest

@@ -283,7 +283,7 @@ def _observe_status(job: RLJob, world: World, observed: Observed, restarts: dict
         progress = Progress(
             step=driver.step,
             total_steps=driver.total_steps or job.spec.schedule.steps,
-            reward=driver.reward,
+            reward=None if driver.reward is None else round(driver.reward, 4),  # a column for people
             weight_version=driver.weight_version,
             phase=driver.phase,
             waits_for=driver.waits_for,

@@ -37,10 +37,15 @@ def parse(argv: list[str] | None = None) -> Settings:
 
 
 async def _run(settings: Settings) -> None:
-    task = asyncio.create_task(run_operator(settings))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+
+    def end_on_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+
+    # Once more whenever kopf has put in handlers of its own, which would end its watches alone.
+    task = asyncio.create_task(run_operator(settings, on_watching=end_on_signals))
+    end_on_signals()
     try:
         await task
     except asyncio.CancelledError:

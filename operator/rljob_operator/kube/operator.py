@@ -49,8 +49,10 @@ async def run_operator(
     api: KubeApi | None = None,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
+    on_watching: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run until cancelled. `api` is closed by who made it; api.hooks sees every request."""
+    """Run until cancelled. `api` is closed by who made it; api.hooks sees every request. `on_watching` is called when
+    kopf has started its watches, and with them its own handlers of signals."""
     own = api is None
     api = api or await connect(settings.kubeconfig)
     queue, metrics = KeyedQueue(), Metrics()
@@ -70,7 +72,7 @@ async def run_operator(
             health.is_ready = lambda: True  # a standby is ready to lead
             await lease.acquire()
         metrics.leader.set(1)
-        await _lead(settings, api, lease if settings.lease else None, health, clock, now)
+        await _lead(settings, api, lease if settings.lease else None, health, clock, now, on_watching)
     finally:
         with contextlib.suppress(RLJobError):
             await lease.release()
@@ -87,9 +89,11 @@ async def _lead(
     health: Health,
     clock: Callable[[], float],
     now: Callable[[], datetime],
+    on_watching: Callable[[], None],
 ) -> None:
     cache, driver = Cache(clock), DriverClient(clock)
     feed = Feed(api, cache, settings.namespaces, settings.resync_seconds)
+    feed.on_watching = on_watching
     health.is_ready, health.unheard_seconds = (lambda: feed.has_listed), cache.unheard_seconds
     backend = KubernetesBackend(
         api, cache, driver, keys=feed.keys, may_write=lambda: lease is None or lease.is_held, now=now

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +22,8 @@ from rljob_operator.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, R
 from rljob_operator.queue import Key, RewardModelKey
 
 log = logging.getLogger(__name__)
+_END_TRIES = 3
+_END_SECONDS = 1.0
 
 
 class KindsChanged(TransientError):  # noqa: N818 - it says what happened
@@ -37,6 +39,7 @@ class Feed:
         self._changed: asyncio.Queue[Key] = asyncio.Queue()
         self._absent: frozenset[Resource] = frozenset()
         self.has_listed = False
+        self.on_watching: Callable[[], None] = lambda: None
 
     async def keys(self) -> AsyncIterator[Key]:
         """List, then watch for ever. TransientError when the lists or the watches break."""
@@ -128,21 +131,31 @@ class Feed:
         roots = await kopf.spawn_tasks(
             registry=registry, settings=_settings(), standalone=True, clusterwide=not named, namespaces=named
         )
+        self.on_watching()
         # Not kopf.operator: at its end that cancels every task of the loop that began after it, our workers included.
         try:
             done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in roots:
-                task.cancel()
-            await asyncio.gather(*roots, return_exceptions=True)
+            await _end(roots)
 
     def _register(self, resource: Resource, registry: kopf.OperatorRegistry) -> None:
         @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
         async def on_event(event: Any, **_: Any) -> None:
             await self._cache.wait_written(resource.key, event["object"])
             self.take_in(resource.key, event)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel, again if a task took the first for something else, and do not wait for ever: the lead may be lost."""
+    pending = set(tasks)
+    for _ in range(_END_TRIES):
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_END_SECONDS) if pending else (set(), set())
+    if pending:
+        log.warning("these watches did not end: %s", ", ".join(task.get_name() for task in pending))
 
 
 def _names_model(job: dict[str, Any] | None, name: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -355,7 +356,7 @@ async def test_a_second_operator_takes_over_from_a_dead_one_and_at_once_from_one
 
     taken: asyncio.Task[Any] = asyncio.create_task(world.until("another holder", changed))
     with pytest.raises(LeaseLost):
-        await first
+        await asyncio.wait_for(first, DEADLINE_SECONDS)
     world.tasks.remove(first)
     holder = await taken
     uid = (await world.get("Deployment", f"{NAME}-rollout"))["metadata"]["uid"]
@@ -364,9 +365,25 @@ async def test_a_second_operator_takes_over_from_a_dead_one_and_at_once_from_one
     await world.start(**lease | {"lease_seconds": 3})
     second.cancel()  # what SIGTERM does
     with contextlib.suppress(asyncio.CancelledError):
-        await second
+        await asyncio.wait_for(second, DEADLINE_SECONDS)
     assert (await world.api.request("GET", path))["spec"]["holderIdentity"] != holder, "it was given back"
     await world.until("the third", changed)
+
+
+async def test_a_process_that_is_told_to_end_gives_the_lease_back(world):
+    options = [f"--kubeconfig={world.kubeconfig}", f"--namespace={world.namespace}"]
+    options += [f"--lease-namespace={world.namespace}", "--metrics-port=0", "--health-port=0"]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "rljob_operator", *options)
+    try:
+        await world.create(smallest())
+        await world.all_children()
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), DEADLINE_SECONDS) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases/rljob-operator"
+    assert not (await world.api.request("GET", path))["spec"].get("holderIdentity")
 
 
 class Cut:

@@ -52,10 +52,12 @@ class KubeApi:
         self._ssl, self._token = ssl_context, token
         self._session: aiohttp.ClientSession | None = None
 
-    def new_session(self, limit: int = MAX_CONNECTIONS) -> aiohttp.ClientSession:
+    def new_session(
+        self, limit: int = MAX_CONNECTIONS, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
+    ) -> aiohttp.ClientSession:
         """A session whose requests carry the credentials of their moment and pass the hooks."""
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl if self._ssl is not None else True)
-        return aiohttp.ClientSession(connector=connector, middlewares=(self._pass,))
+        return aiohttp.ClientSession(connector=connector, middlewares=(*middlewares, self._pass))
 
     async def _pass(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await self._token()

@@ -7,11 +7,13 @@ out before every kind has been listed once; then every job is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 import kopf
 
 from rljob_api.errors import TransientError
@@ -22,6 +24,8 @@ from rljob_operator.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, R
 from rljob_operator.queue import Key, RewardModelKey
 
 log = logging.getLogger(__name__)
+_RELIST_SECONDS = 1.0
+"""In which the watches of several kinds begin together."""
 _END_TRIES = 3
 _END_SECONDS = 1.0
 
@@ -39,6 +43,8 @@ class Feed:
         self._changed: asyncio.Queue[Key] = asyncio.Queue()
         self._absent: frozenset[Resource] = frozenset()
         self.has_listed = False
+        self._relisted: set[Resource] = set()
+        self._has_relisted = asyncio.Event()
         self.on_watching: Callable[[], None] = lambda: None
 
     async def keys(self) -> AsyncIterator[Key]:
@@ -68,8 +74,16 @@ class Feed:
 
     async def list_all(self) -> None:
         """Replace the cache's content kind by kind by what there is."""
+        absent = await self._list(WATCHED)
+        was, self._absent = self._absent, frozenset(absent)
+        if self.has_listed and was != self._absent:
+            self.has_listed = False
+            raise KindsChanged("a CRD came or went")
+
+    async def _list(self, resources: Collection[Resource]) -> set[Resource]:
+        """Returns the kinds that are not there."""
         absent = set()
-        for resource in WATCHED:
+        for resource in resources:
             for namespace in self._scopes:
                 try:
                     items, version = await self._api.list(resource, namespace)
@@ -80,15 +94,18 @@ class Feed:
                     raise translate(error, "list", resource.plural, f"LIST of {resource.plural}") from error
                 for owner in self._cache.replace(resource, namespace, items, version):
                     self._enqueue(owner)
-        was, self._absent = self._absent, frozenset(absent)
-        if self.has_listed and was != self._absent:
-            self.has_listed = False
-            raise KindsChanged("a CRD came or went")
+        return absent
 
     async def _resync(self) -> None:
+        """List all now and then, and at once what a watch has listed for itself: what went between our LIST and its
+        own is told by neither."""
+        due = asyncio.get_running_loop().time() + self._resync_seconds
         while True:
-            await asyncio.sleep(self._resync_seconds)
             try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await self._list_after_watches()
+                due = asyncio.get_running_loop().time() + self._resync_seconds
                 await self.list_all()
             except KindsChanged:
                 raise
@@ -97,6 +114,35 @@ class Feed:
                 continue
             for key in self.all_keys():
                 self._changed.put_nowait(key)
+
+    async def _list_after_watches(self) -> None:
+        while True:
+            await self._has_relisted.wait()
+            await asyncio.sleep(_RELIST_SECONDS)
+            self._has_relisted.clear()
+            relisted, self._relisted = self._relisted, set()
+            try:
+                await self._list(relisted)
+            except TransientError as error:
+                log.warning("list after a watch's: %s", error)
+                self._relisted |= relisted
+                self._has_relisted.set()
+            except asyncio.CancelledError:
+                self._relisted |= relisted
+                self._has_relisted.set()
+                raise
+
+    async def _note_list(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        response = await handler(request)
+        plural = request.url.path.rpartition("/")[2]
+        if request.method == "GET" and "watch" not in request.url.query:
+            listed = {r for r in WATCHED if r.plural == plural and r not in self._absent}
+            self._relisted |= listed
+            if listed:
+                self._has_relisted.set()
+        return response
 
     def take_in(self, kind: str, event: Any) -> None:
         """A watch event."""
@@ -124,7 +170,7 @@ class Feed:
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
             # A connection for each watch, and a few for kopf's own questions.
-            session = self._api.new_session(limit=len(WATCHED) * len(self._scopes) + 10)
+            session = self._api.new_session(limit=len(WATCHED) * len(self._scopes) + 10, middlewares=(self._note_list,))
             return kopf.AiohttpSession(server=self._api.server, aiohttp_session=session)
 
         named = tuple(scope for scope in self._scopes if scope)

@@ -412,6 +412,29 @@ async def test_a_delete_that_no_watch_told_of_is_found_by_the_resync(world):
     await world.back("Service", f"{NAME}-rollout", uid)
 
 
+async def test_a_delete_between_our_list_and_the_watches_own_is_found_at_once(world):
+    deleted = asyncio.Event()
+
+    async def delete_before_the_watch_lists(request: aiohttp.ClientRequest) -> None:
+        # Ours asks for chunks of its labels too, so they are told apart by their number: the first is ours.
+        if request.url.path.endswith("/services") and request.method == "GET":
+            seen.append(request.url)
+            if len(seen) == 2:
+                await world.delete("Service", f"{NAME}-rollout")
+                deleted.set()
+
+    seen: list[Any] = []
+    first = await world.start()
+    await world.create(smallest())
+    await world.all_children()
+    uid = (await world.get("Service", f"{NAME}-rollout"))["metadata"]["uid"]
+    first.cancel()
+    await asyncio.wait([first])
+    await world.start(delete_before_the_watch_lists)
+    await asyncio.wait_for(deleted.wait(), DEADLINE_SECONDS)
+    await world.back("Service", f"{NAME}-rollout", uid)
+
+
 async def test_what_rbac_lacks_is_told_in_an_event_and_mended_when_it_is_granted(world, control_plane):
     rules = [
         {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]},

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from rljob_api.contract import SCHEDULING_GATE
 from rljob_api.job import RLJob
 from rljob_operator.backend import Manifest
+from rljob_operator.children.gang import GATE_KUEUE
 from rljob_operator.world import World, name_of
 
 TIMED_OUT = "TimedOut"
@@ -57,6 +58,10 @@ def judge_gang(job: RLJob, world: World, was_up: bool, now: datetime) -> Gang:
     ungate = gated if scheduling.gang != "gates" or exist == wanted else ()
     if placed == wanted:
         return Gang(ungate=ungate)
+    if exist == wanted and _waits_for_kueue(world):
+        # Its place in the queue would be lost with the Pods, so this wait counts towards no time-out.
+        message = f"queue {scheduling.queue} has not admitted the job; see its Kueue Workload {job.metadata.name}"
+        return Gang(ungate, queued=("WaitingForQuota", message))
     since = status.queued_since or now
     if now >= since + timedelta(seconds=scheduling.timeout_seconds):
         return _rest(job, now + timedelta(seconds=rest_seconds(job)))
@@ -90,6 +95,9 @@ def has_node(pod: Manifest) -> bool:
     return bool(pod.get("spec", {}).get("nodeName")) or pod.get("status", {}).get("phase") == "Running"
 
 
-def is_gated(pod: Manifest) -> bool:
-    gates = pod.get("spec", {}).get("schedulingGates") or []
-    return any(gate.get("name") == SCHEDULING_GATE for gate in gates)
+def is_gated(pod: Manifest, gate: str = SCHEDULING_GATE) -> bool:
+    return any(found.get("name") == gate for found in pod.get("spec", {}).get("schedulingGates") or [])
+
+
+def _waits_for_kueue(world: World) -> bool:
+    return any(is_gated(pod, GATE_KUEUE) for role in world.roles for pod in role.pods)

@@ -1,7 +1,8 @@
 """What spec.scheduling adds to Pods, and the PodGroup that Volcano and coscheduling want.
 
-Owns the field names of other schedulers. Invariant: what is added follows from the spec alone, and a running
-workload keeps what it has (`keep_gang`), since a change of the template would restart its Pods for nothing.
+Owns the field names of other schedulers; its test says where each comes from. Invariant: what is added follows from
+the spec alone, and a running workload keeps what it has (`keep_gang`), since a change of the template would restart
+its Pods for nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,23 @@ ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+LABEL_KUEUE_MANAGED = "kueue.x-k8s.io/managed"
+GATE_KUEUE = "kueue.x-k8s.io/admission"
+"""Kueue puts it on a Pod and takes it away when it admits the group."""
 ANNOTATION_KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
-_LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP)
-_ANNOTATIONS = (ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT)
+ANNOTATION_KUEUE_PARENT = "kueue.x-k8s.io/pod-suspending-parent"
+"""Says that a controller replaces these Pods. Without it Kueue puts a finalizer on each and keeps a dead Pod until
+another has taken its place, which a StatefulSet never makes while the dead one has the name."""
+ANNOTATION_KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+"""false: the group is through, and its quota free, once no Pod of it runs. Else only when every Pod has succeeded,
+which rollouts and rewards never do."""
+_LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED)
+_ANNOTATIONS = (
+    ANNOTATION_VOLCANO_GROUP,
+    ANNOTATION_KUEUE_COUNT,
+    ANNOTATION_KUEUE_PARENT,
+    ANNOTATION_KUEUE_RETRIABLE,
+)
 _GATE = {"name": SCHEDULING_GATE}
 _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 """Names that these schedulers have in their own charts."""
@@ -37,8 +52,12 @@ def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
     if scheduling.gang == "coscheduling":
         return {LABEL_COSCHEDULING_GROUP: name}, {}
     if scheduling.gang == "kueue":
-        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_GROUP: name}
-        return labels, {ANNOTATION_KUEUE_COUNT: str(count_wanted_pods(job))}
+        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_GROUP: name, LABEL_KUEUE_MANAGED: "true"}
+        return labels, {
+            ANNOTATION_KUEUE_COUNT: str(count_wanted_pods(job)),
+            ANNOTATION_KUEUE_PARENT: "rljob",
+            ANNOTATION_KUEUE_RETRIABLE: "false",
+        }
     return {}, {}
 
 
@@ -57,6 +76,7 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
+        spec |= {"priorityClassName": priority} if (priority := _common_priority(job)) else {}
     elif scheduling.gang == "coscheduling":
         api_version = "scheduling.x-k8s.io/v1alpha1"
         spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
@@ -64,6 +84,14 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
         return []
     metadata = build_metadata(job, job.metadata.name)
     return [{"apiVersion": api_version, "kind": "PodGroup", "metadata": metadata, "spec": spec}]
+
+
+def _common_priority(job: RLJob) -> str | None:
+    """The PriorityClass that all roles' templates name: Volcano orders groups by their own, not by their Pods'."""
+    spec = job.spec
+    roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.function)]
+    first, *others = [(role.template.get("spec") or {}).get("priorityClassName") for role in roles]
+    return first if isinstance(first, str) and all(other == first for other in others) else None
 
 
 def keep_gang(wanted: Manifest, running: Manifest | None) -> Manifest:

@@ -172,6 +172,25 @@ def test_kueue_without_a_queue_is_refused_with_the_remedy():
     assert len(find_problems(make_job("gates", queue="q"))) == 1
 
 
+def test_a_job_that_waits_in_kueues_queue_keeps_its_place_however_long_it_takes():
+    world = World(make_job("kueue", queue="research"))
+    world.look()
+    world.pods = make_pods("pending")
+    for pod in world.pods.values():
+        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    world.look()
+    world.look(100_000)
+    assert has_workloads(world), "the time-out is for nodes, not for quota"
+    assert (world.queued().status, world.queued().reason) == ("True", "WaitingForQuota")
+    assert "queue research has not admitted the job" in world.queued().message
+    world.pods = make_pods("pending")
+    world.look()
+    world.look(99)
+    assert world.queued().reason == "WaitingForNodes"
+    world.look(1)
+    assert not has_workloads(world), "admitted, the group must find its nodes in time"
+
+
 STAGES = st.sampled_from(["gone", "gated", "pending", "placed", "ready"])
 
 

@@ -1,0 +1,104 @@
+"""The names that other schedulers read, as their own sources spell them, and what a running workload keeps of them.
+
+Looked up in November 2026 in the projects' repositories:
+  Volcano        volcano-sh/apis pkg/apis/scheduling/v1beta1/{labels,types}.go, volcano cmd/scheduler/app/options
+  coscheduling   kubernetes-sigs/scheduler-plugins apis/scheduling/v1alpha1/types.go, its chart as-a-second-scheduler
+  Kueue          kubernetes-sigs/kueue pkg/controller/jobs/pod/{constants,pod_webhook,pod_controller}.go, pkg/constants,
+                 docs/tasks/run/{plain_pods,external_workloads/spark_submit_plain_pod}
+"""
+
+import pytest
+
+from rljob_api.job import RLJob
+from rljob_operator.children import WORKLOAD_KINDS, build_children
+from rljob_operator.children.gang import keep_gang
+from rljob_operator.defaults import DEFAULTS
+
+
+def make_children(gang, queue=None, **spec):
+    scheduling = {"gang": gang, "timeoutSeconds": 100} | ({"queue": queue} if queue else {})
+    base = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d.jsonl"}},
+        "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
+        "rollout": {"replicas": 2},
+        "scheduling": scheduling,
+    }
+    job = RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
+    return build_children(job, "token", DEFAULTS)
+
+
+def templates(children):
+    return {c["metadata"]["name"]: c["spec"]["template"] for c in children if c["kind"] in WORKLOAD_KINDS}
+
+
+def pod_groups(children):
+    return [child for child in children if child["kind"] == "PodGroup"]
+
+
+def with_priorities(*names):
+    head, trainer, rollout, reward = ({"template": {"spec": {"priorityClassName": name}}} for name in names)
+    reward |= {"name": "correct", "function": {"inline": "def reward(): ..."}}
+    return {"head": head, "trainer": trainer, "rollout": rollout | {"replicas": 2}, "rewards": [reward]}
+
+
+def test_volcano_finds_the_group_by_the_pods_annotation_and_queues_the_whole_of_it():
+    children = make_children("volcano", queue="research")
+    (group,) = pod_groups(children)
+    assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+    assert group["spec"] == {"minMember": 5, "queue": "research"}
+    assert len(templates(children)) == 4
+    for template in templates(children).values():
+        assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        assert template["spec"]["schedulerName"] == "volcano"
+
+
+def test_volcano_orders_groups_by_the_priority_that_all_roles_share():
+    (group,) = pod_groups(make_children("volcano", **with_priorities("high", "high", "high", "high")))
+    assert group["spec"]["priorityClassName"] == "high"
+    (group,) = pod_groups(make_children("volcano", **with_priorities("high", "high", "low", "high")))
+    assert "priorityClassName" not in group["spec"], "the roles do not agree, so the group has none"
+
+
+def test_coscheduling_finds_the_group_by_the_pods_label():
+    children = make_children("coscheduling")
+    (group,) = pod_groups(children)
+    assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
+    assert group["spec"] == {"minMember": 5, "scheduleTimeoutSeconds": 100}
+    for template in templates(children).values():
+        assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group["metadata"]["name"]
+        assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+
+
+def test_kueue_admits_a_group_of_pods_that_their_own_controllers_replace():
+    children = make_children("kueue", queue="research")
+    assert not pod_groups(children), "the group is its Pods' labels"
+    for template in templates(children).values():
+        metadata = template["metadata"]
+        assert {
+            "kueue.x-k8s.io/queue-name": "research",
+            "kueue.x-k8s.io/pod-group-name": "gsm8k",
+            "kueue.x-k8s.io/managed": "true",
+        }.items() <= metadata["labels"].items()
+        assert {
+            "kueue.x-k8s.io/pod-group-total-count": "5",
+            "kueue.x-k8s.io/pod-suspending-parent": "rljob",
+            "kueue.x-k8s.io/retriable-in-group": "false",
+        }.items() <= metadata["annotations"].items()
+        assert "schedulerName" not in template["spec"], "Kueue holds Pods by a gate of its own"
+
+
+def test_no_workload_itself_is_queued_since_kueue_would_then_admit_each_by_itself():
+    for child in make_children("kueue", queue="research"):
+        labels = child["metadata"].get("labels") or {}
+        assert not any(name.startswith("kueue.x-k8s.io/") for name in labels), child["kind"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("kueue", "none"), ("none", "kueue"), ("kueue", "volcano")])
+def test_a_running_workload_keeps_all_that_its_scheduler_reads(before, after):
+    queue = {"kueue": "research", "none": None, "volcano": None}
+    running = {c["metadata"]["name"]: c for c in make_children(before, queue[before]) if c["kind"] in WORKLOAD_KINDS}
+    for child in make_children(after, queue[after]):
+        if child["kind"] in WORKLOAD_KINDS:
+            old = running[child["metadata"]["name"]]
+            assert keep_gang(child, old)["spec"]["template"] == old["spec"]["template"]

@@ -23,6 +23,11 @@ from rljob_operator.kube.resources import BY_KEY, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events kept in all: a cluster can make any number of them."""
+MAX_EARLY_WARNINGS = 500
+"""Events kept of what is not known (yet): each kind has a watch of its own, and a Pod's may lag behind the Events'."""
+
+
+_OWNERS = (RLJOB.kind, REWARD_MODEL.kind)
 
 
 class ObjectKey(NamedTuple):
@@ -57,6 +62,7 @@ class Cache:
         self._owned: defaultdict[OwnerKey, set[ObjectKey]] = defaultdict(set)
         self._gone: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
+        self._early: dict[ObjectKey, Manifest] = {}
 
     def is_listed(self, resource: Resource, namespace: str | None) -> bool:
         """Whether a LIST of the kind has been taken in."""
@@ -73,6 +79,7 @@ class Cache:
         if kind == "Event":
             owner = self._owner_of_event(manifest)
             if owner is None:
+                self._keep_early(manifest)
                 return None
         if old and old.owner and old.owner != owner:
             self._unlink(old.owner, key)
@@ -82,6 +89,8 @@ class Cache:
             self._owned[owner].add(key)
         if kind == "Event":
             self._bound_events()
+        elif early := self._early.pop(key, None):
+            self.upsert("Event", early, is_listed=True)
         return owner
 
     @contextlib.contextmanager
@@ -126,6 +135,8 @@ class Cache:
             return None  # made anew since
         if kind != "Event":
             self._gone[key] = max(version, self._gone.get(key, 0))
+        elif (early := self._early.get(about := _about(manifest))) and _key(kind, early) == key:
+            del self._early[about]
         return self._drop(key)
 
     def replace(
@@ -134,6 +145,8 @@ class Cache:
         """Take in a LIST of one kind. Returns the owners of what had been missed."""
         kind, at = resource.key, int(version)
         changed, seen = set(), set()
+        if kind == "Event":  # the LIST brings them again
+            self._early = {key: e for key, e in self._early.items() if namespace not in (None, key.namespace)}
         for item in items:
             seen.add(_key(kind, item))
             if owner := self.upsert(kind, item, is_listed=True):
@@ -184,13 +197,18 @@ class Cache:
 
     def _owner_of_event(self, event: Manifest) -> OwnerKey | None:
         """Whose Pod or workload an Event speaks of. Events about anything else are not kept."""
-        about = event.get("involvedObject") or {}
-        key = ObjectKey(str(about.get("kind")), str(about.get("namespace")), str(about.get("name")))
-        # A ReplicaSet is no object of ours, but its name begins with its Deployment's.
-        if key.kind == "ReplicaSet":
-            key = ObjectKey("Deployment", key.namespace, key.name.rpartition("-")[0])
-        entry = self._kinds[key.kind].get(key) if key.kind not in (RLJOB.kind, REWARD_MODEL.kind) else None
+        key = _about(event)
+        entry = self._kinds[key.kind].get(key) if key.kind not in _OWNERS else None
         return entry.owner if entry else None
+
+    def _keep_early(self, event: Manifest) -> None:
+        """The newest of each object, until that is known, or others need the room."""
+        about = _about(event)
+        if about.kind in BY_KEY and about.kind not in _OWNERS:
+            self._early.pop(about, None)
+            self._early[about] = event
+            while len(self._early) > MAX_EARLY_WARNINGS:
+                del self._early[next(iter(self._early))]
 
     def _bound_events(self) -> None:
         events = self._kinds["Event"]
@@ -211,13 +229,22 @@ def owner_of(kind: str, manifest: Manifest) -> OwnerKey | None:
     """The RLJob or RewardModel that an object is, or that its labels name."""
     metadata = manifest["metadata"]
     namespace, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
-    if kind in (RLJOB.kind, REWARD_MODEL.kind):
+    if kind in _OWNERS:
         return OwnerKey(kind, namespace, metadata["name"])
     if name := labels.get(LABEL_JOB):
         return OwnerKey(RLJOB.kind, namespace, name)
     if name := labels.get(LABEL_REWARD_MODEL):
         return OwnerKey(REWARD_MODEL.kind, namespace, name)
     return None
+
+
+def _about(event: Manifest) -> ObjectKey:
+    """What an Event speaks of. A ReplicaSet is no object of ours, but its name begins with its Deployment's."""
+    about = event.get("involvedObject") or {}
+    key = ObjectKey(str(about.get("kind")), str(about.get("namespace")), str(about.get("name")))
+    if key.kind == "ReplicaSet":
+        return ObjectKey("Deployment", key.namespace, key.name.rpartition("-")[0])
+    return key
 
 
 def _said_at(event: Manifest) -> str:

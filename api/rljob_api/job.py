@@ -230,6 +230,9 @@ class Tracking(Spec):
     """Weights & Biases project; null is off. WANDB_API_KEY comes from head.env or the head's template."""
     mlflow_experiment: ShortText | None = None
     """MLflow experiment; null is off. MLFLOW_TRACKING_URI comes from head.env or the head's template."""
+    trajectories_mib: int = Field(default=4096, ge=0, alias="trajectoriesMiB")
+    """Most disk space that the trajectory log (`rljob trajectories`) may take in the run's folder, in MiB: files of the
+    oldest steps go first. 0 is off."""
 
 
 class Scheduling(Spec):

@@ -1,0 +1,106 @@
+"""What a cluster's own rules ask of Pods passes through `template` to every role's, and loses nothing that we need."""
+
+import pytest
+
+from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
+from rljob_operator.backend import Observed, utc_now
+from rljob_operator.children import WORKLOAD_KINDS, build_children
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.reward_model import plan_reward_model
+
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"rljob.dev/job": "gsm8k"}},
+}
+POD = {
+    "priorityClassName": "research",
+    "topologySpreadConstraints": [SPREAD],
+    "runtimeClassName": "gvisor",
+    "imagePullSecrets": [{"name": "registry"}, {"name": "mirror"}],
+    "serviceAccountName": "trainer",
+    "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["license"]}],
+    "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
+    "schedulerName": "packer",
+}
+VOLUME = {"name": "cache", "persistentVolumeClaim": {"claimName": "hub-cache"}}
+MOUNT = {"name": "cache", "mountPath": "/cache"}
+ROLES = ("head", "trainer", "rollout", "reward")
+
+
+def make_template(container):
+    """As a user writes it: by the name of the role's container, and a container of their own."""
+    containers = [
+        {"name": container, "volumeMounts": [MOUNT], "envFrom": [{"secretRef": {"name": "keys"}}]},
+        {"name": "logs", "image": "shipper:1"},
+    ]
+    init = [{"name": "fetch", "image": "fetcher:1"}]
+    metadata = {"labels": {"team": "nlp", "rljob.dev/role": "mine"}, "annotations": {"cost-center": "7"}}
+    return {"metadata": metadata, "spec": POD | {"volumes": [VOLUME], "containers": containers, "initContainers": init}}
+
+
+def make_templates(with_template=True, pools=None):
+    parts = {role: {"template": make_template(role)} if with_template else {} for role in ROLES}
+    for role in ROLES:
+        parts[role] = parts[role] | ({"nodePool": pools} if pools else {})
+    reward = parts.pop("reward") | {"name": "correct", "function": {"inline": "def reward(): ..."}}
+    spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d.jsonl"}}, "rewards": [reward], **parts}
+    job = RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": spec})
+    children = build_children(job, "token", DEFAULTS)
+    return {
+        child["spec"]["template"]["metadata"]["labels"]["rljob.dev/role"]: child["spec"]["template"]
+        for child in children
+        if child["kind"] in WORKLOAD_KINDS
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_the_template_says_of_the_pod_reaches_it(role):
+    spec = make_templates()[role]["spec"]
+    for field, value in POD.items():
+        assert spec[field] == value, field
+    assert VOLUME in spec["volumes"]
+    assert [c["name"] for c in spec["initContainers"]] == ["fetch"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_roles_container_keeps_its_own_and_gets_the_templates(role):
+    plain, made = make_templates(with_template=False)[role]["spec"], make_templates()[role]["spec"]
+    ours, (main, sidecar) = plain["containers"][0], made["containers"]
+    assert (main["name"], sidecar["name"]) == (role, "logs")
+    assert main["volumeMounts"] == [*ours["volumeMounts"], MOUNT]
+    assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    changed = ("volumeMounts", "envFrom")
+    assert {k: v for k, v in main.items() if k not in changed} == {k: v for k, v in ours.items() if k not in changed}
+    assert made["volumes"] == [*plain["volumes"], VOLUME]
+    assert made["automountServiceAccountToken"] is False, "a name of an account is not yet its token"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_labels_and_annotations_are_added_and_ours_stay(role):
+    metadata = make_templates()[role]["metadata"]
+    assert metadata["labels"]["team"] == "nlp"
+    assert metadata["labels"]["rljob.dev/role"] == role, "selectors rest on it"
+    assert metadata["annotations"]["cost-center"] == "7"
+
+
+def test_the_pools_and_the_templates_constraints_hold_together():
+    taint = {"key": "rljob.dev/pool", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
+    pools = {"nodeSelector": {"rljob.dev/pool": "gpu"}, "tolerations": [taint], "exclusive": True}
+    spec = make_templates(pools=pools)["rollout"]["spec"]
+    assert spec["nodeSelector"] == {"rljob.dev/pool": "gpu"}
+    assert spec["tolerations"] == [taint]
+    assert spec["topologySpreadConstraints"] == [SPREAD]
+    assert "podAntiAffinity" in spec["affinity"]
+
+
+def test_a_reward_models_template_reaches_its_pods_too():
+    spec = {"function": {"inline": "def reward(): ..."}, "template": make_template("reward")}
+    model = RewardModel.model_validate({"metadata": {"name": "style", "uid": "u2"}, "spec": spec})
+    children = plan_reward_model(model, Observed(), utc_now(), new_token=lambda: "t").children
+    made = next(c for c in children if c["kind"] == "Deployment")["spec"]["template"]["spec"]
+    for field, value in POD.items():
+        assert made[field] == value, field
+    assert VOLUME in made["volumes"]

@@ -84,7 +84,7 @@ def load(state: Path, archives: Sequence[Path]) -> None:
         for archive in archives:
             if str(archive) not in names:
                 print(f"loading {archive.name} into {node.name}", flush=True)
-                node.ctr("images", "import", str(archive))
+                node.import_images(archive)
                 names.add(str(archive))
         loaded.write_text("\n".join(sorted(names)))
 

@@ -126,7 +126,7 @@ class Supervisor:
         self._start("containerd-base", base.containerd_command())
         self._wait_for_containerd(base)
         for archive in archives:
-            base.ctr("images", "import", str(archive))
+            base.import_images(archive)
         self._end("containerd-base")
         marker.write_text(wanted)
         return base

@@ -62,8 +62,9 @@ class Lease:
             await self._try()
 
     async def release(self) -> None:
-        """Let another replica take over at once."""
-        if self.is_held:
+        """Let another replica take over at once. Also when the end of our work took longer than a renewal may: the
+        Lease is still ours until another has taken it."""
+        if self._renewed_at is not None:
             await self._try(release=True)
         self._renewed_at = None
 
@@ -84,15 +85,17 @@ class Lease:
         except ApiError as error:
             if error.code != 404:
                 raise
+            if release:
+                return False
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
             await self._api.request("POST", self._base, body=body | {"spec": self._spec({}, release)})
-            return not release
+            return True
         spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
         if version != self._seen[0]:
             self._seen = (version, self._clock())
         holder = spec.get("holderIdentity")
         duration = float(spec.get("leaseDurationSeconds") or self._seconds)
-        if holder and holder != self._identity and self._clock() - self._seen[1] < duration:
+        if holder != self._identity and (release or (holder and self._clock() - self._seen[1] < duration)):
             return False
         # With its resourceVersion: of two that take over at once, one gets 409.
         await self._api.request("PUT", f"{self._base}/{self._name}", body=lease | {"spec": self._spec(spec, release)})

@@ -1,4 +1,7 @@
-"""The `rljob` command. Parses, and calls one function each; each command imports what is heavy itself.
+"""The `rljob` command, which is `kubectl rljob` too. Parses, and calls one function each; each command imports what is
+heavy itself.
+
+On this machine: run, validate, render, init, test-reward. In a cluster: top, explain, logs, suspend, resume, retry.
 
 Exit codes: 0 the job succeeded, 1 it failed, 2 the input is wrong, 130 interrupted.
 """
@@ -15,7 +18,7 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Reinforcement-learning post-training of language models, on this machine or as manifests for a cluster.",
+    help="Reinforcement-learning post-training of language models, on this machine or in a cluster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -27,6 +27,7 @@ from rljob_cli.cluster.words import (
 )
 from rljob_operator import conditions
 from rljob_operator.backend import Manifest
+from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.lifecycle import MANAGED_BY_US
 from rljob_operator.remedies import Cause, find_causes
 from rljob_operator.world import last_termination, name_of, observe_world
@@ -35,7 +36,8 @@ _MAX_PODS_NAMED = 5
 _MAX_WARNINGS = 8
 _WIDTH = 110
 _FINE = ("Ready", "Succeeded")
-_OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=rljob"
+_OPERATOR_SELECTOR = ",".join(f"{key}={value}" for key, value in OPERATOR_LABELS.items())
+_OPERATOR_PODS = f"kubectl get pods -A -l {_OPERATOR_SELECTOR}"
 _FINISHED = ("Succeeded", "Failed")
 _MAX_COMMANDS = 4
 _AFTER_FAILURE = {

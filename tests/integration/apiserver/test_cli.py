@@ -162,7 +162,7 @@ def test_explain_says_that_no_operator_has_looked(play: Playground) -> None:
     play.make_job()
     said = play.run("explain", "sums")
     assert "not looked at yet" in said
-    assert "kubectl get pods -A -l app.kubernetes.io/name=rljob" in said
+    assert "kubectl get pods -A -l app.kubernetes.io/name=rljob-operator" in said
 
 
 def test_explain_names_the_pod_its_trouble_the_remedy_and_the_next_command(play: Playground) -> None:

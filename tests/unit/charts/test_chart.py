@@ -15,6 +15,7 @@ from rljob_cluster.build import cache_root, go_command
 
 from rljob_api import crd
 from rljob_operator import kube
+from rljob_operator.children.network import OPERATOR_LABELS
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "rljob"
@@ -136,6 +137,12 @@ def operators_table():
 def test_the_roles_give_the_operator_the_verbs_of_its_table_and_no_other(render):
     roles = [o for o in render("--set", "rbac.aggregate=false,helmTest.enabled=false") if o["kind"].endswith("Role")]
     assert set().union(*(spread(role["rules"]) for role in roles)) == operators_table()
+
+
+def test_the_operators_pods_carry_the_labels_that_jobs_let_in_and_explain_asks_for(render):
+    for name in ("rljob", "other"):
+        pods = next(o for o in render("--set", f"fullnameOverride={name}") if o["kind"] == "Deployment")["spec"]
+        assert OPERATOR_LABELS.items() <= pods["template"]["metadata"]["labels"].items()
 
 
 def test_in_namespaced_mode_nothing_but_the_crds_is_cluster_wide(render):

@@ -100,6 +100,14 @@ def test_a_changed_spec_that_nobody_looked_at_is_told() -> None:
     assert "has seen generation 1 of this job (its spec is at 2)" in explain(Look(manifest, claims=None)).why
 
 
+def test_a_job_that_nobody_looked_at_leads_to_the_operators_pods_by_their_own_label() -> None:
+    manifest = job()
+    manifest["status"] = {}
+    found = explain(Look(manifest, claims=None))
+    assert "it is behind, or does not run" in found.why
+    assert found.next == ["kubectl get pods -A -l app.kubernetes.io/name=rljob-operator"]
+
+
 def test_a_job_of_a_newer_version_is_explained_as_far_as_its_status_goes() -> None:
     manifest = job(novelty=1)
     manifest["status"] |= {"roles": [{"name": "head", "desired": 1, "ready": 1}], "novelty": 1}

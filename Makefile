@@ -43,11 +43,11 @@ cluster-status: $(SYNCED) ## Its nodes and Pods
 
 .PHONY: e2e
 e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
-	$(BIN)/pytest e2e -m "not each" -x
+	$(BIN)/pytest e2e -s -v -m "not each" -x
 
 .PHONY: e2e-faults
 e2e-faults: $(SYNCED) ## The same with every fault by itself
-	$(BIN)/pytest e2e
+	$(BIN)/pytest e2e -s -v
 
 ##@ Work on it
 .PHONY: install

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import shutil
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import CLAIM, LOADER, NAMESPACE, OPERATOR_NAMESPACE, ROOT, Cluster, Job, Manifest, execute, python
+from harness import CLAIM, LOADER, NAMESPACE, OPERATOR_NAMESPACE, ROOT, Cluster, Job, Manifest, execute, python, say
+from rljob_cluster.__main__ import state_folder
 from rljob_cluster.build import find_or_build
 
 HERE = Path(__file__).parent
@@ -22,14 +24,14 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     context = os.environ.get("E2E_CONTEXT")
-    cluster = _find_cluster(context) if context else _start_cluster()
+    cluster, digest = (_find_cluster(context), "") if context else _start_cluster()
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump(_namespace(NAMESPACE)).encode())
     if cluster.is_local:
-        folder = ROOT / ".cluster/volumes/e2e"
+        folder = state_folder() / "volumes/e2e"
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o777)  # a hostPath knows no fsGroup
         python("-m", "rljob_cluster", "volume", CLAIM, folder, "--namespace", NAMESPACE)
-    _install(cluster)
+    _install(cluster, digest)
     _load_files(cluster)
     return cluster
 
@@ -54,30 +56,38 @@ def _find_cluster(context: str) -> Cluster:
     return Cluster(("kubectl", "--context", context), (helm, "--kube-context", context), is_local=False)
 
 
-def _start_cluster() -> Cluster:
-    python("-m", "rljob_cluster.images", "--archive")
+def _start_cluster() -> tuple[Cluster, str]:
+    """The cluster of this machine with the images of these sources, and the digest of the operator's."""
+    say("building the images that have changed (once: about 10 minutes)")
+    built = python("-m", "rljob_cluster.images", "--archive", "--output", "json")
+    digest = next(image["digest"] for image in json.loads(built) if image["image"].startswith("rljob/operator:"))
+    say("starting the cluster, or finding it (a new one imports 9 GB of images: about 5 minutes)")
     python("-m", "rljob_cluster", "up")
     python("-m", "rljob_cluster", "load")
     programs = find_or_build("kubectl", "helm")
     kubeconfig = execute(sys.executable, "-m", "rljob_cluster", "kubeconfig").decode().strip()
     flag = ("--kubeconfig", kubeconfig)
-    return Cluster((str(programs / "kubectl"), *flag), (str(programs / "helm"), *flag), is_local=True)
+    return Cluster((str(programs / "kubectl"), *flag), (str(programs / "helm"), *flag), is_local=True), digest
 
 
 def _namespace(name: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def _install(cluster: Cluster) -> None:
+def _install(cluster: Cluster, digest: str) -> None:
+    """The chart. A changed image has the same name here, so the digest in an annotation makes its Pods new ones."""
+    say("installing the chart")
+    annotation = ("--set-string", rf"podAnnotations.rljob\.dev/inputs={digest}") if digest else ()
     execute(
         *cluster.helm_command,
         *("upgrade", "--install", "rljob", ROOT / "charts/rljob", "--namespace", OPERATOR_NAMESPACE),
-        *("--create-namespace", "--set", "replicas=2", "--wait", "--timeout", "5m"),
+        *("--create-namespace", "--set", "replicas=2", *annotation, "--wait", "--timeout", "5m"),
     )
 
 
 def _load_files(cluster: Cluster) -> None:
     """Model and data onto the claim, through a Pod that stays to read what the jobs write."""
+    say("putting model and data on the claim")
     cluster.apply(_loader())
     cluster.kubectl("wait", "-n", NAMESPACE, f"pod/{LOADER}", "--for=condition=Ready", "--timeout=180s")
     python("examples/prepare.py", "tiny")

@@ -43,6 +43,11 @@ def execute(*command: str | Path, input: bytes | None = None) -> bytes:
     return done.stdout
 
 
+def say(line: str) -> None:
+    """What happens now: the whole takes a quarter of an hour, and silence looks like a fault."""
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + seconds
@@ -100,6 +105,7 @@ class Job:
     def __init__(self, cluster: Cluster, manifest: Manifest) -> None:
         self.cluster = cluster
         self.name: str = manifest["metadata"]["name"]
+        say(f"{self.name}: applying it")
         self.cluster.kubectl("delete", "rljob", "-n", NAMESPACE, self.name, "--ignore-not-found", "--wait")
         self.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "rm", "-rf", f"/claim/{self.name}")
         self.cluster.apply(manifest)
@@ -115,8 +121,12 @@ class Job:
     def condition(self, type_: str) -> Manifest:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
+    def event_reasons(self) -> set[str]:
+        return {str(event["reason"]) for event in self.cluster.events(self.name)}
+
     def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
         """As `wait_for`, but a job that has failed is told at once, with what its Pods logged last."""
+        say(f"{self.name}: waiting for {what}")
 
         def look() -> Any:
             failed = self.condition("Failed")
@@ -140,6 +150,7 @@ class Job:
     def wait_for_success(self) -> Manifest:
         """The driver's own summary."""
         self.wait_for("Succeeded", lambda: self.condition("Succeeded").get("status") == "True")
+        say(f"{self.name}: {self.condition('Succeeded')['message']}")
         text = self.cluster.read_file(f"{self.name}/driver-summary.json")
         assert text, "the driver left no summary on the claim"
         summary: Manifest = json.loads(text)
@@ -147,7 +158,7 @@ class Job:
 
     def delete_pod(self, role: str) -> None:
         """Delete the oldest Pod of a role, and wait until another is there in its place."""
-        victim = self.wait_for(f"a {role} Pod", lambda: self.cluster.pods(self.name, role))[0]
+        victim = self.wait_for(f"a {role} Pod to delete", lambda: self.cluster.pods(self.name, role))[0]
         self.cluster.kubectl("delete", "pod", "-n", NAMESPACE, victim["metadata"]["name"], "--wait=false")
         uid = victim["metadata"]["uid"]
 
@@ -170,7 +181,10 @@ class Job:
         return "\n".join(parts)
 
 
-def python(*arguments: str | Path) -> None:
-    """Run one of the project's own programs with its output in sight: cluster, images and models take minutes."""
-    if subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, check=False).returncode:
-        raise CommandError(f"python {' '.join(map(str, arguments))} failed")
+def python(*arguments: str | Path) -> str:
+    """Run one of the project's own programs, and give what it printed. Its log stays in sight: it takes minutes."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise CommandError(f"python {' '.join(map(str, arguments))} ended with {done.returncode}; its log is above")
+    return done.stdout

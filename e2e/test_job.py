@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, wait_for
+from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, say, wait_for
 
 NUM_STEPS = 12
 
@@ -37,8 +37,7 @@ def test_an_applied_job_trains_and_leaves_checkpoint_metrics_and_events(
     assert sum('"type": "step"' in line for line in metrics) == NUM_STEPS
     assert cluster.read_file(f"{job.name}/checkpoints/step-{NUM_STEPS:06d}/COMPLETE") is not None
     assert "model_type" in json.loads(cluster.read_file(f"{job.name}/export/config.json") or "{}")
-    reasons = {event["reason"] for event in cluster.events(job.name)}
-    assert {"Running", "JobSucceeded"} <= reasons, reasons
+    assert {"Running", "JobSucceeded"} <= job.event_reasons()
     cluster.kubectl("wait", "-n", NAMESPACE, f"rljob/{job.name}", "--for=condition=Succeeded", "--timeout=5s")
 
 
@@ -75,11 +74,13 @@ def kill_operator(job: Job) -> None:
 
 
 def drain_node(job: Job) -> None:
-    """Drain the trainers' node, head and all, and give it back."""
+    """Drain the trainers' node, head and all. Its pool has no other, so the job says what it waits for until this one
+    is given back."""
     node = job.wait_for("a trainer Pod", lambda: job.cluster.pods(job.name, "trainer"))[0]["spec"]["nodeName"]
     flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
     try:
         job.cluster.kubectl("drain", node, *flags)
+        job.wait_for("word of the missing node", lambda: "Unschedulable" in job.event_reasons())
     finally:
         job.cluster.kubectl("uncordon", node)
 
@@ -95,16 +96,21 @@ def suspend_and_resume(job: Job) -> None:
 FAULTS = (delete_rollout, kill_reward, delete_trainer, delete_head, kill_operator, drain_node, suspend_and_resume)
 
 
+def strike(fault: Callable[[Job], None], job: Job) -> None:
+    say(f"{job.name}: {fault.__name__} at step {job.step()}")
+    fault(job)
+
+
 def test_a_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
     job = submit("faults")
     job.wait_for_step(1)
-    kill_reward(job)
-    delete_rollout(job)
+    strike(kill_reward, job)
+    strike(delete_rollout, job)
     job.wait_for_step(4)
-    kill_operator(job)
-    delete_head(job)
+    strike(kill_operator, job)
+    strike(delete_head, job)
     job.wait_for_step(7)
-    suspend_and_resume(job)
+    strike(suspend_and_resume, job)
     assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]
 
 
@@ -113,5 +119,5 @@ def test_a_job_survives_several_faults_in_one_run(submit: Callable[..., Job], pl
 def test_a_job_survives(fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
     job = submit(fault.__name__.replace("_", "-"))
     job.wait_for_step(2)
-    fault(job)
+    strike(fault, job)
     assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]

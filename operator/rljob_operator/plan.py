@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -64,6 +65,13 @@ def plan(
     if not is_ours_to_manage(job):
         return Plan((), (), job.status)
     world = observe_world(job, observed)
+    wanted = _plan_managed(job, world, observed, now, defaults, new_token)
+    return replace(wanted, delete=wanted.delete + world.stale)
+
+
+def _plan_managed(
+    job: RLJob, world: World, observed: Observed, now: datetime, defaults: Defaults, new_token: Callable[[], str]
+) -> Plan:
     if wants_retry(job):
         return _plan_retry(job, world, now)
     if conditions.is_finished(job.status):

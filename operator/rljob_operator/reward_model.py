@@ -15,7 +15,7 @@ implements exactly these:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -35,7 +35,7 @@ from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
 from rljob_operator.validate import find_template_problems
-from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods
+from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
 READY = "Ready"
 DEGRADED = "Degraded"
@@ -91,6 +91,13 @@ def plan_reward_model(
     new_token: Callable[[], str] = new_random_token,
 ) -> RewardModelPlan:
     """What should be now. Of a spec that cannot be built the plan says why, and leaves alone what runs."""
+    wanted = _plan_own(model, observed, now, defaults, new_token)
+    return replace(wanted, delete=wanted.delete + find_stale(model, observed))
+
+
+def _plan_own(
+    model: RewardModel, observed: Observed, now: datetime, defaults: Defaults, new_token: Callable[[], str]
+) -> RewardModelPlan:
     ours, blocked = find_ours(model, observed)
     secret = ours.get(ChildKey("Secret", child_name(model.metadata.name)))
     try:

@@ -1,6 +1,7 @@
 """What was observed, seen role by role: which children are really ours, which Pods are ready, restarted or stuck.
 
-Reads Kubernetes' statuses and decides nothing. Invariant: objects of an earlier job of the same name never count.
+Reads Kubernetes' statuses and decides nothing. Invariants: objects of an earlier job of the same name never count;
+only what names such a job as its controller is called stale, anything else of that name is somebody's own.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, ExitCode
+from rljob_api import API_VERSION
+from rljob_api.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
 from rljob_api.roles import Role
 from rljob_operator.backend import ChildKey, Manifest, Observed
@@ -61,12 +63,15 @@ class World:
     """Names that cannot be applied now: held by an earlier incarnation, or under deletion."""
     roles: tuple[RoleView, ...]
     head_job: Manifest | None
+    stale: tuple[ChildKey, ...] = ()
+    """See find_stale."""
 
 
 def observe_world(job: RLJob, observed: Observed) -> World:
     ours, blocked = find_ours(job, observed)
     roles = tuple(_roles(job, find_pods(job, observed)))
-    return World(ours, blocked, roles, ours.get(ChildKey("Job", child_name(job, HEAD))))
+    head_job = ours.get(ChildKey("Job", child_name(job, HEAD)))
+    return World(ours, blocked, roles, head_job, find_stale(job, observed))
 
 
 def find_ours(owner: Owner, observed: Observed) -> tuple[dict[ChildKey, Manifest], frozenset[ChildKey]]:
@@ -75,6 +80,12 @@ def find_ours(owner: Owner, observed: Observed) -> tuple[dict[ChildKey, Manifest
     blocked = {key for key in observed.children if key not in ours}
     blocked |= {key for key, child in ours.items() if is_terminating(child)}
     return ours, frozenset(blocked)
+
+
+def find_stale(owner: Owner, observed: Observed) -> tuple[ChildKey, ...]:
+    """Children of an earlier incarnation that nothing deletes yet. Garbage collection should, and can miss an owner's
+    end (its CRD was just upgraded): the names would never become free."""
+    return tuple(sorted(key for key, child in observed.children.items() if _is_stale(owner, child)))
 
 
 def find_pods(owner: Owner, observed: Observed) -> list[Manifest]:
@@ -90,6 +101,21 @@ def is_owned(owner: Owner, child: Manifest) -> bool:
 
 def is_terminating(manifest: Manifest) -> bool:
     return bool(manifest["metadata"].get("deletionTimestamp"))
+
+
+def _is_stale(owner: Owner, child: Manifest) -> bool:
+    metadata = child["metadata"]
+    if is_terminating(child) or (metadata.get("labels") or {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
+        return False
+    controller = next((ref for ref in metadata.get("ownerReferences") or [] if ref.get("controller")), None)
+    return (
+        bool(owner.metadata.uid)
+        and controller is not None
+        and (controller["kind"], controller["name"]) == (owner.kind, owner.metadata.name)
+        and controller["apiVersion"].partition("/")[0] == API_VERSION.partition("/")[0]
+        and controller["uid"] != owner.metadata.uid
+        and not is_owned(owner, child)
+    )
 
 
 def _is_current(owner: Owner, pod: Manifest) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -41,6 +42,7 @@ from rljob_operator.kube.resources import (
     resources_of_kind,
 )
 from rljob_operator.reconcile import InvalidJobError
+from rljob_operator.world import find_pods
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _CREATE_ONLY_VERSION = "1"
@@ -89,8 +91,10 @@ class KubernetesBackend:
                     models[name] = RewardModel.model_validate(found)
                 except ValidationError:
                     continue  # its own status says what is wrong with it
-        driver = await self.driver.ask(pods, read_token(secret) if secret else None)
-        return Observed(children, pods, driver, warnings, models)
+        seen = Observed(children, pods, None, warnings, models)
+        # An earlier job's head may still run; what it says is not about this one.
+        driver = await self.driver.ask(tuple(find_pods(job, seen)), read_token(secret) if secret else None)
+        return replace(seen, driver=driver)
 
     async def get_reward_model(self, key: JobKey) -> RewardModel | None:
         manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)

@@ -238,13 +238,71 @@ def test_a_new_operators_other_template_restarts_no_running_head():
     assert (head["spec"]["template"], made.delete) == (old["spec"]["template"], ())
 
 
-def test_children_of_an_earlier_job_of_the_same_name_are_waited_for():
-    job = load("smallest")
+def children_of_earlier(job):
     earlier = job.model_copy(deep=True)
     earlier.metadata.uid = "earlier"
-    stored = children_of(earlier)
+    return children_of(earlier)
+
+
+def test_children_of_an_earlier_job_of_the_same_name_are_deleted_and_waited_for():
+    job = load("smallest")
+    stored = children_of_earlier(job)
     stored[("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     made = make_plan(job, Observed(children=stored))
-    assert (made.children, made.delete) == ((), ()), "neither adopted nor deleted"
+    assert made.children == (), "none is adopted"
+    assert set(made.delete) == set(stored), "garbage collection can miss an owner's end"
+    assert len(made.delete) == len(stored), "each once"
     assert made.status.phase == "Pending", "the end of another job is not ours"
     assert made.requeue_after_seconds == 1.0
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"trainer": {"gpusPerReplica": 0, "template": {"spec": 1}}}])
+def test_children_of_an_earlier_job_go_whatever_becomes_of_the_new_one(spec):
+    job = load("smallest")
+    for path, value in spec.items():
+        job = changed(job, path, value)
+    stored = children_of_earlier(load("smallest"))
+    assert set(make_plan(job, Observed(children=stored)).delete) >= set(stored)
+
+
+def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
+    job = load("smallest")
+    stored = children_of_earlier(job)
+    for child in stored.values():
+        child["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert make_plan(job, Observed(children=stored)).delete == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"labels": {LABEL_JOB: "gsm8k"}},
+        {"reference": {"kind": "RewardModel"}},
+        {"reference": {"kind": "RLJob", "apiVersion": "example.org/v1alpha1"}},
+        {"reference": {"name": "gsm8k-2"}},
+        {"reference": {"controller": False}},
+    ],
+)
+def test_an_object_of_that_name_that_no_earlier_job_controls_is_never_deleted(change):
+    job = load("smallest")
+    stored = children_of_earlier(job)
+    metadata = stored[("ConfigMap", "gsm8k-config")]["metadata"]
+    metadata["ownerReferences"] = [metadata["ownerReferences"][0] | change.pop("reference", {})]
+    metadata |= change
+    made = make_plan(job, Observed(children=stored))
+    assert ("ConfigMap", "gsm8k-config") not in made.delete
+    assert len(made.delete) == len(stored) - 1
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one_up(earlier):
+    job = load("smallest")
+    head = children_of_earlier(job)[("Job", "gsm8k-head")]["spec"]["template"]
+    if not earlier:
+        head = children_of(job)[("Job", "gsm8k-head")]["spec"]["template"]
+    status = {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "True"}]}
+    pod = {"kind": "Pod", **head, "metadata": head["metadata"] | {"name": "gsm8k-head-x"}, "status": status}
+    made = make_plan(job, Observed(pods=(pod,)))
+    assert made.status.roles[0].ready == (0 if earlier else 1)
+    assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"

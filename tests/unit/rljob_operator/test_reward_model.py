@@ -92,17 +92,26 @@ def test_a_template_that_cannot_be_used_is_said_and_what_runs_is_left_alone():
     assert "spec.template" in wanted.events[0].message
 
 
+EARLIER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", "name": "judge", "uid": "1", "controller": True}
+
+
 @pytest.mark.parametrize(
-    "change", [{"ownerReferences": [{"uid": "an earlier one"}]}, {"deletionTimestamp": "2026-01-02T00:00:00Z"}]
+    ("change", "deletes"),
+    [
+        ({"ownerReferences": [{"uid": "someone's"}]}, False),
+        ({"ownerReferences": [EARLIER]}, True),
+        ({"ownerReferences": [EARLIER | {"kind": "RLJob"}]}, False),
+        ({"deletionTimestamp": "2026-01-02T00:00:00Z"}, False),
+    ],
 )
-def test_no_pod_starts_before_an_earlier_secret_is_gone(change):
+def test_no_pod_starts_before_an_earlier_secret_is_gone(change, deletes):
     observed = make_observed(make_model(), 0)
     key = ChildKey("Secret", "judge-rewardmodel")
     secret = observed.children[key]
     children = observed.children | {key: secret | {"metadata": secret["metadata"] | change}}
     wanted = plan_reward_model(make_model(), Observed(children=children), NOW)
     assert not {"Secret", "Deployment"} & {child["kind"] for child in wanted.children}
-    assert wanted.delete == ()
+    assert wanted.delete == ((key,) if deletes else ()), "an earlier model's goes, and no other"
     assert wanted.requeue_after == 1.0
     assert holds(wanted.status)["Ready"] == ("False", "WaitingForNames")
 

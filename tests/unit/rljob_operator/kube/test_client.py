@@ -1,10 +1,13 @@
-"""How the client trusts a server: as kubectl does, no less and no more."""
+"""How the client trusts a server: as kubectl does, no less and no more. Real handshakes."""
 
 import ssl
+import subprocess
 
 import pytest
+from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from rljob_api.errors import TransientError
 from rljob_operator.kube import client
 
 
@@ -12,27 +15,81 @@ from rljob_operator.kube import client
 def _as_in_python_3_13(monkeypatch):
     real = ssl.create_default_context
 
-    def strict(**options):
-        context = real(**options)
+    def strict(*purpose, **options):
+        context = real(*purpose, **options)
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
 
 
-def configuration(host):
+def make_old_ca(folder, name):
+    """A CA and a server's certificate without key usage and key identifiers, as older tools wrote them."""
+    (folder / f"{name}.cnf").write_text(
+        "[req]\ndistinguished_name=dn\nx509_extensions=ca\n[dn]\n[ca]\nbasicConstraints=CA:TRUE\n"
+        "[leaf]\nsubjectAltName=IP:127.0.0.1\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n"
+    )
+    key = "-newkey rsa:2048 -nodes -days 2"
+    for command in (
+        f"req -x509 {key} -config {name}.cnf -subj /CN=ca -keyout {name}-ca.key -out {name}-ca.crt",
+        f"req {key} -config {name}.cnf -subj /CN=leaf -keyout {name}.key -out {name}.csr",
+        f"x509 -req -in {name}.csr -CA {name}-ca.crt -CAkey {name}-ca.key -CAcreateserial -days 2 "
+        f"-extfile {name}.cnf -extensions leaf -out {name}.crt",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder / f"{name}-ca.crt"
+
+
+@pytest.fixture
+async def server(tmp_path):
+    """Its address. Its CA is tmp_path/old-ca.crt."""
+    make_old_ca(tmp_path, "old")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "old.crt", tmp_path / "old.key")
+
+    async def answer(request):
+        return web.json_response({"major": "1"})
+
+    app = web.Application()
+    app.router.add_get("/version", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def ask(server, context):
+    async def token():
+        return None
+
+    api = client.KubeApi(server, context, token)
+    try:
+        return await api.request("GET", "/version")
+    finally:
+        await api.close()
+
+
+def configuration(server, ca):
     found = Configuration()
-    found.host = host
+    found.host, found.ssl_ca_cert = server, str(ca)
     return found
 
 
 @pytest.mark.usefixtures("_as_in_python_3_13")
-def test_a_ca_need_not_be_written_as_rfc_5280_wants_but_must_have_signed_the_server():
-    context = client._ssl_context(configuration("https://10.0.0.1"))
-    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
-    assert context.verify_mode == ssl.CERT_REQUIRED
-    assert context.check_hostname
+async def test_a_ca_of_an_older_cluster_is_trusted_as_kubectl_trusts_it(server, tmp_path):
+    ca = tmp_path / "old-ca.crt"
+    with pytest.raises(TransientError, match="certificate verify failed"):  # else this test says nothing
+        await ask(server, ssl.create_default_context(cafile=str(ca)))
+    assert await ask(server, client._ssl_context(configuration(server, ca))) == {"major": "1"}
+
+
+async def test_a_server_of_another_ca_is_not_trusted(server, tmp_path):
+    other = make_old_ca(tmp_path, "other")
+    with pytest.raises(TransientError, match="certificate verify failed"):
+        await ask(server, client._ssl_context(configuration(server, other)))
 
 
 def test_http_needs_no_trust():
-    assert client._ssl_context(configuration("http://127.0.0.1:8001")) is None
+    assert client._ssl_context(configuration("http://127.0.0.1:8001", "")) is None

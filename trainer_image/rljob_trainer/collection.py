@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.protocol import Lane, ScoreRequest
@@ -70,6 +70,8 @@ class Collector:
 
     def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: Rewards, specs: Sequence[Reward]) -> None:
         self.progress = Progress()
+        self.on_scored: Callable[[Lane, Trajectory], None] = lambda lane, trajectory: None
+        """Told of each sample the moment its last reward is there."""
         self._agent = agent
         self._rollouts = rollouts
         self._rewards = rewards
@@ -115,10 +117,11 @@ class Collector:
             progress.all_generated.set()
         request = build_request(group.prompt, trajectory, plan)
         try:
-            trajectory.results = await self._rewards.score(request)
+            trajectory.results = dict(await self._rewards.score(request))
         except BaseExceptionGroup as group_error:
             raise _first_cause(group_error) from group_error
         trajectory.score = weigh_score(trajectory, self._specs)
+        self.on_scored(plan.lane, trajectory)
         progress.num_scored += 1
         progress.latencies.append(time.monotonic() - ended_at)
         return trajectory

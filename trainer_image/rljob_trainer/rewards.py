@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from rljob_api.protocol import InvalidReason, RewardDemand, ScoreRequest, ScoreR
 from rljob_api.reward import Reward
 from rljob_trainer.http_client import CONNECT_SECONDS, job_headers
 from rljob_trainer.replicas import Lease, Replicas
+from rljob_trainer.types import Scored
 
 _QUEUE_SECONDS = 600.0
 """Most time that a request may wait in a server's queue before another one is asked: the client's own time-out, since
@@ -52,6 +54,8 @@ class RewardClient:
         self.reward = reward
         self.in_flight: dict[str, float] = {}
         """Samples under way, by id: when they began."""
+        self._num_attempts: Counter[str] = Counter()
+        """Requests made for the samples under way."""
         self.num_executed = 0
         self.execute_seconds = 0.0
         """Sum over executed requests, for the mean latency that the autoscaler wants."""
@@ -62,13 +66,16 @@ class RewardClient:
         self._headers = job_headers(_token_variable(reward)) if self._is_ours else {}
         self.replicas = Replicas(f"reward {reward.name}", _discovery(reward), patience_seconds=patience_seconds)
 
-    async def score(self, request: ScoreRequest) -> ScoreResult:
+    async def score(self, request: ScoreRequest) -> Scored:
         """Score one sample. Raises UserError where the policy is failJob, TransientError when nobody answers at all."""
-        self.in_flight[request.id] = time.monotonic()
+        began = self.in_flight[request.id] = time.monotonic()
         try:
-            result = await self._score(request)
+            found = await self._score(request)
         finally:
             del self.in_flight[request.id]
+            num_attempts = self._num_attempts.pop(request.id, 0)
+        latency = time.monotonic() - began
+        result = Scored.model_construct(**dict(found), attempts=num_attempts, latency_seconds=latency)
         if result.reason is not InvalidReason.UNREACHABLE:
             self.num_executed += 1
             self.execute_seconds += result.execute_seconds
@@ -102,6 +109,7 @@ class RewardClient:
     async def _attempt(self, lease: Lease, request: ScoreRequest) -> Attempt:
         limit = self.reward.timeout_seconds + (_QUEUE_SECONDS if self._is_ours else 0)
         started = time.monotonic()
+        self._num_attempts[request.id] += 1
         try:
             async with self._session.post(
                 self._url(lease.address),
@@ -178,7 +186,7 @@ class Rewards:
         for client in self.clients.values():
             await client.replicas.close()
 
-    async def score(self, request: ScoreRequest) -> dict[str, ScoreResult]:
+    async def score(self, request: ScoreRequest) -> dict[str, Scored]:
         """Results of all rewards, asked for at once."""
         async with asyncio.TaskGroup() as tasks:
             running = {name: tasks.create_task(client.score(request)) for name, client in self.clients.items()}

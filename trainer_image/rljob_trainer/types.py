@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from rljob_api.protocol import ScoreResult
 
 
+class Scored(ScoreResult):
+    """A result as the client got it."""
+
+    attempts: int = 1
+    """Requests made for it, those included that found a replica full or gone."""
+    latency_seconds: float = 0.0
+    """From the first request to this result, waits and retries included."""
+
+
 @dataclass
 class Trajectory:
     """One finished conversation."""
@@ -37,6 +46,8 @@ class Trajectory:
     """By reward name."""
     score: float | None = None
     """Weighted sum of the rewards; None when any of them is invalid."""
+    advantage: float | None = None
+    """What the update used; None where none did: evaluation, a masked sample."""
 
     @property
     def num_sampled(self) -> int:

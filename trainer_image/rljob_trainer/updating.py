@@ -64,6 +64,7 @@ async def update_on(
     async with aclosing(scored):
         async for wave in in_waves(scored, wave_size):
             samples = build_samples(wave, spec.rewards, spec.algorithm)
+            note_advantages(samples, wave)
             began = time.monotonic()
             if num_updates > 1 and old_logprobs is None:
                 await progress.all_generated.wait()
@@ -82,6 +83,13 @@ async def update_on(
                 board.enter("score")
     outcome.groups.sort(key=lambda group: group.index)
     return outcome
+
+
+def note_advantages(samples: Sequence[TrainSample], wave: Sequence[Group]) -> None:
+    """Write into each trajectory what its update uses, for the trajectory log."""
+    trajectories = [trajectory for group in wave for trajectory in group.trajectories]
+    for sample, trajectory in zip(samples, trajectories, strict=True):
+        trajectory.advantage = sample.advantage if any(sample.loss_mask) else None
 
 
 async def in_waves(scored: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:

@@ -122,7 +122,7 @@ class App:
         if self.draining:
             return PlainTextResponse("shutting down\n", 503)
         if not self._scorer.pool.can_serve:
-            return PlainTextResponse("no worker process starts\n", 503)
+            return PlainTextResponse("nothing that could execute a request is up\n", 503)
         return PlainTextResponse("ready\n")
 
     async def _render_metrics(self, request: Request) -> Response:

@@ -51,6 +51,11 @@ class Metrics:
         self._gauge("rljob_reward_slots_total", "Requests that may execute at once.").labels(reward).set(slots)
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For what a kind of reward has to tell besides."""
+        return self._registry
+
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, ("reward", *labels), registry=self._registry)
 

@@ -21,15 +21,18 @@ from rljob_reward.loading import Settings
 
 @dataclass(frozen=True)
 class Program:
-    """One function reward, ready to be started."""
+    """One reward, ready to be started."""
 
     name: str
     slots: int
     queue_length: int
     timeout_seconds: float
-    worker_settings: Settings
+    backend: Settings
+    """What its pool needs: for a function, what a worker is told."""
     version: str
     """sha256 of source and settings: results of different versions do not compare."""
+    kind: str = "function"
+    """For messages: function, judge or model."""
 
 
 def read_program(config_path: Path, function_path: Path | None = None) -> Program:
@@ -51,7 +54,7 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
         slots=reward.slots,
         queue_length=reward.queue_length,
         timeout_seconds=reward.timeout_seconds,
-        worker_settings=settings,
+        backend=settings,
         version=_digest(settings, reward.timeout_seconds),
     )
 

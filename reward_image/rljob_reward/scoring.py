@@ -1,8 +1,8 @@
-"""From a request to a result: identity, lanes, workers, time-outs, metrics.
+"""From a request to a result: identity, lanes, slots, time-outs, metrics.
 
-Consumes requests (submit) and idle workers; produces one encoded ScoreResult a request, valid or invalid with a reason.
+Consumes requests (submit) and idle slots; produces one encoded ScoreResult a request, valid or invalid with a reason.
 A request with the same id and body as one under way joins it; a valid result is remembered for a while, so a retry
-after a lost answer costs nothing and cannot differ. Waits for a worker; unblocked by the pool's on_idle.
+after a lost answer costs nothing and cannot differ. Waits for a slot; unblocked by the pool's on_idle.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rljob_api.errors import TransientError
 from rljob_api.protocol import InvalidReason, Lane, ScoreRequest, ScoreResult
 from rljob_reward.lanes import Lanes
 from rljob_reward.metrics import VALID, Metrics
-from rljob_reward.pool import Pool
-from rljob_reward.process import Ended, Started, Verdict, WorkerProcess
+from rljob_reward.pools import build_pool
+from rljob_reward.process import Ended, Started, Verdict
 from rljob_reward.program import Program
+from rljob_reward.slots import Slot
 from rljob_reward.watchdog import Watchdog
 
 _MAX_REMEMBERED = 4096
@@ -83,16 +84,10 @@ class Scorer:
         self._idle = asyncio.Event()
         self._idle.set()
         self.hopeless: asyncio.Future[TransientError] = self._loop.create_future()
-        self.pool = Pool(
-            program.worker_settings,
-            program.slots,
-            on_idle=self._dispatch,
-            on_restart=metrics.record_restart,
-            on_hopeless=self._give_up,
-        )
+        self.pool = build_pool(program, metrics, on_idle=self._dispatch, on_hopeless=self._give_up)
 
     async def start(self) -> Started:
-        """Start the first worker. UserError: the function cannot be served."""
+        """Start the first slot. UserError: the reward cannot be served."""
         return await self.pool.start_first()
 
     def submit(self, request: ScoreRequest, body: bytes, waiter: Waiter) -> None:
@@ -122,7 +117,7 @@ class Scorer:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Cancel what waits, kill what runs, end all workers."""
+        """Cancel what waits, kill what runs, end all slots."""
         self._watchdog.close()
         cancelled = Ended(InvalidReason.CANCELLED, "the server shut down")
         for job in self._lanes.jobs():
@@ -157,20 +152,20 @@ class Scorer:
                 self._begin(job, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
-    def _begin(self, job: Job, worker: WorkerProcess) -> None:
+    def _begin(self, job: Job, slot: Slot) -> None:
         job.started = time.perf_counter()
-        self._watchdog.add(worker)
-        worker.execute(job.body, partial(self._finish, job, worker))
+        self._watchdog.add(slot)
+        slot.execute(job.body, partial(self._finish, job, slot))
 
-    def _finish(self, job: Job, worker: WorkerProcess, verdict: Verdict) -> None:
-        self._watchdog.remove(worker)
+    def _finish(self, job: Job, slot: Slot, verdict: Verdict) -> None:
+        self._watchdog.remove(slot)
         self._lanes.finish(job.lane, job)
         self._settle(job, verdict)
 
-    def _kill_late(self, worker: WorkerProcess) -> None:
+    def _kill_late(self, slot: Slot) -> None:
         seconds = self._program.timeout_seconds
-        message = f"the function ran longer than {seconds:g} s (timeoutSeconds) and was killed"
-        worker.kill(InvalidReason.TIMEOUT, message)
+        message = f"the {self._program.kind} ran longer than {seconds:g} s (timeoutSeconds) and was killed"
+        slot.kill(InvalidReason.TIMEOUT, message)
 
     def _settle(self, job: Job, verdict: Verdict) -> None:
         """Turn a verdict into the result that every waiter gets."""

@@ -74,9 +74,9 @@ RULES: Final = (
     Rule(
         ("rewards",),
         "must have at least 1 replica each unless the job is suspended",
-        "set replicas to 1 or more, or suspend: true",
-        lambda spec: spec.suspend or all(reward.http or reward.replicas > 0 for reward in spec.rewards),
-        "self.suspend || self.rewards.all(reward, has(reward.http) || reward.replicas > 0)",
+        "set replicas to 1 or more, or autoscaling with minReplicas 0, or suspend: true",
+        lambda spec: spec.suspend or all(r.http or r.autoscaling or r.replicas > 0 for r in spec.rewards),
+        "self.suspend || self.rewards.all(reward, has(reward.http) || has(reward.autoscaling) || reward.replicas > 0)",
     ),
     Rule(
         ("rollout.sampling.maxTokens", "rollout.maxModelLen", "data.maxPromptTokens"),

@@ -132,14 +132,34 @@ class RolloutWeights(Wire):
 
 
 class RewardDemand(Wire):
-    """What one reward will be asked for, for the autoscaler."""
+    """What one reward is asked for, for the autoscaler: of the collection under way, or of the one to come."""
 
+    samples: int = 0
+    """Samples of the whole collection; 0 when none is to come."""
     expected: int = 0
-    """Samples of the current step that are still to be scored."""
+    """Those of them that are still to be scored."""
+    is_open: bool = False
+    """Whether it is under way: from the first prompt to the last score."""
+    starts_in_seconds: float = 0.0
+    """When not under way: time until it begins, by how long the last pause took."""
+    elapsed_seconds: float = 0.0
+    """When under way: time since it began."""
+    due_seconds: float | None = None
+    """When after its begin the GPUs want the last scores: the generation and, of on-policy mini-batches, the updates
+    but the last one's. By the last collection; in the first one by the generation so far. Null: not known yet."""
+    window_seconds: float | None = None
+    """The target of Little's law: the shortest time, over all moments, that the samples which had not been generated
+    yet had until due_seconds, as if all of them had it. It is due_seconds itself when they come evenly."""
     in_flight: int = 0
     """Requests under way."""
+    waiting: int = 0
+    """Requests for which no replica is there or free."""
+    oldest_seconds: float = 0.0
+    """Age of the oldest of them."""
     latency_seconds: float | None = None
-    """Mean execution time observed so far."""
+    """Mean execution time of a sample, its retries included, over the newest ones."""
+    latency_p95_seconds: float | None = None
+    """The same, 95th percentile."""
 
 
 class DriverStatus(Wire):
@@ -167,6 +187,7 @@ class DriverStatus(Wire):
     demand: dict[str, RewardDemand] = {}
     """By reward name."""
     gpu_seconds_a_step: float | None = None
-    """Time that generation and update of a step need anyway: T of the autoscaler's arithmetic."""
+    """Time that generation, updates and the weights' way to the rollouts took in the last step, whatever the rewards
+    did: the floor of its wall time."""
     restarts: dict[str, int] = {}
     """Restarts by role that the driver itself made (trainer group)."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob_api import API_VERSION
 from rljob_api.base import PART_NAME_PATTERN, URL_PATTERN, ObjectMeta, PathText, Rule, ShortText, Spec
 from rljob_api.roles import Role
+from rljob_api.scaling import Autoscaling, RewardScaling
 from rljob_api.status import Condition
 
 
@@ -73,7 +74,9 @@ class RewardServer(Role):
     """The Pods that run a reward."""
 
     replicas: int = Field(default=1, ge=0, le=4096)
-    """Number of reward Pods. May change while the job runs."""
+    """Number of reward Pods. May change while the job runs. Not read where autoscaling is set."""
+    autoscaling: Autoscaling | None = None
+    """Pods by demand. Null: as many as replicas says. May change while the job runs."""
     slots: int = Field(default=16, ge=1, le=4096)
     """Requests that one Pod executes at once, each in a worker process of its own."""
     queue_length: int = Field(default=4096, ge=1)
@@ -91,6 +94,15 @@ class RewardBase(RewardServer):
     """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
 
 
+_NO_PODS_TO_SCALE = Rule(
+    ("autoscaling", "http"),
+    "must not be set beside http",
+    "remove it: nothing of ours runs there",
+    lambda reward: reward.autoscaling is None or reward.http is None,
+    "!has(self.autoscaling) || !has(self.http)",
+)
+
+
 class RewardModelSpec(RewardBase):
     """A reward service. Exactly one of function and http."""
 
@@ -103,6 +115,7 @@ class RewardModelSpec(RewardBase):
             lambda reward: (reward.function is None) != (reward.http is None),
             "has(self.function) != has(self.http)",
         ),
+        _NO_PODS_TO_SCALE,
     )
 
 
@@ -125,6 +138,14 @@ class Reward(RewardBase):
             "give a function of your own, the URL of an endpoint, or the name of a RewardModel",
             lambda reward: [reward.function, reward.http, reward.reward_model_ref].count(None) == 2,
             "[has(self.function), has(self.http), has(self.rewardModelRef)].filter(given, given).size() == 1",
+        ),
+        _NO_PODS_TO_SCALE,
+        Rule(
+            ("autoscaling", "rewardModelRef"),
+            "must not be set beside rewardModelRef",
+            "set it in the RewardModel, whose Pods they are",
+            lambda reward: reward.autoscaling is None or reward.reward_model_ref is None,
+            "!has(self.autoscaling) || !has(self.rewardModelRef)",
         ),
     )
 
@@ -153,6 +174,8 @@ class RewardModelStatus(Spec):
     """Pods that exist."""
     ready_replicas: int = 0
     """Pods that answer."""
+    scaling: RewardScaling | None = None
+    """The last decision of spec.autoscaling."""
     selector: str = ""
     """Label selector of the Pods, for the scale subresource."""
 

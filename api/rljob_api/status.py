@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from rljob_api.base import Spec
+from rljob_api.scaling import RewardScaling
 
 
 class Condition(Spec):
@@ -76,6 +77,10 @@ class RLJobStatus(Spec):
     """Rollout replicas as READY/WANTED, for the printed column."""
     rewards: str = ""
     """Reward Pods as READY/WANTED, for the printed column."""
+    scaling: list[RewardScaling] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    )
+    """The last decision for each reward with autoscaling."""
     progress: Progress = Field(default=Progress())
     """What the driver last said."""
     retried: str = ""

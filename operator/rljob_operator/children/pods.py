@@ -46,7 +46,7 @@ TOKEN_KEY = "token"
 UNPRIVILEGED_USER = 1000
 GPU_RESOURCE = "nvidia.com/gpu"
 
-POD_FIELDS = frozenset({"image", "resources", "nodePool", "env", "template", "backoffLimit", "replicas"})
+POD_FIELDS = frozenset({"image", "resources", "nodePool", "env", "template", "backoffLimit", "replicas", "autoscaling"})
 """Fields of a role that shape its Pods but that no program reads from its configuration."""
 
 KEEP_ANNOTATIONS = {

@@ -25,6 +25,9 @@ from rljob_api.reward import RewardModel
 GROUP, VERSION = "rljob.dev", "v1alpha1"
 MODELS: dict[str, Any] = {"RLJob": RLJob, "RewardModel": RewardModel}
 EMPTY_FUNCTION = {"rewards.0.function": {"entrypoint": "f"}}
+LESS_THAN_LEAST = {"minReplicas": 3, "maxReplicas": 2}
+ELSEWHERE: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
+ANOTHERS: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
 
 # (type, beginning of the message, kind of object, changes to the smallest one that break the rule)
 BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -47,6 +50,10 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
     ("FunctionReward", "must have exactly one of inline", "RLJob", EMPTY_FUNCTION),
     ("Reward", "must have exactly one of function", "RLJob", {"rewards.0.http": {"url": "https://example.com"}}),
     ("RewardModelSpec", "must have exactly one of function", "RewardModel", {"function": MISSING}),
+    ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": LESS_THAN_LEAST}),
+    ("Reward", "must not be set beside http", "RLJob", {"rewards.0": ELSEWHERE | {"name": "r"}}),
+    ("RewardModelSpec", "must not be set beside http", "RewardModel", {"function": MISSING, **ELSEWHERE}),
+    ("Reward", "must not be set beside rewardModelRef", "RLJob", {"rewards.0": ANOTHERS | {"name": "r"}}),
     (
         "RLJobSpec",
         "must divide schedule.promptsPerStep",

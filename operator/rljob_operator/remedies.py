@@ -1,4 +1,4 @@
-"""Why a job waits, told apart by cause, each with the words that name the field to change.
+"""Why a job or a RewardModel waits, told apart by cause, each with the words that name the field to change.
 
 Reads Pods, workloads' conditions and Warning events; decides nothing. Invariant: the words of one cause stay the same
 from look to look (no counts, times or names of Pods that come and go), so that they are written once.
@@ -7,16 +7,29 @@ from look to look (no counts, times or names of Pods that come and go), so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from rljob_api.contract import ExitCode
 from rljob_api.job import RLJob
-from rljob_operator.backend import Manifest, Observed
+from rljob_api.reward import RewardModel
+from rljob_operator.backend import ChildKey, Manifest, Observed
+from rljob_operator.children import reward_refs
 from rljob_operator.children.common import child_name
-from rljob_operator.world import RoleView, World, container_statuses, is_ready, name_of
+from rljob_operator.world import (
+    RoleView,
+    World,
+    container_statuses,
+    is_ready,
+    last_termination,
+    name_of,
+    what_it_said,
+)
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _LOST = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
+_STARTS = ("", "WaitingForPods", "WaitingForNames")
+"""Reasons of a RewardModel that is not ready and needs nobody's help yet; "" is ready, or not looked at."""
 REMEDIES = {
     "OOMKilled": "raise {path}.resources.limits.memory",
     "Evicted": "the cluster's doing, not counted against backoffLimit; the Pod is replaced",
@@ -24,10 +37,13 @@ REMEDIES = {
     "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
     "Unschedulable": "compare {path}.nodePool (nodeSelector, tolerations) and {path}.resources with the nodes",
     "VolumeUnbound": "create the PersistentVolumeClaim that {claims} name, or see why it is not bound",
+    "QuotaUnspecified": "set those in {path}.resources: the quota counts them, so each Pod must name its own",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or lower {path}.replicas or {path}.resources",
     "FailedCreate": "see {path}.template and the namespace's policies",
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
+    "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
+    "FunctionFailed": "mend {path}.function, or the ConfigMap that it names: its Pods try again by themselves",
 }
 """By cause. {path} is the role's place in the manifest."""
 
@@ -45,9 +61,23 @@ class Cause:
 
 
 def find_causes(job: RLJob, world: World, observed: Observed) -> list[Cause]:
-    """Every cause, each once, in the order of the roles."""
-    found = [cause for role in world.roles for cause in _causes_of_role(job, role, world, observed)]
-    found += _missing_reward_models(job, observed)
+    """Every cause of a job, each once, in the order of the roles."""
+    found: list[Cause] = []
+    for role in world.roles:
+        path, name = role_path(job, role), child_name(job, role.name)
+        found += _causes_of_role(role, path, name, world.children, observed.warnings)
+    found += _unfit_reward_models(job, observed)
+    return list(dict.fromkeys(found))
+
+
+def find_model_causes(
+    model: RewardModel, role: RoleView, children: Mapping[ChildKey, Manifest], observed: Observed
+) -> list[Cause]:
+    """Every cause of a RewardModel. A job ends when its own reward's function cannot start; a model, which others may
+    use and which has no end, says so and goes on trying."""
+    name = reward_refs.child_name(model.metadata.name)
+    failed = [_function_failure(role, pod) for pod in role.pods if not is_ready(pod)]
+    found = [*filter(None, failed), *_causes_of_role(role, "spec", name, children, observed.warnings)]
     return list(dict.fromkeys(found))
 
 
@@ -58,43 +88,62 @@ def role_path(job: RLJob, role: RoleView) -> str:
     return f"spec.rewards[{names.index(role.name)}]"
 
 
-def _causes_of_role(job: RLJob, role: RoleView, world: World, observed: Observed) -> Iterator[Cause]:
-    path = role_path(job, role)
+def _causes_of_role(
+    role: RoleView, path: str, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
+) -> Iterator[Cause]:
     unready = [pod for pod in role.pods if not is_ready(pod)]
     for pod in unready:
-        if cause := _cause_of_pod(job, role, pod, path):
+        if cause := _cause_of_pod(role, pod, path):
             yield cause
     names = {name_of(pod) for pod in unready}
-    for event in observed.warnings:
-        about = (event.get("involvedObject") or {}).get("name", "")
-        if event.get("reason") == "FailedMount" and about in names:
+    for event in warnings:
+        if event.get("reason") == "FailedMount" and _about(event) in names:
             yield Cause.of("FailedMount", path, f"{role.name}: {_stable(event.get('message', ''))}")
     if len(role.pods) < role.desired:
-        for message in _creation_failures(job, role, world, observed):
-            quota = re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message)
-            if quota:
-                yield Cause.of("QuotaExceeded", path, f"{role.name}: quota {quota[1]} has no room for {quota[2]}")
-            else:
-                yield Cause.of("FailedCreate", path, f"{role.name}: {_stable(message)}")
+        for message in _creation_failures(workload, children, warnings):
+            yield _cause_of_refusal(role, path, message)
 
 
-def _creation_failures(job: RLJob, role: RoleView, world: World, observed: Observed) -> Iterator[str]:
-    name = child_name(job, role.name)
-    for key, child in world.children.items():
-        if key.name == name:
+def _creation_failures(
+    workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
+) -> Iterator[str]:
+    """What the API server said last when the workload's controller asked for a Pod."""
+    for key, child in children.items():
+        if key.name == workload:
             for condition in (child.get("status") or {}).get("conditions") or []:
                 if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
                     yield str(condition.get("message", ""))
                     return
-    for event in observed.warnings:
-        about = (event.get("involvedObject") or {}).get("name", "")
+    for event in warnings:
         # A Deployment's ReplicaSet is named after it, with a hash of ten letters or digits at most.
-        if event.get("reason") == "FailedCreate" and re.fullmatch(re.escape(name) + r"(-[a-z0-9]{1,10})?", about):
+        ours = re.fullmatch(re.escape(workload) + r"(-[a-z0-9]{1,10})?", _about(event))
+        if event.get("reason") == "FailedCreate" and ours:
             yield str(event.get("message", ""))
             return
 
 
-def _cause_of_pod(job: RLJob, role: RoleView, pod: Manifest, path: str) -> Cause | None:
+def _cause_of_refusal(role: RoleView, path: str, message: str) -> Cause:
+    if full := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
+        return Cause.of("QuotaExceeded", path, f"{role.name}: quota {full[1]} has no room for {full[2]}")
+    if unnamed := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
+        words = unnamed[2].replace(",", ", ")
+        return Cause.of("QuotaUnspecified", path, f"{role.name}: quota {unnamed[1]} asks for {words}")
+    return Cause.of("FailedCreate", path, f"{role.name}: {_stable(message)}")
+
+
+def _about(event: Manifest) -> str:
+    return str((event.get("involvedObject") or {}).get("name", ""))
+
+
+def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
+    end = last_termination(pod)
+    if end is None or end["exitCode"] != int(ExitCode.USER):
+        return None
+    said = what_it_said(end.get("message")) or "see its log"
+    return Cause.of("FunctionFailed", "spec", f"{role.name}: {said}")
+
+
+def _cause_of_pod(role: RoleView, pod: Manifest, path: str) -> Cause | None:
     status = pod.get("status") or {}
     disrupted = any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in status.get("conditions") or [])
     if disrupted or (status.get("phase") == "Failed" and status.get("reason") in _LOST):
@@ -117,21 +166,37 @@ def _cause_of_pod(job: RLJob, role: RoleView, pod: Manifest, path: str) -> Cause
 
 
 def _unschedulable(role: RoleView, message: str, path: str, pod: Manifest) -> Cause:
+    message = message.partition(" preemption:")[0]  # says once more of each node that nothing can be evicted there
+    detail = f"{role.name}: {_stable(message)}"
     if "persistentvolumeclaim" in message.lower():
         volumes = pod.get("spec", {}).get("volumes") or []
         names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
         fields = "spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources (spec.model, spec.data)"
-        detail = f"{role.name}: {_stable(message)}" + (f" (its claims: {', '.join(names)})" if names else "")
-        return Cause.of("VolumeUnbound", path, detail, fields)
-    return Cause.of("Unschedulable", path, f"{role.name}: {_stable(message)}")
+        return Cause.of("VolumeUnbound", path, detail + (f" (its claims: {', '.join(names)})" if names else ""), fields)
+    selector = pod.get("spec", {}).get("nodeSelector") or {}
+    if selector and "node affinity/selector" in message:
+        labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
+        detail += f" (it asks for nodes with {labels})"
+    return Cause.of("Unschedulable", path, detail)
 
 
-def _missing_reward_models(job: RLJob, observed: Observed) -> Iterator[Cause]:
+def _unfit_reward_models(job: RLJob, observed: Observed) -> Iterator[Cause]:
     for index, reward in enumerate(job.spec.rewards):
-        reference = reward.reward_model_ref
-        if reference and reference.name not in observed.reward_models:
-            detail = f"reward {reward.name}: RewardModel {reference.name} does not exist"
-            yield Cause.of("RewardModelMissing", f"spec.rewards[{index}]", detail)
+        if reward.reward_model_ref is None:
+            continue
+        name, path = reward.reward_model_ref.name, f"spec.rewards[{index}]"
+        model = observed.reward_models.get(name)
+        if model is None:
+            detail = f"reward {reward.name}: RewardModel {name} does not exist"
+            yield Cause.of("RewardModelMissing", path, detail)
+        elif (reason := _why_unready(model)) not in _STARTS:
+            # Its own words name its Pods, which come and go.
+            detail = f"reward {reward.name}: RewardModel {name} is not ready ({reason})"
+            yield Cause.of("RewardModelNotReady", path, detail)
+
+
+def _why_unready(model: RewardModel) -> str:
+    return next((c.reason for c in model.status.conditions if (c.type, c.status) == ("Ready", "False")), "")
 
 
 def _stable(message: str) -> str:

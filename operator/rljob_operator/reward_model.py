@@ -14,7 +14,7 @@ implements exactly these:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, Protocol
@@ -34,6 +34,7 @@ from rljob_operator.conditions import REASON_INVALID_SPEC
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
+from rljob_operator.remedies import Cause, find_model_causes
 from rljob_operator.validate import find_template_problems
 from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
@@ -180,21 +181,33 @@ def _finish(
     trouble: Trouble | None = None,
     requeue_after: float | None = None,
 ) -> RewardModelPlan:
-    status = _build_status(model, observed, now.replace(microsecond=0), trouble)
-    return RewardModelPlan(children, delete, status, _derive_events(model.status, status), requeue_after)
+    causes = [] if trouble else _find_causes(model, observed)
+    status = _build_status(model, observed, now.replace(microsecond=0), trouble, causes)
+    return RewardModelPlan(children, delete, status, _derive_events(model.status, status, causes), requeue_after)
+
+
+def _find_causes(model: RewardModel, observed: Observed) -> list[Cause]:
+    if model.spec.function is None:
+        return []
+    return find_model_causes(model, _view(model, observed), find_ours(model, observed)[0], observed)
+
+
+def _view(model: RewardModel, observed: Observed) -> RoleView:
+    return RoleView(REWARD, REWARD, model.spec, model.spec.replicas, tuple(find_pods(model, observed)))
 
 
 def _build_status(
-    model: RewardModel, observed: Observed, now: datetime, trouble: Trouble | None = None
+    model: RewardModel, observed: Observed, now: datetime, trouble: Trouble | None, causes: Sequence[Cause]
 ) -> RewardModelStatus:
     deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
     served = model.spec.function is not None
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
-    pods = RoleView(REWARD, REWARD, model.spec, model.spec.replicas, tuple(find_pods(model, observed)))
     words = f"{ready} of {model.spec.replicas} Pods are ready"
-    why = (describe_waiting(pods) if missing else "") or words
+    waits = describe_waiting(_view(model, observed)) if missing else ""
+    why = "; ".join(filter(None, [waits, *(cause.words for cause in causes)])) or words
+    cause = causes[0].reason if causes else ""
     if trouble:
         is_ready, reason, message = False, trouble.reason, trouble.message
     elif not served:
@@ -202,12 +215,13 @@ def _build_status(
     elif ready:
         is_ready, reason, message = True, "Serving", words
     else:
-        is_ready, reason, message = False, "WaitingForPods" if model.spec.replicas else "NoReplicas", why
+        is_ready, message = False, why
+        reason = (cause or "WaitingForPods") if model.spec.replicas else "NoReplicas"
     selector = build_model_selector(model.metadata.name)
     return RewardModelStatus(
         conditions=[
             _build_condition(model, READY, is_ready, reason, message, now),
-            _build_condition(model, DEGRADED, missing, "TooFewReady" if missing else "AllReady", why, now),
+            _build_condition(model, DEGRADED, missing, (cause or "TooFewReady") if missing else "AllReady", why, now),
         ],
         observed_generation=model.metadata.generation,
         replicas=replicas,
@@ -231,14 +245,17 @@ def _build_condition(
     )
 
 
-def _derive_events(old: RewardModelStatus, new: RewardModelStatus) -> tuple[Event, ...]:
-    """One for each condition that has come true, and one for each new reason that only the user can mend."""
+def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Sequence[Cause] = ()) -> tuple[Event, ...]:
+    """One for each condition that has come true, one for each new reason that only the user can mend, and one for each
+    cause that was not told yet. That a new model's Pods are not ready at once is no news."""
     true = {condition.type for condition in old.conditions if condition.status == "True"}
     said = {(condition.reason, condition.message) for condition in old.conditions}
-    events = []
+    told = "\n".join(condition.message for condition in old.conditions)
+    events = [Event("Warning", cause.reason, cause.words) for cause in causes if cause.words not in told]
     for condition in new.conditions:
         bad = condition.type == DEGRADED or condition.reason in _BAD_REASONS
         is_new = condition.status == "True" and condition.type not in true
+        is_new = is_new and (condition.type != DEGRADED or (READY in true and not causes))
         if is_new or (condition.reason in _BAD_REASONS and (condition.reason, condition.message) not in said):
             events.append(Event("Warning" if bad else "Normal", condition.reason, condition.message))
     return tuple(events)

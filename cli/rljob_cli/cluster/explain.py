@@ -300,6 +300,8 @@ def _command_of(cause: Cause, look: Look, edit: str) -> str:
         "Unschedulable": "kubectl get nodes --show-labels",
         "VolumeUnbound": _see_claims(look),
         "QuotaExceeded": f"kubectl describe resourcequota -n {namespace}",
+        "QuotaUnspecified": edit,
+        "RewardModelNotReady": f"kubectl describe rewardmodels -n {namespace}",
         "RewardModelMissing": f"kubectl get rewardmodels -n {namespace}",
         "ImagePull": edit,
         "OOMKilled": edit,

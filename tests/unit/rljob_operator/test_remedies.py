@@ -5,11 +5,13 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_operator import conditions
-from rljob_operator.backend import Observed
+from rljob_operator.backend import ChildKey, Observed
 from rljob_operator.isolation import judge_isolation
 from rljob_operator.plan import plan
-from rljob_operator.remedies import find_causes
+from rljob_operator.remedies import REMEDIES, find_causes
+from rljob_operator.reward_model import plan_reward_model
 from rljob_operator.world import observe_world
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,9 +26,10 @@ def make_job(**spec):
     return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
 
 
-def make_pod(role="rollout", node="", **status):
+def make_pod(role="rollout", node="", spec=None, **status):
     labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}
-    return {"metadata": {"name": f"gsm8k-{role}-x", "labels": labels}, "spec": {"nodeName": node}, "status": status}
+    metadata = {"name": f"gsm8k-{role}-x", "labels": labels}
+    return {"metadata": metadata, "spec": {"nodeName": node} | (spec or {}), "status": status}
 
 
 def causes(job, *pods, **observed):
@@ -38,33 +41,223 @@ def unscheduled(message):
     return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "field"),
-    [
-        (
-            {"containerStatuses": [{"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
-            "OOMKilled",
-            "spec.rollout.resources.limits.memory",
-        ),
-        ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "not counted"),
-        ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted", "not counted"),
-        (
-            {"containerStatuses": [{"image": "x", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
-            "ImagePull",
-            "spec.rollout.image",
-        ),
-        ({"conditions": unscheduled("0/3 nodes")}, "Unschedulable", "spec.rollout.nodePool"),
-        (
-            {"conditions": unscheduled('persistentvolumeclaim "runs" not found')},
-            "VolumeUnbound",
-            "spec.checkpoint.persistentVolumeClaim",
-        ),
-    ],
-)
-def test_a_pods_cause_names_its_remedy(status, reason, field):
+def waiting(reason, message="", image="x"):
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"image": image, "state": state}]}
+
+
+OUT_OF_MEMORY = {"containerStatuses": [{"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+NO_NODE = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
+NO_ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint(s)."
+PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
+OF_A_POD = [
+    (OUT_OF_MEMORY, "OOMKilled", "rollout ran out of memory; raise spec.rollout.resources.limits.memory"),
+    ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "not counted against backoffLimit"),
+    ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted", "the Pod is replaced"),
+    (
+        waiting("ErrImagePull", image="there/is:none"),
+        "ImagePull",
+        "image there/is:none cannot be pulled; correct spec.rollout.image",
+    ),
+    (waiting("ErrImageNeverPull"), "ImagePull", "spec.rollout.template.spec.imagePullSecrets"),
+    (waiting("InvalidImageName"), "ImagePull", "correct spec.rollout.image"),
+    (
+        waiting("CreateContainerConfigError", 'secret "wandb" not found'),
+        "CreateContainerConfigError",
+        'rollout: secret "wandb" not found; create the ConfigMap or Secret that the message names',
+    ),
+    (
+        {"conditions": unscheduled(NO_ROOM)},
+        "Unschedulable",
+        "compare spec.rollout.nodePool (nodeSelector, tolerations)",
+    ),
+    (
+        {"conditions": unscheduled('persistentvolumeclaim "runs" not found')},
+        "VolumeUnbound",
+        "create the PersistentVolumeClaim that spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources",
+    ),
+    (
+        {"conditions": unscheduled("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims.")},
+        "VolumeUnbound",
+        "or see why it is not bound",
+    ),
+]
+"""What a Pod's status says, the cause, and words of its remedy."""
+
+
+@pytest.mark.parametrize(("status", "reason", "words"), OF_A_POD)
+def test_a_pods_cause_names_its_remedy(status, reason, words):
     (cause,) = causes(make_job(), make_pod(**status))
     assert cause.reason == reason
-    assert field in cause.words
+    assert words in cause.words
+
+
+def test_a_pool_that_no_node_is_in_is_named_by_its_labels_and_without_the_talk_of_preemption():
+    pod = make_pod(spec={"nodeSelector": {"pool": "h100", "arch": "x"}}, conditions=unscheduled(NO_NODE + PREEMPTION))
+    (cause,) = causes(make_job(), pod)
+    assert "(it asks for nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.words
+    assert "preemption" not in cause.words
+    (other,) = causes(make_job(), make_pod(spec={"nodeSelector": {"pool": "h100"}}, conditions=unscheduled(NO_ROOM)))
+    assert "it asks for" not in other.words, "its labels are not what is wrong"
+
+
+def test_an_unbound_claim_is_named():
+    claim = {"name": "run", "persistentVolumeClaim": {"claimName": "runs"}}
+    pod = make_pod(
+        spec={"volumes": [claim]}, conditions=unscheduled("pod has unbound immediate PersistentVolumeClaims")
+    )
+    assert "(its claims: runs)" in causes(make_job(), pod)[0].words
+
+
+def test_a_pod_that_is_ready_has_no_cause_whatever_befell_it_before():
+    assert causes(make_job(), make_pod(conditions=[{"type": "Ready", "status": "True"}], **OUT_OF_MEMORY)) == []
+
+
+def failed_create(about, message):
+    return {"reason": "FailedCreate", "message": message, "involvedObject": {"name": about}}
+
+
+FULL = (
+    'pods "{pod}" is forbidden: exceeded quota: team, requested: requests.memory=1Gi, used: requests.memory=96Mi, '
+    "limited: requests.memory=512Mi"
+)
+OF_A_WORKLOAD = [
+    ("gsm8k-head", f"Error creating: {FULL}", "QuotaExceeded", "spec.head"),
+    ("gsm8k-trainer", f"create Pod p in StatefulSet s failed error: {FULL}", "QuotaExceeded", "spec.trainer"),
+    ("gsm8k-rollout-7d9f8c6b5d", f"Error creating: {FULL}", "QuotaExceeded", "spec.rollout"),
+    ("gsm8k-reward-correct-5f7b", f"Error creating: {FULL}", "QuotaExceeded", "spec.rewards[0]"),
+    (
+        "gsm8k-rollout-7d9f8c6b5d",
+        'Error creating: pods "{pod}" is forbidden: failed quota: team: must specify limits.cpu,requests.cpu for: r',
+        "QuotaUnspecified",
+        "spec.rollout",
+    ),
+    (
+        "gsm8k-rollout-7d9f8c6b5d",
+        'Error creating: pods "{pod}" is forbidden: violates PodSecurity "restricted:latest": privileged',
+        "FailedCreate",
+        "spec.rollout",
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "message", "reason", "path"), OF_A_WORKLOAD)
+def test_a_refused_pod_names_the_field_and_no_pod_that_comes_and_goes(about, message, reason, path):
+    first, second = (
+        causes(make_job(), warnings=(failed_create(about, message.format(pod=f"{about}-{end}")),)) for end in "ab"
+    )
+    assert first == second
+    assert [cause.reason for cause in first] == [reason]
+    assert path in first[0].words
+
+
+def test_a_quota_says_what_it_has_no_room_for_or_what_it_asks_for():
+    words = {
+        reason: causes(make_job(), warnings=(failed_create(about, message),))[0].words
+        for about, message, reason, _ in OF_A_WORKLOAD
+    }
+    assert (
+        "quota team has no room for requests.memory=1Gi; raise the namespace's ResourceQuota" in words["QuotaExceeded"]
+    )
+    assert (
+        "quota team asks for limits.cpu, requests.cpu; set those in spec.rollout.resources" in words["QuotaUnspecified"]
+    )
+
+
+def test_what_a_deployment_says_of_its_replicas_counts_before_older_events():
+    failing = {"type": "ReplicaFailure", "status": "True", "message": FULL}
+    owner = [{"uid": "u1", "controller": True}]
+    child = {
+        "kind": "Deployment",
+        "metadata": {"name": "gsm8k-rollout", "ownerReferences": owner},
+        "status": {"conditions": [failing]},
+    }
+    old = failed_create("gsm8k-rollout-7d9f", "Error creating: something else")
+    found = causes(make_job(), children={ChildKey("Deployment", "gsm8k-rollout"): child}, warnings=(old,))
+    assert [cause.reason for cause in found] == ["QuotaExceeded"]
+
+
+def test_pods_that_exist_are_not_refused_any_more():
+    pods = [make_pod(role) for role in ("head", "trainer", "rollout")]
+    warning = failed_create("gsm8k-rollout-7d9f", f"Error creating: {FULL}")
+    assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives what it tells of"
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
+    message = 'MountVolume.SetUp failed for volume "config" : configmap "mine" not found'
+    warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
+    (cause,) = causes(make_job(), make_pod(), warnings=(warning,))
+    assert cause.reason == "FailedMount"
+    assert 'configmap "mine" not found; create the ConfigMap, Secret or volume that the message names' in cause.words
+    ready = make_pod(conditions=[{"type": "Ready", "status": "True"}])
+    assert causes(make_job(), ready, warnings=(warning,)) == []
+
+
+SHARED = [{"name": "style", "rewardModelRef": {"name": "judge"}}]
+
+
+def make_model(reason=None, **spec):
+    model = {"metadata": {"name": "judge", "uid": "u2"}, "spec": {"function": {"inline": "def reward(): ..."}} | spec}
+    ready = {"type": "Ready", "status": "False", "reason": reason, "lastTransitionTime": NOW}
+    return RewardModel.model_validate(model | ({"status": {"conditions": [ready]}} if reason else {}))
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [(None, False), ("WaitingForPods", False), ("FunctionFailed", True), ("NoReplicas", True)]
+)
+def test_a_reward_model_that_needs_help_is_told_to_the_jobs_that_use_it(reason, told):
+    found = causes(make_job(rewards=SHARED), reward_models={"judge": make_model(reason)})
+    assert [cause.reason for cause in found] == (["RewardModelNotReady"] if told else [])
+    if told:
+        assert f"reward style: RewardModel judge is not ready ({reason})" in found[0].words
+        assert "spec.rewards[0].rewardModelRef" in found[0].words
+
+
+def make_model_pod(**status):
+    labels = {"rljob.dev/reward-model": "judge", "rljob.dev/role": "reward"}
+    return {"metadata": {"name": "judge-rewardmodel-x", "labels": labels}, "spec": {}, "status": status}
+
+
+def crashed(code, message):
+    last = {"terminated": {"exitCode": code, "message": message}}
+    return {"containerStatuses": [{"lastState": last, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+
+
+def model_plan(pod, model=None):
+    return plan_reward_model(model or make_model(), Observed(pods=(pod,)), NOW, new_token=lambda: "t")
+
+
+def test_a_reward_models_function_that_raises_on_import_is_told_in_its_own_words():
+    made = model_plan(make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")))
+    (event,) = made.events
+    assert (event.type, event.reason) == ("Warning", "FunctionFailed")
+    assert "function.py:3: RuntimeError: no corpus; mend spec.function, or the ConfigMap that it names" in event.message
+    for condition in made.status.conditions:
+        assert condition.reason == "FunctionFailed"
+        assert event.message in condition.message
+    again = model_plan(
+        make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")),
+        make_model().model_copy(update={"status": made.status}),
+    )
+    assert again.events == (), "told once"
+
+
+def test_a_reward_models_pods_have_the_causes_of_a_jobs():
+    made = model_plan(make_model_pod(**waiting("ImagePullBackOff", image="there/is:none")))
+    assert [event.reason for event in made.events] == ["ImagePull"]
+    assert "correct spec.image" in made.events[0].message
+    made = model_plan(make_model_pod(conditions=unscheduled(NO_ROOM)))
+    assert "compare spec.nodePool" in made.events[0].message
+
+
+def test_a_new_reward_model_whose_pods_start_is_no_warning():
+    assert model_plan(make_model_pod()).events == ()
+
+
+def test_every_remedy_is_tried_here():
+    tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
+    others = {"FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    assert tried | others == set(REMEDIES)
 
 
 def test_a_quota_is_named_without_the_pods_that_come_and_go():

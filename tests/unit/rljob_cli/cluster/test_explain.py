@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from rljob_cli.cluster.explain import explain, format_explanation
+from rljob_cli.cluster.explain import _command_of, explain, format_explanation
 from rljob_cli.cluster.look import Look, name_claims, take_look
 from rljob_operator.backend import utc_now
+from rljob_operator.remedies import REMEDIES, Cause
 
 INLINE = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 NOW = "2026-01-01T00:00:00Z"
@@ -58,6 +59,12 @@ def test_a_claim_that_is_not_bound_is_named_with_its_state() -> None:
     found = explain(Look(job(status="False"), claims=[claim("Pending")]))
     assert any("PersistentVolumeClaim models is Pending" in words for words in found.remedies)
     assert "kubectl describe pvc models -n ns" in found.next
+
+
+def test_every_cause_that_the_operator_tells_leads_to_a_command() -> None:
+    look, edit = Look(job(), claims=[claim("Pending")]), "kubectl edit rljob sums -n ns"
+    led = {reason for reason in REMEDIES if _command_of(Cause(reason, ""), look, edit)}
+    assert set(REMEDIES) - led == {"Evicted", "FunctionFailed"}, "nothing to do, and a RewardModel's alone"
 
 
 def test_nothing_is_said_of_claims_that_could_not_be_read() -> None:

@@ -114,6 +114,7 @@ class Driver:
             await self._save_soon(trainer, ledger)
             raise
         finally:
+            await ledger.trajectories.close()
             await trainer.close()
 
     async def _step(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
@@ -134,6 +135,7 @@ class Driver:
         ledger.record_collection_seconds(progress, outcome.update_seconds, time.monotonic() - began)
 
         await self._publish(trainer, ledger, history.step + 1)
+        await ledger.trajectories.flush()  # of the step before, which is done by now: never two in memory
         ledger.record_step(outcome.groups, outcome.updates, progress, cursor)
         self._is_exact = True
 
@@ -155,6 +157,7 @@ class Driver:
     async def _checkpoint(self, trainer: Trainer, ledger: Ledger) -> None:
         began = time.monotonic()
         with ledger.phase("checkpoint"):
+            await ledger.trajectories.flush()
             await save_checkpoint(self._run_dir, ledger.history, trainer.save, keep=self._spec.checkpoint.keep)
         self._checkpoint_seconds = time.monotonic() - began
         ledger.write_summary()
@@ -179,6 +182,7 @@ class Driver:
             with ledger.phase("checkpoint"), disk_errors(folder):
                 await trainer.export(folder, self._parts.model)
             ledger.export = folder
+        await ledger.trajectories.flush()
         ledger.write_summary()
         self._parts.board.enter("done")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.roles import Sampling
+from rljob_trainer.batches import Group
 from rljob_trainer.collection import Collector, Plan
 from rljob_trainer.data import Prompt
 from rljob_trainer.metrics import count_invalid, summarize_scores
@@ -30,6 +31,8 @@ class Evaluated:
     invalid_by_reason: dict[str, int]
     num_tokens: int
     latencies: list[float]
+    groups: list[Group]
+    """In the order of the data."""
 
 
 def eval_sampling(job: RLJob) -> Sampling:
@@ -54,6 +57,7 @@ async def evaluate(
         invalid_by_reason=dict(count_invalid(trajectories)),
         num_tokens=collector.progress.num_tokens,
         latencies=collector.progress.latencies,
+        groups=groups,
     )
 
 

@@ -26,11 +26,11 @@ from rljob_trainer.metrics import (
     flatten,
     mean,
     summarize_step,
-    write_trajectories,
 )
-from rljob_trainer.state import FILE_METRICS, History, trajectory_file, write_summary
+from rljob_trainer.state import FILE_METRICS, History, write_summary
 from rljob_trainer.status import Board
 from rljob_trainer.tracking import Prometheus, Trackers
+from rljob_trainer.trajectory_log import TrajectoryLog
 from rljob_trainer.types import UpdateMetrics
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class Ledger:
         self._phases: dict[str, float] = {}
         self._step_began = clock()
         self._served: dict[str, RolloutWeights] = {}
+        self.trajectories = TrajectoryLog(run_dir, job.spec.tracking.trajectories_mib)
+        """The driver flushes it before a checkpoint: what that counts must be there."""
         trackers.restart_at(history.step)
         board.update(step=history.step, total_steps=job.spec.schedule.steps, accuracy=history.accuracy_after)
         board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
@@ -135,7 +137,7 @@ class Ledger:
             "phase_seconds": phases,
             "step_seconds": self._now() - self._step_began,
         }
-        write_trajectories(trajectory_file(self._run_dir, history.step + 1), groups)
+        self.trajectories.record("train", history.step + 1, groups)
         self._commit(record)
         history.step += 1
         history.epoch, history.position = cursor.epoch, cursor.position
@@ -163,6 +165,7 @@ class Ledger:
             "invalid_by_reason": outcome.invalid_by_reason,
             "seconds": phases.get("evaluate"),
         }
+        self.trajectories.record("eval", history.step, outcome.groups)
         self._commit(record)
         if history.step == 0:
             history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means

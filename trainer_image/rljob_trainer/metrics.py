@@ -1,6 +1,7 @@
-"""What a step and an evaluation say of themselves: pure summaries, and the JSON-lines files that hold them.
+"""What a step and an evaluation say of themselves: pure summaries, and the JSON lines that hold them.
 
-Owns the names in metrics.jsonl and trajectories/. Leaves TensorBoard, W&B, MLflow and Prometheus to `tracking`.
+Owns the names in metrics.jsonl. Leaves each sample to `trajectory_log`, and TensorBoard, W&B, MLflow and Prometheus to
+`tracking`.
 Invariant: means are over valid samples alone; what is unknown is null, never zero.
 """
 
@@ -13,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rljob_api.protocol import ScoreResult
 from rljob_api.reward import Reward
 from rljob_trainer.advantages import has_signal
 from rljob_trainer.batches import Group, usable_scores
@@ -117,21 +117,6 @@ def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
     }
 
 
-def describe_trajectory(trajectory: Trajectory) -> Record:
-    """One line of trajectories/step-N.jsonl."""
-    return {
-        "prompt_index": trajectory.prompt_index,
-        "group": trajectory.group,
-        "sample": trajectory.sample,
-        "text": trajectory.text,
-        "num_tokens": trajectory.num_sampled,
-        "truncated": trajectory.truncated,
-        "weights": trajectory.weight_key,
-        "score": trajectory.score,
-        "rewards": {name: _describe_result(result) for name, result in trajectory.results.items()},
-    }
-
-
 def flatten(record: Record, prefix: str = "") -> dict[str, float]:
     """Numbers of a record by slash-joined name, for trackers."""
     flat: dict[str, float] = {}
@@ -149,26 +134,6 @@ def append_line(path: Path, record: Record) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def write_trajectories(path: Path, groups: Sequence[Group]) -> None:
-    """The samples of a step, in the order of the data."""
-    lines = [json.dumps(describe_trajectory(trajectory)) for group in groups for trajectory in group.trajectories]
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def _scores_of(trajectories: Sequence[Trajectory], name: str) -> list[float]:
     results = [trajectory.results[name] for trajectory in trajectories if name in trajectory.results]
     return [result.score for result in results if result.score is not None]
-
-
-def _describe_result(result: ScoreResult) -> Record:
-    return {
-        "valid": result.valid,
-        "score": result.score,
-        "components": result.components,
-        "reason": result.reason,
-        "message": result.message,
-        "queue_seconds": result.queue_seconds,
-        "execute_seconds": result.execute_seconds,
-    }

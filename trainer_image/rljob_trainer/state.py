@@ -14,10 +14,12 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from rljob_api.errors import UserError
+from rljob_api.protocol import Lane
 
 FILE_DRIVER = "driver.json"
 FILE_COMPLETE = "COMPLETE"
@@ -66,8 +68,25 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:06d}"
 
 
-def trajectory_file(run_dir: Path, step: int) -> Path:
-    return run_dir / "trajectories" / f"step-{step:06d}.jsonl"
+class TrajectoryFile(NamedTuple):
+    """One file of the trajectory log. They sort by age."""
+
+    step: int
+    lane: str
+    path: Path
+
+
+def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
+    return run_dir / "trajectories" / f"step-{step:06d}.{lane}.parquet"
+
+
+def list_trajectory_files(run_dir: Path) -> list[TrajectoryFile]:
+    """All whole files of the trajectory log, oldest first."""
+    found = []
+    for path in (run_dir / "trajectories").glob("step-*.*.parquet"):
+        step, lane, _ = path.name.removeprefix("step-").split(".")
+        found.append(TrajectoryFile(int(step), lane, path))
+    return sorted(found)
 
 
 def checkpoint_is_there(run_dir: Path, step: int) -> bool:
@@ -101,9 +120,12 @@ def cut_back(run_dir: Path, history: History) -> None:
     for folder in (run_dir / "checkpoints").glob("step-*"):
         if not (folder / FILE_COMPLETE).exists():
             shutil.rmtree(folder)
-    for file in (run_dir / "trajectories").glob("step-*.jsonl"):
-        if int(file.stem.removeprefix("step-")) > history.step:
-            file.unlink()
+    last = {"train": history.step, "eval": -1 if history.evaluated_at is None else history.evaluated_at}
+    for file in list_trajectory_files(run_dir):
+        if file.step > last[file.lane]:
+            file.path.unlink()
+    for partial in (run_dir / "trajectories").glob(".step-*.partial"):
+        partial.unlink()
     metrics = run_dir / FILE_METRICS
     if metrics.exists():
         os.truncate(metrics, min(history.metrics_bytes, metrics.stat().st_size))
@@ -139,6 +161,11 @@ def write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    put_in_place(temporary, path)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a file that is on the disk its name, for good."""
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

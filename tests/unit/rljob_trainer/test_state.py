@@ -18,8 +18,9 @@ def write_steps(run_dir, *steps):
     for step in steps:
         with (run_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"type": "step", "step": step}) + "\n")
-        trajectory_file(run_dir, step).parent.mkdir(exist_ok=True)
-        trajectory_file(run_dir, step).write_text("{}\n")
+        for lane in ("train", "eval"):
+            trajectory_file(run_dir, step, lane).parent.mkdir(exist_ok=True)
+            trajectory_file(run_dir, step, lane).write_text("")
 
 
 async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
@@ -32,16 +33,18 @@ async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
 
 async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
     write_steps(tmp_path, 1, 2)
-    saved = History(step=2, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
+    saved = History(step=2, evaluated_at=1, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
+    (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
     history, found = resume(tmp_path)
     assert found == folder
     assert history == saved
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
     assert [file.name for file in sorted((tmp_path / "trajectories").iterdir())] == [
-        "step-000001.jsonl",
-        "step-000002.jsonl",
+        "step-000001.eval.parquet",
+        "step-000001.train.parquet",
+        "step-000002.train.parquet",  # step 2 was evaluated after the checkpoint, and will be again
     ]
 
 

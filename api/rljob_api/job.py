@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rljob_api import API_VERSION, job_rules
 from rljob_api.base import ClusterRule, LongText, ObjectMeta, PathText, Rule, ShortText, Spec
-from rljob_api.errors import UserError
 from rljob_api.reward import Reward
 from rljob_api.roles import HeadRole, RolloutRole, Sampling, TrainerRole
-from rljob_api.sources import parse_source
+from rljob_api.source_rules import SOURCE_FORM, SOURCE_ON_A_CLUSTER
 from rljob_api.status import RLJobStatus
 
-_SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
-_SOURCE_ON_A_CLUSTER = ClusterRule(
-    "source",
-    "must be hf://org/name, pvc://claim/path or an absolute path on a cluster; "
-    "a path relative to the job file works with `rljob run` alone",
-    "self.source.contains('://') || self.source.startsWith('/')",
-)
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
-
-
-def _has_known_form(holder: Any) -> bool:
-    try:
-        parse_source(holder.source)
-    except UserError:
-        return False
-    return True
-
-
-_SOURCE_FORM = Rule(
-    ("source",), "must be hf://org/name, pvc://claim/path or a path", "correct the scheme", _has_known_form, _SOURCE_CEL
-)
 
 
 class Model(Spec):
     """The model to train. Immutable."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_SOURCE_FORM,)
-    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (_SOURCE_ON_A_CLUSTER,)
+    RULES: ClassVar[tuple[Rule, ...]] = (SOURCE_FORM,)
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (SOURCE_ON_A_CLUSTER,)
 
     source: PathText
     """A Hugging Face folder: `hf://org/name`, `pvc://claim/path`, `/path`, or a path relative to the job
@@ -56,8 +35,8 @@ class Model(Spec):
 class DataSource(Spec):
     """Prompts and what is needed to score them."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_SOURCE_FORM,)
-    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (_SOURCE_ON_A_CLUSTER,)
+    RULES: ClassVar[tuple[Rule, ...]] = (SOURCE_FORM,)
+    CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = (SOURCE_ON_A_CLUSTER,)
 
     source: PathText
     """`hf://org/name`, or a .jsonl or .parquet file or a folder of such files as `pvc://claim/path`, `/path`, or a path

@@ -10,6 +10,7 @@ from rljob_api import API_VERSION
 from rljob_api.base import PART_NAME_PATTERN, URL_PATTERN, ObjectMeta, PathText, Rule, ShortText, Spec
 from rljob_api.roles import Role
 from rljob_api.scaling import Autoscaling, RewardScaling
+from rljob_api.scorers import JudgeReward, Limits, ModelReward, ServedModel
 from rljob_api.status import Condition
 
 
@@ -78,7 +79,8 @@ class RewardServer(Role):
     autoscaling: Autoscaling | None = None
     """Pods by demand. Null: as many as replicas says. May change while the job runs."""
     slots: int = Field(default=16, ge=1, le=4096)
-    """Requests that one Pod executes at once, each in a worker process of its own."""
+    """Requests that one Pod executes at once: a function's each in a worker process of its own, a model's and a judge's
+    each as a question to vLLM or the endpoint."""
     queue_length: int = Field(default=4096, ge=1)
     """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
 
@@ -88,12 +90,67 @@ class RewardBase(RewardServer):
 
     function: FunctionReward | None = None
     """A Python function."""
+    model: ModelReward | None = None
+    """A sequence classifier, under vLLM beside the reward server."""
+    judge: JudgeReward | None = None
+    """A chat model that is asked for a verdict."""
     http: HttpReward | None = None
     """Someone else's endpoint."""
     timeout_seconds: float = Field(default=30, gt=0)
     """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it has Pods of its own here: not someone else's endpoint, and not a reference."""
+        return self.function is not None or self.model is not None or self.judge is not None
 
+    @property
+    def served_model(self) -> ServedModel | None:
+        """The checkpoint that vLLM serves beside the reward server; None where there is none."""
+        return self.model or (self.judge.model if self.judge else None)
+
+
+def _given(reward: RewardBase) -> int:
+    return 4 - [reward.function, reward.model, reward.judge, reward.http].count(None)
+
+
+def _limit_is_enough(reward: RewardBase, limit: float | None, factor: int) -> bool:
+    """Whether each of the replicas gets enough of a limit to ask all votes of a question."""
+    most = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
+    return limit is None or reward.judge is None or limit >= factor * reward.judge.votes * most
+
+
+def _limits_of(reward: RewardBase) -> Limits:
+    return reward.judge.endpoint.limits if reward.judge and reward.judge.endpoint else Limits()
+
+
+def _limit_cel(name: str, factor: int) -> str:
+    field = f"self.judge.endpoint.limits.{name}"
+    votes = "(has(self.judge.votes) ? self.judge.votes : 1)"
+    replicas = "(has(self.autoscaling) ? self.autoscaling.maxReplicas : has(self.replicas) ? self.replicas : 1)"
+    return (
+        "!has(self.judge) || !has(self.judge.endpoint) || !has(self.judge.endpoint.limits) || "
+        f"!has({field}) || {field} >= {factor} * {votes} * {replicas}"
+    )
+
+
+_LIMIT_REMEDY = "raise it, or lower replicas (autoscaling.maxReplicas) or judge.votes"
+_LIMITS = (
+    Rule(
+        ("judge.endpoint.limits.concurrency", "judge.votes", "replicas"),
+        "must be at least votes x replicas: each replica holds a share of it",
+        _LIMIT_REMEDY,
+        lambda reward: _limit_is_enough(reward, _limits_of(reward).concurrency, 1),
+        _limit_cel("concurrency", 1),
+    ),
+    Rule(
+        ("judge.endpoint.limits.requestsPerMinute", "judge.votes", "replicas"),
+        "must be at least 2 x votes x replicas: each replica holds a share of it",
+        _LIMIT_REMEDY,
+        lambda reward: _limit_is_enough(reward, _limits_of(reward).requests_per_minute, 2),
+        _limit_cel("requestsPerMinute", 2),
+    ),
+)
 _NO_PODS_TO_SCALE = Rule(
     ("autoscaling", "http"),
     "must not be set beside http",
@@ -104,17 +161,18 @@ _NO_PODS_TO_SCALE = Rule(
 
 
 class RewardModelSpec(RewardBase):
-    """A reward service. Exactly one of function and http."""
+    """A reward service. Exactly one of function, model, judge and http."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *RewardServer.RULES,
         Rule(
             ("",),
-            "must have exactly one of function, http",
-            "give a function of your own, or the URL of an endpoint",
-            lambda reward: (reward.function is None) != (reward.http is None),
-            "has(self.function) != has(self.http)",
+            "must have exactly one of function, model, judge, http",
+            "give a function of your own, a model, a judge, or the URL of an endpoint",
+            lambda reward: _given(reward) == 1,
+            "[has(self.function), has(self.model), has(self.judge), has(self.http)].filter(given, given).size() == 1",
         ),
+        *_LIMITS,
         _NO_PODS_TO_SCALE,
     )
 
@@ -127,18 +185,20 @@ class RewardModelRef(Spec):
 
 
 class Reward(RewardBase):
-    """One reward of a job: exactly one of function, http and rewardModelRef. The job's score is the weighted sum of its
-    rewards."""
+    """One reward of a job: exactly one of function, model, judge, http and rewardModelRef. The job's score is the
+    weighted sum of its rewards."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *RewardServer.RULES,
         Rule(
             ("",),
-            "must have exactly one of function, http, rewardModelRef",
-            "give a function of your own, the URL of an endpoint, or the name of a RewardModel",
-            lambda reward: [reward.function, reward.http, reward.reward_model_ref].count(None) == 2,
-            "[has(self.function), has(self.http), has(self.rewardModelRef)].filter(given, given).size() == 1",
+            "must have exactly one of function, model, judge, http, rewardModelRef",
+            "give a function of your own, a model, a judge, the URL of an endpoint, or the name of a RewardModel",
+            lambda reward: _given(reward) + (reward.reward_model_ref is not None) == 1,
+            "[has(self.function), has(self.model), has(self.judge), has(self.http), has(self.rewardModelRef)]"
+            ".filter(given, given).size() == 1",
         ),
+        *_LIMITS,
         _NO_PODS_TO_SCALE,
         Rule(
             ("autoscaling", "rewardModelRef"),

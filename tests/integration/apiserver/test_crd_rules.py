@@ -24,7 +24,17 @@ from rljob_api.reward import RewardModel
 
 GROUP, VERSION = "rljob.dev", "v1alpha1"
 MODELS: dict[str, Any] = {"RLJob": RLJob, "RewardModel": RewardModel}
+JUDGE = {"template": "x", "parser": {"regex": "(x)"}, "endpoint": {"url": "https://x", "model": "m"}}
 EMPTY_FUNCTION = {"rewards.0.function": {"entrypoint": "f"}}
+
+
+def judge(**changes: Any) -> dict[str, Any]:
+    """The smallest reward of kind judge, with changes to its endpoint's limits or to itself."""
+    limits = changes.pop("limits", None)
+    endpoint = JUDGE["endpoint"] | ({"limits": limits} if limits else {})
+    return JUDGE | {"endpoint": endpoint} | changes
+
+
 LESS_THAN_LEAST = {"minReplicas": 3, "maxReplicas": 2}
 ELSEWHERE: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
 ANOTHERS: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
@@ -50,6 +60,19 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
     ("FunctionReward", "must have exactly one of inline", "RLJob", EMPTY_FUNCTION),
     ("Reward", "must have exactly one of function", "RLJob", {"rewards.0.http": {"url": "https://example.com"}}),
     ("RewardModelSpec", "must have exactly one of function", "RewardModel", {"function": MISSING}),
+    ("ModelReward", "must be hf://org/name, pvc://", "RewardModel", {"model": {"source": "ftp://host/model"}}),
+    ("ServedModel", "must be hf://org/name, pvc://", "RewardModel", {"judge": judge(model={"source": "ftp://h/m"})}),
+    ("JudgeReward", "must have exactly one of model", "RewardModel", {"judge": judge(model={"source": "/m"})}),
+    ("JudgeReward", "must be 1 at temperature 0", "RewardModel", {"judge": judge(votes=3)}),
+    ("JudgeParser", "must have exactly one of regex", "RewardModel", {"judge": judge(parser={"scorePath": "x"})}),
+    *(
+        (type_name, message, kind, {f"{path}function": MISSING, f"{path}judge": judge(limits=limits), **more})
+        for type_name, kind, path in (("Reward", "RLJob", "rewards.0."), ("RewardModelSpec", "RewardModel", ""))
+        for message, limits, more in (
+            ("must be at least votes x replicas", {"concurrency": 3}, {f"{path}replicas": 4}),
+            ("must be at least 2 x votes x replicas", {"requestsPerMinute": 7.5}, {f"{path}replicas": 4}),
+        )
+    ),
     ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": LESS_THAN_LEAST}),
     ("Reward", "must not be set beside http", "RLJob", {"rewards.0": ELSEWHERE | {"name": "r"}}),
     ("RewardModelSpec", "must not be set beside http", "RewardModel", {"function": MISSING, **ELSEWHERE}),
@@ -180,7 +203,9 @@ def test_every_rule_of_the_types_has_a_case():
     shared = {key for key in per_rule if len(rules_for(*key)) != per_rule.count(key)}
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
-    covered = {("RLJobSpec", field) for field, _, _ in UNCHANGEABLE} | {("Model", "source"), ("DataSource", "source")}
+    covered = {("RLJobSpec", field) for field, _, _ in UNCHANGEABLE} | {
+        (name, "source") for name in ("Model", "DataSource", "ServedModel", "ModelReward")
+    }
     assert immutable == covered, "add a case to UNCHANGEABLE or to the test of relative paths"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from rljob_api.contract import ExitCode
-from rljob_api.errors import TransientError, UserError
+from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.head_environment import Environment, read_environment
 from rljob_trainer.ray_head import ray_environment
 
@@ -32,6 +32,9 @@ _STOP_SECONDS = 45.0
 """From a signal to the end at the latest: less than the 60 s that the Pod is given, after which SIGKILL comes. A
 thread in a library (a download, say) would else be waited for."""
 
+_FAIL_SECONDS = 10.0
+"""From an error to the end at the latest: a thread that waits for a Ray head that has died waits for ever."""
+
 _STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
 
 
@@ -40,7 +43,7 @@ async def _run_until_signalled(environment: Environment) -> None:
     from rljob_trainer.wiring import run_head  # late: it imports Ray
 
     def stop() -> None:
-        end_at_the_latest(_STOP_SECONDS)
+        end_at_the_latest(_STOP_SECONDS, f"{_STOPPED} (something did not end in time)", ExitCode.INFRASTRUCTURE)
         task.cancel()
 
     def take_signals() -> None:
@@ -53,17 +56,16 @@ async def _run_until_signalled(environment: Environment) -> None:
         await task
     except asyncio.CancelledError:
         raise TransientError(_STOPPED) from None
+    except Exception as error:
+        end_at_the_latest(_FAIL_SECONDS, *_explain(error))
+        raise
 
 
-def end_at_the_latest(seconds: float) -> None:
-    """End this process after that time, should it not have ended by itself."""
-    timer = threading.Timer(seconds, _end)
+def end_at_the_latest(seconds: float, message: str, code: ExitCode) -> None:
+    """End this process after that time, with these last words, should it not have ended by itself."""
+    timer = threading.Timer(seconds, lambda: os._exit(_last_words(message, code)))
     timer.daemon = True
     timer.start()
-
-
-def _end() -> None:
-    os._exit(_last_words(f"{_STOPPED} (something did not end in time)", ExitCode.INFRASTRUCTURE))
 
 
 def _stop_at_once(number: int, _: FrameType | None) -> None:
@@ -79,14 +81,19 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop_at_once)
         asyncio.run(_run_until_signalled(read_environment(dict(os.environ))))
-    except UserError as error:
-        return _last_words(str(error), ExitCode.USER)
-    except TransientError as error:
-        return _last_words(str(error), ExitCode.INFRASTRUCTURE)
-    except Exception as error:  # unknown: loud, and worth another try within the role's budget
-        log.exception("unexpected error")
-        return _last_words(f"{type(error).__name__}: {error}", ExitCode.INFRASTRUCTURE)
+    except Exception as error:
+        if not isinstance(error, RLJobError):
+            log.exception("unexpected error")
+        return _last_words(*_explain(error))
     return ExitCode.SUCCEEDED
+
+
+def _explain(error: Exception) -> tuple[str, ExitCode]:
+    """Last words and exit code. What nobody expected is worth another try within the role's budget."""
+    if isinstance(error, UserError):
+        return str(error), ExitCode.USER
+    words = str(error) if isinstance(error, TransientError) else f"{type(error).__name__}: {error}"
+    return words, ExitCode.INFRASTRUCTURE
 
 
 def _last_words(message: str, code: ExitCode) -> int:

@@ -73,7 +73,8 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         board.waits_for("reads the data and starts Ray")
         # Together: each takes many seconds, most of them imports.
         (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
-        await asyncio.to_thread(connect)
+        # A head that has died in the meantime (a busy machine is enough) would be waited for in vain.
+        await run_until_first(asyncio.to_thread(connect), ray_head.watch())
         stack.push_async_callback(asyncio.to_thread, disconnect)
         on_ray()
         board.waits_for("")

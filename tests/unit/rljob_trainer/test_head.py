@@ -69,3 +69,21 @@ sys.exit(head.main())
     assert ended.returncode == ExitCode.INFRASTRUCTURE, ended.stderr
     assert ended.stdout == "ended in order\n"
     assert "did not end in time" in ended.stderr.splitlines()[-1]
+
+
+def test_an_error_ends_the_run_even_when_a_thread_does_not_end():
+    code = """
+import asyncio, sys, time, types
+from rljob_api.errors import UserError
+from rljob_trainer import head
+async def run_head(environment, on_ray):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)  # it waits for a Ray head that has died
+    raise UserError("the words")
+sys.modules["rljob_trainer.wiring"] = types.SimpleNamespace(run_head=run_head)
+head.read_environment = lambda _: None
+head._FAIL_SECONDS = 0.5
+sys.exit(head.main())
+"""
+    ended = run_program(code)
+    assert ended.returncode == ExitCode.USER, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "the words"

@@ -6,15 +6,19 @@ ending the processes is the supervisor's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from rljob_cluster.slim_archive import write_slim
 
 PAUSE_IMAGE = "rljob.dev/pause:local"
 POD_RANGE = "10.244.0.0/16"
@@ -104,11 +108,26 @@ class Node:
         return run("ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments)
 
     def import_images(self, archive: Path) -> None:
-        """Import and unpack; then let the archive's layers go, which containers never read: half of the disk."""
-        self.ctr("images", "import", str(archive))
+        """Import and unpack what is new in the archive; then let its layers go, which containers never read: half of
+        the disk."""
+        unpacked = {line.split()[0] for line in self.ctr("snapshots", "list").splitlines()[1:]}
+        command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", "images", "import", "-"]
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT) as process,
+        ):
+            assert process.stdin
+            with contextlib.suppress(BrokenPipeError):  # then it says why below
+                write_slim(archive, unpacked, process.stdin)
+                process.stdin.close()
+            if process.wait():
+                said.seek(0)
+                raise CommandError(f"{archive} cannot be imported into {self.name}: {said.read().decode()[-1500:]}")
+        self._drop_layers()
+
+    def _drop_layers(self) -> None:
         for line in self.ctr("images", "list").splitlines()[1:]:
-            target = line.split()[2]
-            manifest = json.loads(self.ctr("content", "get", target))
+            manifest = json.loads(self.ctr("content", "get", line.split()[2]))
             present = set(self.ctr("content", "list", "--quiet").split())
             if layers := sorted({layer["digest"] for layer in manifest.get("layers", ())} & present):
                 self.ctr("content", "delete", *layers)

@@ -1,0 +1,56 @@
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from rljob_cluster.scratch_image import write_scratch_image
+from rljob_cluster.slim_archive import chain_ids, write_slim
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    program = tmp_path / "pause"
+    program.write_bytes(b"a program")
+    write_scratch_image(program, "rljob.dev/pause:local", tmp_path / "pause.tar")
+    return tmp_path / "pause.tar"
+
+
+def read_slim(archive: Path, unpacked: set[str]) -> dict[str, bytes]:
+    stream = io.BytesIO()
+    write_slim(archive, unpacked, stream)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as tar:
+        return {member.name: file.read() for member in tar if (file := tar.extractfile(member))}
+
+
+def read_manifest(files: dict[str, bytes]) -> dict[str, object]:
+    (descriptor,) = json.loads(files["index.json"])["manifests"]
+    return dict(json.loads(files[f"blobs/{descriptor['digest'].replace(':', '/')}"]))
+
+
+def test_a_whole_image_has_every_blob_under_the_digest_of_its_content(archive: Path) -> None:
+    files = read_slim(archive, set())
+    blobs = {name: content for name, content in files.items() if name.startswith("blobs/")}
+    assert len(blobs) == 3, "config, manifest and one layer"
+    for name, content in blobs.items():
+        assert name == f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    assert json.loads(files["index.json"])["manifests"][0]["annotations"] == {
+        "io.containerd.image.name": "rljob.dev/pause:local"
+    }
+
+
+def test_a_layer_that_is_unpacked_is_named_and_left_out(archive: Path) -> None:
+    whole = read_slim(archive, set())
+    layer = read_manifest(whole)["layers"][0]["digest"]  # type: ignore[index]
+    slim = read_slim(archive, {layer})
+    assert read_manifest(slim) == read_manifest(whole)
+    assert set(whole) - set(slim) == {f"blobs/{layer.replace(':', '/')}"}
+
+
+def test_a_snapshot_is_named_by_its_layer_and_all_below_it() -> None:
+    # The second is OCI's definition, worked out by hand: sha256("sha256:a sha256:b").
+    expected = hashlib.sha256(b"sha256:a sha256:b").hexdigest()
+    assert chain_ids(["sha256:a", "sha256:b"]) == ["sha256:a", f"sha256:{expected}"]
+    assert chain_ids(["sha256:b", "sha256:a"])[1] != chain_ids(["sha256:a", "sha256:b"])[1]

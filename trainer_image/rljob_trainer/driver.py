@@ -76,6 +76,8 @@ class Driver:
         self._checkpoint_seconds = 0.0
         parts.board.describe_live = self._describe_live
         parts.rollouts.on_mismatch = self._report_mismatch
+        parts.collector.on_scored = parts.prometheus.record_scored
+        parts.prometheus.watch(parts.rewards)
 
     async def run(self) -> None:
         """Train; when the trainer group dies, start it anew from the last checkpoint, within its budget."""

@@ -29,8 +29,6 @@ class Evaluated:
     """score and every component, over valid samples."""
     num_samples: int
     invalid_by_reason: dict[str, int]
-    num_tokens: int
-    latencies: list[float]
     groups: list[Group]
     """In the order of the data."""
 
@@ -55,8 +53,6 @@ async def evaluate(
         means=means,
         num_samples=len(trajectories),
         invalid_by_reason=dict(count_invalid(trajectories)),
-        num_tokens=collector.progress.num_tokens,
-        latencies=collector.progress.latencies,
         groups=groups,
     )
 

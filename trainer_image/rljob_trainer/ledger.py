@@ -80,7 +80,9 @@ class Ledger:
             self.add_seconds(name, self._now() - began)
 
     def add_seconds(self, name: str, seconds: float) -> None:
-        self._phases[name] = self._phases.get(name, 0.0) + max(0.0, seconds)
+        seconds = max(0.0, seconds)
+        self._phases[name] = self._phases.get(name, 0.0) + seconds
+        self._prometheus.record_phase(name, seconds)
 
     def record_collection_seconds(self, progress: Progress, update_seconds: float, total_seconds: float) -> None:
         """Split the time of a collection with its updates: to the last token, then updates, and the rest is the tail of
@@ -148,7 +150,7 @@ class Ledger:
         history.transfer_seconds += [] if transfer is None else [transfer]
         history.logprob_difference += [update.logprob_difference for update in updates[:1]]
         num_served = sum(len(t.results) for group in groups for t in group.trajectories)
-        self._count_collection("train", progress, record["invalid_by_reason"], num_served)
+        self._count_results(record["invalid_by_reason"], num_served)
         self._show_step(record)
 
     def record_evaluation(self, outcome: Evaluated) -> None:
@@ -171,9 +173,7 @@ class Ledger:
             history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means
         history.accuracy_after, history.eval_after = outcome.accuracy, outcome.means
         history.evaluated_at = history.step
-        progress = Progress(num_tokens=outcome.num_tokens, latencies=outcome.latencies)
-        num_served = outcome.num_samples * len(self._job.spec.rewards)
-        self._count_collection("eval", progress, outcome.invalid_by_reason, num_served)
+        self._count_results(outcome.invalid_by_reason, outcome.num_samples * len(self._job.spec.rewards))
         self._board.update(accuracy=outcome.accuracy)
         log.info("step %d: accuracy %s, %s", history.step, outcome.accuracy, outcome.means)
 
@@ -188,11 +188,10 @@ class Ledger:
         numbers = flatten({name: value for name, value in record.items() if name not in ("step", "time")})
         self._trackers.log(record["type"], record["step"], numbers)
 
-    def _count_collection(self, lane: str, progress: Progress, invalid: dict[str, int], num_served: int) -> None:
+    def _count_results(self, invalid: dict[str, int], num_served: int) -> None:
         history = self.history
         history.rewards_served += num_served
         history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(invalid))
-        self._prometheus.record_collection(lane, progress.latencies, progress.num_tokens, invalid)
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 
     def _show_step(self, record: Record) -> None:

@@ -9,16 +9,33 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
+from rljob_api.protocol import InvalidReason, Lane
+from rljob_trainer.rewards import Rewards
+from rljob_trainer.types import Scored, Trajectory
 
 log = logging.getLogger(__name__)
+
+LATENCY_BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""The chart's values.schema.json lists them: an alert's latency must be one."""
+SCORE_BUCKETS = (
+    *(-10, -5, -2, -1, -0.75, -0.5, -0.25, -0.1, -0.001, 0, 0.1, 0.25, 0.5, 0.75, 0.9),
+    *(0.999, 1, 2, 5, 10),  # 0 and 1 are what most rewards say: each has a bucket of (nearly) its own
+)
+SCORE = "score"
+VALID = "valid"
+PHASES = ("starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint")
+_MAX_COMPONENTS = 32
+"""Of one reward."""
 
 
 class Tracker(Protocol):
@@ -102,35 +119,88 @@ class MlFlow:
 
 
 class Prometheus:
-    """The driver's /metrics. Gauges hold the last step's numbers; what accumulates is a counter or a histogram."""
+    """The driver's /metrics. Gauges hold the last step's numbers; what accumulates is a counter or a histogram, and
+    moves while a step is under way."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        self._components: dict[str, set[str]] = {}
         self._latency = Histogram(
             "rljob_reward_latency_seconds",
-            "From a trajectory's end to its last reward, retries included",
-            ["lane"],
-            registry=self.registry,
-            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+            "From a trajectory's end to this reward's result, waits and retries included.",
+            ["reward", "lane", "outcome"],
+            registry=registry,
+            buckets=LATENCY_BUCKETS_SECONDS,
         )
-        self._invalid = Counter("rljob_reward_invalid", "Invalid results", ["reason"], registry=self.registry)
-        self._samples = Counter("rljob_samples", "Samples scored", ["lane"], registry=self.registry)
-        self._tokens = Counter("rljob_sampled_tokens", "Tokens sampled", ["lane"], registry=self.registry)
+        self._score = Histogram(
+            "rljob_reward_score",
+            "Valid scores (component: score) and what else the reward returned.",
+            ["reward", "lane", "component"],
+            registry=registry,
+            buckets=SCORE_BUCKETS,
+        )
+        self._invalid = Counter(
+            "rljob_reward_invalid",
+            "Samples without a valid score, after the last attempt.",
+            ["reward", "lane", "reason"],
+            registry=registry,
+        )
+        self._attempts = Counter(
+            "rljob_reward_attempts", "Requests made for scores.", ["reward", "lane"], registry=registry
+        )
+        self._samples = Counter("rljob_samples", "Samples scored.", ["lane"], registry=registry)
+        self._tokens = Counter("rljob_sampled_tokens", "Tokens sampled.", ["lane"], registry=registry)
+        self._phases = Counter(
+            "rljob_phase_seconds", "Where the driver's time went; of a step, known at its end.", ["phase"],
+            registry=registry,
+        )  # fmt: skip
         self._mismatches = Counter(
-            "rljob_weight_mismatches", "Rollouts that served weights with a wrong digest", registry=self.registry
+            "rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.", registry=registry
         )
-        self._restarts = Counter("rljob_restarts", "Restarts by the driver", ["role"], registry=self.registry)
+        self._restarts = Counter("rljob_restarts", "Restarts by the driver.", ["role"], registry=registry)
+        for phase in PHASES:
+            self._phases.labels(phase)
 
-    def record_collection(
-        self, lane: str, latencies: Iterable[float], num_tokens: int, invalid: dict[str, int]
-    ) -> None:
-        for seconds in latencies:
-            self._latency.labels(lane).observe(seconds)
-            self._samples.labels(lane).inc()
-        self._tokens.labels(lane).inc(num_tokens)
-        for reason, count in invalid.items():
-            self._invalid.labels(reason).inc(count)
+    def watch(self, rewards: Rewards) -> None:
+        """Begin all of the rewards' counters at 0, since what appears with its first event has no rate; and read at
+        each scrape what is under way."""
+        for name in rewards.clients:
+            for lane in get_args(Lane):
+                self._latency.labels(name, lane, VALID)
+                self._attempts.labels(name, lane)
+                for reason in InvalidReason:
+                    self._invalid.labels(name, lane, reason.value)
+        self.registry.register(_Underway(rewards))
+
+    def record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
+        """A sample's last reward is there."""
+        self._samples.labels(lane).inc()
+        self._tokens.labels(lane).inc(trajectory.num_sampled)
+        for name, result in trajectory.results.items():
+            if isinstance(result, Scored):
+                outcome = VALID if result.reason is None else result.reason.value
+                self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
+                self._attempts.labels(name, lane).inc(result.attempts)
+            if result.reason is not None:
+                self._invalid.labels(name, lane, result.reason.value).inc()
+            elif result.score is not None:
+                self._score.labels(name, lane, SCORE).observe(result.score)
+                for component, value in result.components.items():
+                    if self._has_room(name, component):
+                        self._score.labels(name, lane, component).observe(value)
+
+    def _has_room(self, reward: str, component: str) -> bool:
+        """Whether a component gets a histogram: user code may return ever new keys, and each is a series for good."""
+        known = self._components.setdefault(reward, set())
+        if component not in known and len(known) < _MAX_COMPONENTS:
+            known.add(component)
+            if len(known) == _MAX_COMPONENTS:
+                log.warning("reward %s: /metrics has its first %d components and no more", reward, _MAX_COMPONENTS)
+        return component in known
+
+    def record_phase(self, phase: str, seconds: float) -> None:
+        self._phases.labels(phase).inc(seconds)
 
     def record_mismatch(self) -> None:
         self._mismatches.inc()
@@ -150,6 +220,24 @@ class Prometheus:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Underway(Collector):
+    """What a scrape reads of the reward clients."""
+
+    def __init__(self, rewards: Rewards) -> None:
+        self._rewards = rewards
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        in_flight = GaugeMetricFamily("rljob_reward_in_flight", "Samples that wait for this reward.", labels=["reward"])
+        replicas = GaugeMetricFamily("rljob_reward_replicas", "Ready replicas that were found.", labels=["reward"])
+        for name, client in self._rewards.clients.items():
+            in_flight.add_metric([name], len(client.in_flight))
+            replicas.add_metric([name], len(client.replicas.fleet.replicas))
+        yield from (in_flight, replicas)
 
 
 class Trackers:

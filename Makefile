@@ -41,6 +41,11 @@ cluster-down: $(SYNCED) ## End it, and leave nothing behind
 cluster-status: $(SYNCED) ## Its nodes and Pods
 	@$(BIN)/python -m rljob_cluster status
 
+.PHONY: demo-cluster
+demo-cluster: cluster ## make demo's job by kubectl apply -k on that cluster, with its report
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python examples/run_on_cluster.py
+
 .PHONY: e2e
 e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this machine's cluster (or E2E_CONTEXT=)
 	$(BIN)/pytest e2e -s -v -m "not each" -x

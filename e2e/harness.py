@@ -181,10 +181,7 @@ class Job:
         return "\n".join(parts)
 
 
-def python(*arguments: str | Path) -> str:
-    """Run one of the project's own programs, and give what it printed. Its log stays in sight: it takes minutes."""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise CommandError(f"python {' '.join(map(str, arguments))} ended with {done.returncode}; its log is above")
-    return done.stdout
+def python(*arguments: str | Path) -> None:
+    """Run one of the project's own programs with its output in sight: cluster, images and models take minutes."""
+    if subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, check=False).returncode:
+        raise CommandError(f"python {' '.join(map(str, arguments))} failed; its output is above")

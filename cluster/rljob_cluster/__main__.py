@@ -1,4 +1,4 @@
-"""`python -m rljob_cluster up|down|status|kubeconfig|load|volume`: the one-machine Kubernetes by its command line."""
+"""`python -m rljob_cluster COMMAND`: the one-machine Kubernetes by its command line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rljob_cluster.build import BuildError, cache_root, find_or_build
 from rljob_cluster.controlplane import ControlPlaneError
 from rljob_cluster.node import CommandError, run
 
+CHART = Path(__file__).resolve().parents[2] / "charts/rljob"
 _DEBIAN_PACKAGES = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -41,14 +42,19 @@ def state_folder() -> Path:
 def up(state: Path) -> None:
     """Start the cluster, or find it running."""
     if supervisor.read_pid(state) is not None and (state / "run/ready").exists():
-        print(f"the cluster runs; export KUBECONFIG={state / 'kubeconfig'}")
+        print(f"the cluster runs\n{_exports(state)}")
         return
     _require_machine()
     start = time.monotonic()
     find_or_build(*supervisor.PROGRAMS)
     supervisor.stop(state)  # what a crash may have left
     supervisor.start_in_background(state, find_archives())
-    print(f"the cluster is up after {time.monotonic() - start:.0f} s; export KUBECONFIG={state / 'kubeconfig'}")
+    print(f"the cluster is up after {time.monotonic() - start:.0f} s\n{_exports(state)}")
+
+
+def _exports(state: Path) -> str:
+    """kubectl and helm were built too, for those who have none."""
+    return f"export KUBECONFIG={state / 'kubeconfig'} PATH=$PATH:{find_or_build('kubectl', 'helm')}"
 
 
 def find_archives() -> list[Path]:
@@ -89,6 +95,18 @@ def load(state: Path, archives: Sequence[Path]) -> None:
         loaded.write_text("\n".join(sorted(names)))
 
 
+def install(state: Path, values: Sequence[str]) -> None:
+    """The chart of this repository. A changed image keeps its name here, so an annotation with the digest of what it
+    was made of gives a new Pod to it."""
+    _require_running(state)
+    operator = next((path.stem for path in find_archives() if path.name.startswith("operator-")), "operator-none")
+    annotation = rf"podAnnotations.rljob\.dev/inputs={operator.removeprefix('operator-')}"
+    sets = ["--set-string", annotation, *(part for value in values for part in ("--set", value))]
+    helm = str(find_or_build("helm") / "helm")
+    flags = ("--kubeconfig", str(state / "kubeconfig"), "--namespace", "rljob-system", "--create-namespace")
+    run(helm, "upgrade", "--install", "rljob", str(CHART), *flags, *sets, "--wait", "--timeout", "5m")
+
+
 def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
     """A ReadWriteMany claim on a folder of this machine."""
     _require_running(state)
@@ -115,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.add_parser(name)
     commands.add_parser("serve").add_argument("archives", nargs="*", type=Path)
     commands.add_parser("load").add_argument("archives", nargs="*", type=Path)
+    parser_install = commands.add_parser("install")
+    parser_install.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
     parser_volume = commands.add_parser("volume")
     parser_volume.add_argument("name")
     parser_volume.add_argument("folder", type=Path)
@@ -137,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
         elif options.command == "load":
             load(state, [path.resolve() for path in options.archives] or find_archives())
+        elif options.command == "install":
+            install(state, options.values)
         else:
             volume(state, options.name, options.folder, options.namespace)
     except (ClusterError, CommandError, BuildError, ControlPlaneError) as error:

@@ -1,0 +1,127 @@
+"""The quickstart on this machine's cluster, from files to report: `make demo-cluster`.
+
+Owns what a user of a cluster has done once: the chart installed, a claim, the model and the data on it. Then it is
+`kubectl apply -k examples/quickstart`, and this only reads: the job's status while it runs, and the claim at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rljob_cluster.__main__ import state_folder
+from rljob_cluster.build import find_or_build
+
+from rljob_cli.report import print_report
+from rljob_cli.summary import build_summary
+
+EXAMPLES = Path(__file__).resolve().parent
+MODEL = EXAMPLES.parent / ".models/smollm2-135m-instruct"
+NAMESPACE = "rljob-demo"
+NAME = "quickstart"
+_POLL_SECONDS = 2.0
+_POD_MODE = 0o777  # the claim is a folder of this machine, and Pods run as another user
+
+
+def kubectl(*arguments: str, input: str | None = None) -> str:
+    command = [str(find_or_build("kubectl") / "kubectl"), "--kubeconfig", str(state_folder() / "kubeconfig")]
+    done = subprocess.run([*command, *arguments], input=input, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def cluster(*arguments: str) -> None:
+    if subprocess.run([sys.executable, "-m", "rljob_cluster", *arguments]).returncode:
+        raise SystemExit(1)
+
+
+def fill_claim(folder: Path) -> None:
+    """The model and the data, and no run of before: as `rljob run --fresh`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(_POD_MODE)
+    shutil.rmtree(folder / NAME, ignore_errors=True)
+    shutil.copytree(MODEL, folder / MODEL.name, dirs_exist_ok=True)
+    shutil.copytree(EXAMPLES / NAME / "data", folder / "data", dirs_exist_ok=True)
+
+
+def follow() -> dict[str, Any]:
+    """Print what changes until the job has ended. Returns it as it is then."""
+    start, said = time.monotonic(), ""
+    while True:
+        job: dict[str, Any] = json.loads(kubectl("get", "rljob", NAME, "-n", NAMESPACE, "-o", "json"))
+        line = describe(job.get("status") or {})
+        if line != said:
+            print(f"[{time.monotonic() - start:4.0f}s] {line}", flush=True)
+            said = line
+        if find_true(job, "Succeeded") or find_true(job, "Failed"):
+            return job
+        time.sleep(_POLL_SECONDS)
+
+
+def describe(status: dict[str, Any]) -> str:
+    """A job's state in one line; what it waits for is in its conditions until it runs, and the driver's word then."""
+    progress, phase = status.get("progress") or {}, status.get("phase") or "Pending"
+    if not progress.get("step"):
+        running: dict[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Running"), {})
+        waits = running.get("message") if running.get("status") != "True" else progress.get("phase")
+        return f"{phase}: {waits or 'its Pods start'}"
+    reward = progress.get("reward")
+    shown = "" if reward is None else f"  reward {float(reward):.3f}"
+    return f"{phase}: step {progress['step']}/{progress['totalSteps']}{shown}"
+
+
+def find_true(job: dict[str, Any], type_: str) -> dict[str, Any] | None:
+    found = (job.get("status") or {}).get("conditions") or []
+    return next((c for c in found if c["type"] == type_ and c["status"] == "True"), None)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    claim, start = state_folder() / "volumes" / NAME, time.monotonic()
+    cluster("install")
+    kubectl(
+        "apply",
+        "-f",
+        "-",
+        input=yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+    )
+    kubectl("delete", "rljob", NAME, "-n", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
+    fill_claim(claim)
+    cluster("volume", NAME, str(claim), "--namespace", NAMESPACE)
+    print(f"kubectl apply -n {NAMESPACE} -k examples/{NAME}", flush=True)
+    print(kubectl("apply", "-n", NAMESPACE, "-k", str(EXAMPLES / NAME)), end="", flush=True)
+    applied = time.monotonic()
+    job = follow()
+    print(kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide", "-l", f"rljob.dev/job={NAME}"), end="")
+    if failed := find_true(job, "Failed"):
+        print(f"{failed['reason']}: {failed['message']}", file=sys.stderr)
+        return 1
+    run = claim / NAME
+    summary = build_summary(
+        name=NAME,
+        phase=job["status"]["phase"],
+        driver=json.loads((run / "driver-summary.json").read_text()),
+        rows=read_rows(run / "metrics.jsonl"),
+        restarts={role["name"]: role["restarts"] for role in job["status"]["roles"]},
+        wall_seconds=time.monotonic() - applied,
+    )
+    print_report(Console(), summary | {"export": str(run / "export")})
+    print(f"{time.monotonic() - start:.0f} s with the chart and the files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

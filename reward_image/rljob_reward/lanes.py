@@ -43,6 +43,10 @@ class Lanes(Generic[Job]):
     def num_waiting(self, lane: Lane) -> int:
         return len(self._waiting[lane])
 
+    def oldest_waiting(self, lane: Lane) -> Job | None:
+        """The job that waits longest."""
+        return next(iter(self._waiting[lane]), None)
+
     @property
     def num_demanded(self) -> int:
         """Requests that run or wait."""

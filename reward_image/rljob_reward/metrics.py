@@ -1,8 +1,12 @@
-"""Prometheus metrics of a reward server: queue and execution time by lane and outcome, slots, queues, refusals."""
+"""Prometheus metrics of a reward server: queue and execution time by lane and outcome, slots, queues and their age,
+refusals."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Hashable
 from functools import partial
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -12,6 +16,18 @@ from rljob_reward.lanes import LANES, Lanes
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VALID = "valid"
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+
+
+class Queued(Hashable, Protocol):
+    """A request in the lanes."""
+
+    @property
+    def arrived(self) -> float:
+        """time.perf_counter() of its arrival."""
+        ...
+
+
+_Job = TypeVar("_Job", bound=Queued)
 
 
 class Metrics:
@@ -46,8 +62,10 @@ class Metrics:
             registry=self._registry,
         )
         self._restarts.labels(reward)
-        for lane in LANES:
+        for lane in LANES:  # what appears with its first event has no rate
             self._refused.labels(reward, lane)
+            self._queue.labels(reward, lane, VALID)
+            self._execute.labels(reward, lane, VALID)
         self._gauge("rljob_reward_slots_total", "Requests that may execute at once.").labels(reward).set(slots)
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
@@ -59,11 +77,13 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, ("reward", *labels), registry=self._registry)
 
-    def watch(self, lanes: Lanes) -> None:
+    def watch(self, lanes: Lanes[_Job]) -> None:
         """Read slots in use and queues at each scrape."""
         in_use = self._gauge("rljob_reward_slots_in_use", "Requests that execute now.", "lane")
         waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
+        oldest = self._gauge("rljob_reward_queue_oldest_seconds", "For how long the oldest request waits.", "lane")
         for lane in LANES:
+            oldest.labels(self._reward, lane).set_function(partial(_age_of_oldest, lanes, lane))
             in_use.labels(self._reward, lane).set_function(partial(lanes.num_running_in, lane))
             waiting.labels(self._reward, lane).set_function(partial(lanes.num_waiting, lane))
 
@@ -83,3 +103,8 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _age_of_oldest(lanes: Lanes[_Job], lane: Lane) -> float:
+    oldest = lanes.oldest_waiting(lane)
+    return 0.0 if oldest is None else time.perf_counter() - oldest.arrived

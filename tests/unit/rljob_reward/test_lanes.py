@@ -146,6 +146,7 @@ class LanesMachine(RuleBasedStateMachine):
         for lane in LANES:
             assert self.lanes.num_waiting(lane) == len(self.waiting[lane])
             assert self.lanes.num_running_in(lane) == len(self.running[lane])
+            assert self.lanes.oldest_waiting(lane) == next(iter(self.waiting[lane]), None)
 
 
 TestLanesMachine = LanesMachine.TestCase

@@ -130,12 +130,19 @@ def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
     return (Event("Warning", condition.reason, condition.message),)
 
 
+def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
+    """Of a failed job that begins anew, because it was told to or because its spec was changed."""
+    why = "retried" if new.retried != old.retried else "its spec was changed"
+    return (
+        Event("Normal", "Retried", f"{why}: starts again from its last checkpoint; restarts count from zero"),
+        *derive_events(old, new),
+    )
+
+
 def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
-    """One event for each condition that has come true, for each role that restarted, for a retry, and for each cause
-    (reason and words) of waiting that the old conditions did not name yet."""
-    events = []
-    if new.retried != old.retried:
-        events.append(Event("Normal", "Retried", "starts again from its last checkpoint; restarts count from zero"))
+    """One event for each condition that has come true, for each role that restarted, and for each cause (reason and
+    words) of waiting that the old conditions did not name yet."""
+    events: list[Event] = []
     said = "\n".join(condition.message for condition in old.conditions)
     events.extend(Event("Warning", reason, words) for reason, words in causes if words not in said)
     isolated = find(new, POOLS_ISOLATED)

@@ -14,11 +14,15 @@ from rljob_api.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
 from rljob_operator import conditions
 from rljob_operator.backend import Manifest, Observed
+from rljob_operator.children.common import REWARD
+from rljob_operator.remedies import role_path
 from rljob_operator.world import RoleView, World, find_user_error, last_termination, name_of, what_it_said
 
 State = Literal["suspended", "succeeded", "failed", "active"]
 MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
 """spec.managedBy of our own jobs; the same as leaving it out."""
+USER_ERROR = "UserError"
+"""Reason of a failure that the user alone can mend."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,21 @@ def is_ours_to_manage(job: RLJob) -> bool:
 
 
 def wants_retry(job: RLJob) -> bool:
-    """Whether the job has failed for good and its annotation asks, with a value that is new, to begin anew."""
+    """Whether the job has failed for good and is to begin anew: its annotation asks, with a value that is new, or its
+    spec, whose mistake it was, has been changed since."""
+    failed = conditions.find(job.status, conditions.FAILED)
+    if failed is None or failed.status != "True" or not conditions.is_finished(job.status):
+        return False
     asked = job.metadata.annotations.get(ANNOTATION_RETRY, "")
-    failed = conditions.is_finished(job.status) and conditions.is_true(job.status, conditions.FAILED)
-    return failed and asked not in ("", job.status.retried)
+    is_changed = failed.reason == USER_ERROR and failed.observed_generation < job.metadata.generation
+    return is_changed or asked not in ("", job.status.retried)
 
 
 def judge(job: RLJob, world: World, restarts: dict[str, int], now: datetime) -> Verdict:
     """The verdict. `restarts` by role name are the counts that this look will report."""
     if _has_condition(world.head_job, "Complete"):
         return Verdict("succeeded", "JobSucceeded", "the driver has finished all steps")
-    failure = _user_error(world) or _head_failure(world) or _exhausted(world, restarts)
+    failure = _user_error(job, world) or _head_failure(world) or _exhausted(world, restarts)
     if failure:
         return failure
     if job.spec.suspend:
@@ -91,12 +99,14 @@ def _seen_restarts(role: RoleView, world: World) -> int:
     return max(0, failed - int(_has_condition(world.head_job, "Failed")))
 
 
-def _user_error(world: World) -> Verdict | None:
+def _user_error(job: RLJob, world: World) -> Verdict | None:
     found = find_user_error(world)
     if found is None:
         return None
     role, pod, termination = found
-    return Verdict("failed", "UserError", _describe_end(role.name, pod, termination))
+    # The head's and the trainers' programs name the field themselves; a function's traceback does not.
+    remedy = f"; mend {role_path(job, role)}.function" if role.kind == REWARD else ""
+    return Verdict("failed", USER_ERROR, _describe_end(role.name, pod, termination) + remedy)
 
 
 def _head_failure(world: World) -> Verdict | None:

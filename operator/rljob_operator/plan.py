@@ -150,10 +150,11 @@ def _plan_retry(job: RLJob, world: World, now: datetime) -> Plan:
     workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS}
     if workloads or any(role.pods for role in world.roles):
         return Plan((), tuple(sorted(workloads - world.blocked)), job.status, requeue_after_seconds=BLOCKED_SECONDS)
-    fresh = {"retried": job.metadata.annotations[ANNOTATION_RETRY], "start_time": None, "completion_time": None}
+    asked = job.metadata.annotations.get(ANNOTATION_RETRY, job.status.retried)
+    fresh = {"retried": asked, "start_time": None, "completion_time": None}
     status = job.status.model_copy(update=fresh | {"roles": [], "queued_since": None, "not_before": None})
     status = _with_conditions(job, status, {}, {}, now)
-    return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
+    return Plan((), (), status, conditions.derive_retry_events(job.status, status), requeue_after_seconds=0.0)
 
 
 def _plan_invalid(job: RLJob, problems: list[str], now: datetime) -> Plan:

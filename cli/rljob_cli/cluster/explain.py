@@ -41,7 +41,7 @@ _OPERATOR_PODS = f"kubectl get pods -A -l {_OPERATOR_SELECTOR}"
 _FINISHED = ("Succeeded", "Failed")
 _MAX_COMMANDS = 4
 _AFTER_FAILURE = {
-    "UserError": "mend what the message names, then retry",
+    "UserError": "mend what the message names (a changed spec starts the job again by itself), then retry",
     "HeadFailed": "see the head's log, then retry",
     "BackoffLimitExceeded": "see the role's log; raise its backoffLimit if the failures were the cluster's, then retry",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds, then retry",

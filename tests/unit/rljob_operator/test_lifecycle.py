@@ -190,7 +190,9 @@ def test_a_reward_server_that_refuses_its_function_fails_the_job(life):
         "reward", "r", ready=False, restarts=1, state={"waiting": {"reason": "CrashLoopBackOff"}}, last=ended(78)
     )
     life.look(**all_ready() | {"reward": crashed})
-    assert life.true()["Failed"].message.startswith("reward-correct ended with exit code 78")
+    message = life.true()["Failed"].message
+    assert message.startswith("reward-correct ended with exit code 78")
+    assert message.endswith("; mend spec.rewards[0].function"), "a traceback names no field of the job"
 
 
 def test_a_failed_head_job_reports_the_last_pods_traceback(life):
@@ -349,3 +351,41 @@ def test_a_failed_job_that_is_retried_begins_anew_once(life):
     life.look()
     life.look()
     assert life.job.status.phase == "Failed", "one value of the annotation is one retry"
+
+
+def fail(life, code):
+    life.look(**all_ready() | {"head": pod("head", "gsm8k-head-1", ready=False, state=ended(code, "error: x"))})
+    if code != 78:
+        life.head_is("Failed")
+        life.look()
+    life.look()
+    assert life.job.status.phase == "Failed"
+    life.pods.clear()
+
+
+def change_spec(life):
+    life.job.spec.rewards[0].function.inline = "def reward(): return 1.0"
+    life.job.metadata.generation += 1
+
+
+def test_a_users_mistake_is_undone_by_the_changed_spec_alone(life):
+    fail(life, 78)
+    life.look()
+    assert life.job.status.phase == "Failed", "time alone mends nothing"
+    change_spec(life)
+    life.look()
+    life.look()
+    assert life.job.status.phase == "Pending"
+    assert [event.message for event in life.events if event.reason == "Retried"] == [
+        "its spec was changed: starts again from its last checkpoint; restarts count from zero"
+    ]
+    life.look(**all_ready())
+    assert life.job.status.phase == "Running"
+
+
+def test_a_job_that_failed_otherwise_is_no_users_mistake_and_waits_to_be_retried(life):
+    fail(life, 1)
+    change_spec(life)
+    life.look()
+    life.look()
+    assert life.job.status.phase == "Failed"

@@ -144,18 +144,26 @@ FROM_SOURCE = {"configMapKeyRef": {"name": "scoring", "key": "score.py"}}
 
 
 def test_a_reward_function_that_raises_on_import(day: Day) -> None:
-    """The one that a person must answer: the job gives its nodes back, and goes on from its checkpoint when told."""
-    day.apply(build_source(BROKEN))
+    """The job ends and gives its nodes back. A changed spec starts it again, a changed ConfigMap and a retry do too."""
+    told = ("reward-any", "the corpus of the reward is not there", "mend spec.rewards[0].function")
+    day.submit(rewards=[build_reward(function={"inline": BROKEN})])
+    assert_failed(day, day.wait_for_trouble("UserError", told, condition="Failed"))
+    day.apply(build_source(SOUND))
     day.submit(rewards=[build_reward(function=FROM_SOURCE)])
-    words = day.wait_for_trouble(
-        "UserError", ("reward-any", "the corpus of the reward is not there"), condition="Failed"
-    )
+    day.wait_until_well()
+    day.apply(build_source(BROKEN))
+    day.kubectl("delete", "pod", "-l", "rljob.dev/role=reward")  # the next one reads what the ConfigMap says by then
+    assert_failed(day, day.wait_for_trouble("UserError", told, condition="Failed"))
+    day.apply(build_source(SOUND))
+    day.rljob("retry", "job")
+    day.wait_until_well()
+
+
+def assert_failed(day: Day, words: str) -> None:
     said = day.explain()
     assert words in said["why"]
     assert said["next"][-1] == f"kubectl rljob retry job -n {day.namespace}"
-    day.apply(build_source(SOUND))
-    day.rljob("retry", "job")
-    day.wait_until_well(words)
+    wait_for("nodes that are given back", lambda: not day.pods(), MEND_SECONDS)
 
 
 def build_model(**spec: object) -> Manifest:

@@ -48,6 +48,11 @@ class Day:
         found: Manifest = json.loads(self.kubectl("get", kind, name, "-o", "json"))
         return found
 
+    def pods(self) -> list[Manifest]:
+        """Those that hold a node."""
+        found = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
+        return [pod for pod in found if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+
     def condition(self, type_: str, name: str = "job", kind: str = "rljob") -> Manifest:
         conditions = (self.get(kind, name).get("status") or {}).get("conditions") or []
         return next((c for c in conditions if c["type"] == type_), {})

@@ -29,6 +29,7 @@ from rljob_trainer.types import Trajectory
 class Progress:
     """How far the collection under way is, for /status."""
 
+    lane: Lane = "train"
     num_samples: int = 0
     num_generated: int = 0
     num_scored: int = 0
@@ -36,6 +37,10 @@ class Progress:
     started_at: float = 0.0
     generated_at: float = 0.0
     """When the last trajectory ended."""
+    ended_at: list[float] = field(default_factory=list)
+    """[generated] When each trajectory ended."""
+    scored_at: float = 0.0
+    """When the last reward came."""
     latencies: list[float] = field(default_factory=list)
     """[scored] Seconds from a trajectory's end to its last reward."""
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -79,7 +84,8 @@ class Collector:
 
     def collect(self, prompts: Sequence[Prompt], plan: Plan) -> AsyncGenerator[Group]:
         """Groups of `plan.group_size` trajectories, as they complete. `progress` speaks of the newest collection."""
-        self.progress = Progress(num_samples=len(prompts) * plan.group_size, started_at=time.monotonic())
+        num_samples = len(prompts) * plan.group_size
+        self.progress = Progress(plan.lane, num_samples, started_at=time.monotonic())
         return self._collect(prompts, plan, self.progress)
 
     async def _collect(self, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> AsyncGenerator[Group]:
@@ -110,6 +116,7 @@ class Collector:
 
         trajectory = await self._agent.run(group.prompt, group.index, sample, generate)
         ended_at = progress.generated_at = time.monotonic()
+        progress.ended_at.append(ended_at)
         progress.num_generated += 1
         progress.num_tokens += trajectory.num_sampled
         progress.trajectories.append(trajectory)
@@ -123,7 +130,8 @@ class Collector:
         trajectory.score = weigh_score(trajectory, self._specs)
         self.on_scored(plan.lane, trajectory)
         progress.num_scored += 1
-        progress.latencies.append(time.monotonic() - ended_at)
+        progress.scored_at = time.monotonic()
+        progress.latencies.append(progress.scored_at - ended_at)
         return trajectory
 
 

@@ -27,6 +27,7 @@ from rljob_api.protocol import DriverStatus
 from rljob_trainer.collection import Collector, Plan
 from rljob_trainer.data import Cursor, Prompt, take
 from rljob_trainer.evaluation import evaluate
+from rljob_trainer.forecast import Forecast
 from rljob_trainer.ledger import Ledger
 from rljob_trainer.live_status import describe_live
 from rljob_trainer.rewards import Rewards
@@ -74,6 +75,7 @@ class Driver:
         self._is_exact = False
         """Whether the trainer's state is that of the history: not from a step's first update until the step counts."""
         self._checkpoint_seconds = 0.0
+        self._forecast = Forecast.of(job.spec)
         parts.board.describe_live = self._describe_live
         parts.rollouts.on_mismatch = self._report_mismatch
         parts.collector.on_scored = parts.prometheus.record_scored
@@ -131,10 +133,12 @@ class Driver:
 
         parts.board.enter("generate")
         began = time.monotonic()
+        self._forecast.record_begin(began)
         scored = parts.collector.collect(prompts, plan)
         progress = parts.collector.progress
         outcome = await update_on(scored, trainer, spec, progress, parts.board, self._record_update)
         ledger.record_collection_seconds(progress, outcome.update_seconds, time.monotonic() - began)
+        self._forecast.record_end(progress, outcome.update_seconds)
 
         await self._publish(trainer, ledger, history.step + 1)
         await ledger.trajectories.flush()  # of the step before, which is done by now: never two in memory
@@ -150,10 +154,12 @@ class Driver:
             ledger.record_weights(manifest, await self._parts.rollouts.sync(manifest))
 
     async def _evaluate(self, ledger: Ledger, generation: str) -> None:
+        self._forecast.record_begin(time.monotonic())
         with ledger.phase("evaluate"):
             outcome = await evaluate(
                 self._parts.collector, self._parts.eval, self._job, step=ledger.history.step, incarnation=generation
             )
+        self._forecast.record_end(self._parts.collector.progress, 0.0)
         ledger.record_evaluation(outcome)
 
     async def _checkpoint(self, trainer: Trainer, ledger: Ledger) -> None:
@@ -230,7 +236,7 @@ class Driver:
 
     def _describe_live(self, status: DriverStatus) -> DriverStatus:
         parts = self._parts
-        return describe_live(status, parts.collector.progress, parts.rewards, parts.rollouts)
+        return describe_live(status, parts.collector.progress, parts.rewards, parts.rollouts, self._forecast)
 
     def _report_mismatch(self, message: str) -> None:
         log.error("%s", message)

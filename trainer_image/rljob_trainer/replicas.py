@@ -70,9 +70,13 @@ class Replicas:
         *,
         max_in_flight: int | None = None,
         patience_seconds: float = 600.0,
+        may_be_empty: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`may_be_empty`: there may be no replica at all for a while, as somebody else decides how many there are;
+        patience is for replicas that exist and fail."""
         self.name = name
+        self.may_be_empty = may_be_empty
         self.fleet = Fleet(max_in_flight=max_in_flight)
         self.now = clock
         self.on_tick: Callable[[], None] = lambda: None
@@ -148,6 +152,9 @@ class Replicas:
 
     def check_patience(self, anybody_waits: bool) -> None:
         """Fail all who wait once nothing has succeeded for too long."""
+        if self.may_be_empty and not self.fleet.replicas:
+            self.fleet.failing_since = None
+            return
         if anybody_waits:
             self.fleet.record_starved(self.now())
         since = self.fleet.failing_since

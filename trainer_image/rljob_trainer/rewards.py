@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ from rljob_api.discovery import resolve
 from rljob_api.errors import UserError
 from rljob_api.protocol import InvalidReason, RewardDemand, ScoreRequest, ScoreResult
 from rljob_api.reward import Reward
+from rljob_trainer.forecast import Outlook
 from rljob_trainer.http_client import CONNECT_SECONDS, job_headers
 from rljob_trainer.replicas import Lease, Replicas
 from rljob_trainer.types import Scored
@@ -35,6 +36,11 @@ _SAMPLE_SECONDS = 900.0
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _LONGEST_RETRY_AFTER_SECONDS = 60.0
 _UNAVAILABLE = (502, 503, 504)
+_IN_FLIGHT_A_SLOT = 2
+"""Requests that one replica gets at once, by its slots: the next ones are there when an execution ends. All others wait
+here, so that a replica that comes in the middle of a burst gets its share of it."""
+_NUM_LATENCIES = 2048
+"""Newest samples by which the autoscaler judges how long one takes: a scorer that has become slow is seen soon."""
 
 Attempt = ScoreResult | None
 """A result, or None: this replica could not answer, ask another."""
@@ -56,15 +62,24 @@ class RewardClient:
         """Samples under way, by id: when they began."""
         self._num_attempts: Counter[str] = Counter()
         """Requests made for the samples under way."""
-        self.num_executed = 0
-        self.execute_seconds = 0.0
-        """Sum over executed requests, for the mean latency that the autoscaler wants."""
+        self._asked_at: dict[str, float] = {}
+        """When a replica was asked for the samples of which one has been."""
+        self._spent_seconds: dict[str, float] = {}
+        """Execution of the samples under way, over their attempts."""
+        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._session = session
         self._sample_seconds = sample_seconds
         self._is_ours = reward.http is None
         # The job's token is nobody else's business.
         self._headers = job_headers(_token_variable(reward)) if self._is_ours else {}
-        self.replicas = Replicas(f"reward {reward.name}", _discovery(reward), patience_seconds=patience_seconds)
+        self.replicas = Replicas(
+            f"reward {reward.name}",
+            _discovery(reward),
+            max_in_flight=_IN_FLIGHT_A_SLOT * reward.slots if self._is_ours else None,
+            patience_seconds=patience_seconds,
+            # How many there are of a RewardModel, and whether any, is its own affair.
+            may_be_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
+        )
 
     async def score(self, request: ScoreRequest) -> Scored:
         """Score one sample. Raises UserError where the policy is failJob, TransientError when nobody answers at all."""
@@ -74,11 +89,11 @@ class RewardClient:
         finally:
             del self.in_flight[request.id]
             num_attempts = self._num_attempts.pop(request.id, 0)
+            seconds = self._spent_seconds.pop(request.id, 0.0)
         latency = time.monotonic() - began
         result = Scored.model_construct(**dict(found), attempts=num_attempts, latency_seconds=latency)
         if result.reason is not InvalidReason.UNREACHABLE:
-            self.num_executed += 1
-            self.execute_seconds += result.execute_seconds
+            self._latencies.append(seconds)
         if not result.valid and self.reward.failure_policy.action == "failJob":
             raise UserError(
                 f"spec.rewards: {self.reward.name} gave no valid score ({result.reason}: {result.message}) and its "
@@ -86,19 +101,43 @@ class RewardClient:
             )
         return result
 
+    def demand(self, outlook: Outlook) -> RewardDemand:
+        """What this reward is asked for, and how long one sample takes."""
+        ordered, now = sorted(self._latencies), time.monotonic()
+        mean = sum(ordered) / len(ordered) if ordered else None
+        return RewardDemand(
+            samples=outlook.samples,
+            expected=outlook.expected,
+            is_open=outlook.is_open,
+            starts_in_seconds=outlook.starts_in_seconds,
+            elapsed_seconds=outlook.elapsed_seconds,
+            due_seconds=outlook.due_seconds,
+            window_seconds=outlook.window_seconds(mean),
+            in_flight=len(self.in_flight),
+            waiting=len(self.in_flight) - len(self._asked_at),
+            oldest_seconds=now - min(self._asked_at.values()) if self._asked_at else 0.0,
+            latency_seconds=mean,
+            latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
+        )
+
     async def _score(self, request: ScoreRequest) -> ScoreResult:
         num_invalid = 0
         avoid: set[str] = set()
         unreachable_since: float | None = None
         while True:
             async with self.replicas.lease(avoid) as lease:
-                result = await self._attempt(lease, request)
+                self._asked_at[request.id] = time.monotonic()
+                try:
+                    result = await self._attempt(lease, request)
+                finally:
+                    del self._asked_at[request.id]
                 avoid.add(lease.address)
             if result is None:
                 unreachable_since = unreachable_since or time.monotonic()
                 if time.monotonic() - unreachable_since > self._sample_seconds:
                     return invalid(request.id, InvalidReason.UNREACHABLE, "no replica answered in time")
                 continue
+            self._spent_seconds[request.id] = self._spent_seconds.get(request.id, 0.0) + result.execute_seconds
             # The same function on the same text abstains again.
             if result.valid or result.reason is InvalidReason.ABSTAINED:
                 return result
@@ -192,16 +231,9 @@ class Rewards:
             running = {name: tasks.create_task(client.score(request)) for name, client in self.clients.items()}
         return {name: task.result() for name, task in running.items()}
 
-    def demand(self, num_expected: int) -> dict[str, RewardDemand]:
-        """What each reward will be asked for in the rest of the collection, and how long one answer takes."""
-        return {
-            name: RewardDemand(
-                expected=num_expected,
-                in_flight=len(client.in_flight),
-                latency_seconds=client.execute_seconds / client.num_executed if client.num_executed else None,
-            )
-            for name, client in self.clients.items()
-        }
+    def demand(self, outlook: Outlook) -> dict[str, RewardDemand]:
+        """What each reward is asked for in the collection under way, or in the next one."""
+        return {name: client.demand(outlook) for name, client in self.clients.items()}
 
     def describe_wait(self, num_open: int, num_total: int) -> str:
         """In words, what scores are waited for; empty when none are under way."""
@@ -210,7 +242,9 @@ class Rewards:
             if not client.in_flight:
                 continue
             oldest = time.monotonic() - min(client.in_flight.values())
-            gone = "" if client.replicas.fleet.replicas else ", no replica is there"
+            gone = ""
+            if not client.replicas.fleet.replicas:
+                gone = ", no replica is there" + (" yet" if client.replicas.may_be_empty else "")
             waits.append(f"({name}), oldest {oldest:.1f} s{gone}")
         return f"waits for {num_open} of {num_total} rewards {'; '.join(waits)}" if waits else ""
 

@@ -383,3 +383,22 @@ async def test_training_and_evaluation_never_share_an_id(make_world):
     assert len(set(ids)) == len(ids)
     assert {body["lane"] for body in world.requests} == {"train", "eval"}
     assert all(f"/{body['lane']}/" in body["id"] for body in world.requests)
+
+
+async def test_the_driver_says_before_each_burst_what_will_be_scored(make_world):
+    """The operator reads this while the step is generated, and scales by it."""
+    async with make_world(schedule={"steps": 2}, evaluation={"atStart": False}) as world:
+        early, bursts = [], []
+        world.break_completion = lambda _: early.append(world.board.snapshot().demand["correct"])
+        world.judge = lambda _, body: bursts.append(world.board.snapshot().demand["correct"])
+        await world.run()
+    first, last = early[0], world.board.snapshot().demand["correct"]
+    assert (first.samples, first.expected, first.is_open, first.in_flight) == (16, 16, True, 0), "before any is scored"
+    assert first.due_seconds is None, "the first step is the first to tell"
+    assert all(demand.is_open and 0 < demand.expected <= demand.samples for demand in bursts)
+    second = early[16]
+    assert (second.samples, second.expected) == (16, 16)
+    assert second.due_seconds > 0
+    assert second.window_seconds is not None
+    assert second.latency_seconds is not None
+    assert (last.samples, last.expected, last.is_open) == (0, 0, False), "no step comes after the last"

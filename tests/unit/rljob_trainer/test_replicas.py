@@ -95,3 +95,27 @@ async def test_discovery_that_fails_keeps_what_is_known(started):
             assert lease.address == "a"
     finally:
         await replicas.close()
+
+
+async def test_where_there_may_be_no_replica_at_all_waiting_for_the_first_is_no_error(started):
+    addresses = []
+    replicas = await started(addresses, may_be_empty=True, patience_seconds=0.0)
+    waiting = asyncio.create_task(replicas.lease().__aenter__())
+    for _ in range(20):
+        replicas.check_patience(True)
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    addresses.append("a")
+    assert (await waiting).address == "a"
+
+
+async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(started):
+    replicas = await started(["a"], may_be_empty=True, patience_seconds=0.0)
+
+    async def ask_for_ever():
+        while True:
+            async with replicas.lease() as lease:
+                lease.failed("refused")
+
+    with pytest.raises(TransientError, match="no replica has answered"):
+        await ask_for_ever()

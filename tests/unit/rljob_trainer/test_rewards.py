@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -12,10 +14,12 @@ from rljob_api.contract import PORT_REWARD
 from rljob_api.errors import TransientError, UserError
 from rljob_api.protocol import InvalidReason, ScoreRequest
 from rljob_api.reward import Reward
+from rljob_trainer.forecast import Outlook
 from rljob_trainer.http_client import open_session
 from rljob_trainer.rewards import RewardClient, Rewards, parse_openrlhf, parse_result, parse_retry_after
 
 ADDRESSES = ("127.13.251.1", "127.13.251.2")
+OUTLOOK = Outlook(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
 REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
 
 
@@ -228,3 +232,78 @@ def test_retry_after_is_bounded():
     assert parse_retry_after("2") == 2.0
     assert parse_retry_after("9999") == 60.0
     assert parse_retry_after("Sat, 21 Nov 2026 10:00:00 GMT") == parse_retry_after(None) == 1.0
+
+
+class SlowServers(Servers):
+    """They answer when they are told to."""
+
+    def __init__(self, addresses=ADDRESSES):
+        super().__init__([result()], addresses)
+        self.go = asyncio.Event()
+
+    async def handle(self, request):
+        body = await request.json()
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        await self.go.wait()
+        return web.json_response({"id": body["id"], "valid": True, "score": 1.0, "execute_seconds": 2.0})
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def write_hosts(addresses):
+    Path(os.environ["RLJOB_HOSTS_FILE"]).write_text("\n".join(f"{address} rewards" for address in addresses))
+
+
+async def test_a_replica_that_comes_in_the_middle_of_a_burst_gets_its_share():
+    write_hosts(ADDRESSES[:1])
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        client = RewardClient(reward(slots=2), session)
+        await client.replicas.start()
+        for i in range(12):
+            tasks.create_task(client.score(REQUEST.model_copy(update={"id": f"r{i}"})))
+        await until(lambda: len(servers.asked) == 4)
+        demand = client.demand(OUTLOOK)
+        assert (demand.in_flight, demand.waiting) == (12, 8), "two a slot are there, the others wait here"
+        write_hosts(ADDRESSES)
+        await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
+        servers.go.set()
+        await until(lambda: not client.in_flight)
+        await client.replicas.close()
+
+
+async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
+    write_hosts([])
+    scaled = reward(slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        servers.go.set()
+        rewards = Rewards([scaled], session, patience_seconds=0.0)
+        await rewards.start()
+        asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
+        await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
+        assert "no replica is there yet" in rewards.describe_wait(5, 5)
+        demand = rewards.demand(OUTLOOK)["r"]
+        assert (demand.waiting, demand.oldest_seconds) == (5, 0.0), "the age of waiting says nothing about scoring"
+        write_hosts(ADDRESSES)
+        await until(lambda: all(task.done() for task in asked))
+        assert all(task.result()["r"].valid for task in asked)
+        await rewards.close()
+
+
+async def test_demand_says_how_long_a_sample_takes_with_its_retries():
+    answers = [
+        web.json_response({"id": "r", "valid": False, "reason": "exception", "execute_seconds": 3.0}),
+        web.json_response({"id": "r", "valid": True, "score": 1.0, "execute_seconds": 2.0}),
+    ]
+    async with Servers(answers), open_session() as session:
+        client = RewardClient(reward(), session)
+        await client.replicas.start()
+        assert client.demand(OUTLOOK).latency_seconds is None, "nothing is known, and that is no zero"
+        await client.score(REQUEST)
+        await client.replicas.close()
+    demand = client.demand(OUTLOOK)
+    assert (demand.latency_seconds, demand.latency_p95_seconds) == (5.0, 5.0)
+    assert (demand.samples, demand.expected, demand.due_seconds) == (5120, 5000, 40.0)

@@ -1,0 +1,111 @@
+"""What the next collection will ask of the rewards, by what the last one did: the driver's half of autoscaling. Pure.
+
+Owns when samples come, when their scores are wanted, and how long the pause between two collections is. Leaves how long
+a score takes to the reward client, and how many replicas that makes to the operator. Times are seconds of one clock
+that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rljob_api.protocol import Lane
+
+if TYPE_CHECKING:
+    from rljob_api.job import RLJobSpec
+    from rljob_trainer.collection import Progress
+
+_MAX_ENDS = 256
+"""Of a collection's ends, evenly spaced ones that are kept."""
+_FIRST_SHARE = 0.1
+"""Share of the first collection that must have been generated before its end is foretold."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The collection under way, or the one to come. See RewardDemand."""
+
+    samples: int = 0
+    expected: int = 0
+    is_open: bool = False
+    starts_in_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+    due_seconds: float | None = None
+    ends: tuple[float, ...] = ()
+    """Ascending seconds from the begin at which samples ended, the last time; empty: not known."""
+
+    def window_seconds(self, latency_seconds: float | None) -> float | None:
+        if self.due_seconds is None or not self.ends:
+            return self.due_seconds
+        return measure_window(self.ends, self.due_seconds, latency_seconds or 0.0)
+
+
+def measure_window(ends: Sequence[float], due_seconds: float, latency_seconds: float) -> float:
+    """Little's target for samples that do not come evenly. Those after each end are scored until `due_seconds`, or in
+    the time of one when that is later; the busiest such rest sets the pace of all."""
+    n = len(ends)
+    whole = max(due_seconds - ends[0], latency_seconds)
+    rests = (n * max(due_seconds - end, latency_seconds) / (n - i) for i, end in enumerate(ends[:-1], start=1))
+    return min(whole, *rests) if n > 1 else whole
+
+
+class Forecast:
+    """Fed at the begin and at the end of each collection."""
+
+    def __init__(self, samples_a_step: int, mini_batches: int) -> None:
+        """`mini_batches`: parts of a step that are updated on as soon as they are scored."""
+        self._samples_a_step, self._mini_batches = samples_a_step, mini_batches
+        self._due: dict[Lane, float] = {}
+        self._ends: dict[Lane, tuple[float, ...]] = {}
+        self._scored_at: float | None = None
+        self._pause_seconds: float | None = None
+
+    @classmethod
+    def of(cls, spec: RLJobSpec) -> Forecast:
+        # Normalisation by the batch needs the whole batch before the first update.
+        mini_batches = 1 if spec.algorithm.normalization == "batch" else spec.schedule.mini_batches
+        return cls(spec.schedule.prompts_per_step * spec.algorithm.group_size, mini_batches)
+
+    def record_begin(self, now: float) -> None:
+        if self._scored_at is not None:
+            self._pause_seconds = now - self._scored_at
+
+    def record_end(self, progress: Progress, update_seconds: float) -> None:
+        """A collection is scored and updated on. The GPUs wanted its last scores for the last mini-batch."""
+        ends = sorted(end - progress.started_at for end in progress.ended_at)
+        if not ends:
+            return
+        early = update_seconds * (self._mini_batches - 1) / self._mini_batches if progress.lane == "train" else 0.0
+        self._due[progress.lane] = ends[-1] + early
+        step = -(-len(ends) // _MAX_ENDS)
+        self._ends[progress.lane] = tuple(ends[::step])
+        self._scored_at = progress.scored_at
+
+    def foretell(self, progress: Progress, now: float, *, is_open: bool, is_last: bool) -> Outlook:
+        """`is_open`: `progress` is of the collection under way. `is_last`: no other comes after it."""
+        if not is_open:
+            if is_last:
+                return Outlook()
+            pause = 0.0 if self._pause_seconds is None or self._scored_at is None else self._pause_seconds
+            left = max(0.0, pause - (now - (self._scored_at or now)))
+            num, due = self._samples_a_step, self._due.get("train")
+            return Outlook(num, num, False, left, 0.0, due, self._ends.get("train", ()))
+        elapsed = now - progress.started_at
+        return Outlook(
+            samples=progress.num_samples,
+            expected=progress.num_samples - progress.num_scored,
+            is_open=True,
+            elapsed_seconds=elapsed,
+            due_seconds=self._due.get(progress.lane) or _project(progress, elapsed),
+            ends=self._ends.get(progress.lane, ()),
+        )
+
+
+def _project(progress: Progress, elapsed: float) -> float | None:
+    """When the first collection will be generated, by its part that is."""
+    if progress.num_samples and progress.num_generated == progress.num_samples:
+        return progress.generated_at - progress.started_at
+    share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
+    return elapsed / share if share >= _FIRST_SHARE else None

@@ -6,18 +6,20 @@ choice of convention to adapters. The standard library alone.
 
 from __future__ import annotations
 
+import errno
 import functools
+import importlib
 import inspect
 import linecache
 import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_reward import adapters
+from rljob_reward import adapters, sandbox
 
 _MODULE_NAME = "rljob_reward_function"
 DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
@@ -33,6 +35,16 @@ class Settings(NamedTuple):
     signature: str
     kwargs: dict[str, Any]
     max_memory_mib: int
+    module: str | None = None
+    """A module that is installed, in place of source."""
+    max_file_mib: int = 256
+    max_processes: int = 128
+    network: bool = False
+    cpu_seconds: int | None = None
+    python: str = ""
+    """Interpreter of the workers: that of the function's own requirements. Empty: the server's."""
+    scratch: str = ""
+    """Where workers get their directories. Empty: in a folder of the server's own."""
 
 
 class Bound(NamedTuple):
@@ -57,12 +69,27 @@ def load(settings: Settings) -> Bound:
 def _execute(settings: Settings) -> types.ModuleType:
     path = settings.path
     try:
-        code = compile(settings.source, path, "exec", dont_inherit=True)
+        return _import(settings.module) if settings.module else _run(settings)
     except SyntaxError as error:
         text = (error.text or "").strip()
-        raise UserError(f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}: {text}") from error
+        place = f"{error.filename or path}:{error.lineno}"
+        raise UserError(f"{place}: {type(error).__name__}: {error.msg}: {text}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
+
+
+def _import(name: str) -> types.ModuleType:
+    return importlib.import_module(name)
+
+
+def _run(settings: Settings) -> types.ModuleType:
+    path = settings.path
+    try:
+        code = compile(settings.source, path, "exec", dont_inherit=True)
+    except SyntaxError:
+        raise
     except ValueError as error:
-        raise UserError(f"{path}: the source is no Python text: {error}") from error
+        raise ValueError(f"the source is no Python text: {error}") from error
     module = types.ModuleType(_MODULE_NAME)
     module.__file__ = path
     # Pickling (multiprocessing), dataclasses and tracebacks look these up.
@@ -70,19 +97,48 @@ def _execute(settings: Settings) -> types.ModuleType:
     linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
     if os.path.isabs(path):
         sys.path.insert(0, os.path.dirname(path))
-    try:
-        exec(code, module.__dict__)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
+    exec(code, module.__dict__)
     return module
 
 
 def _remedy(error: BaseException, settings: Settings) -> str:
+    hint = limit_hit(error, settings)
+    if hint:
+        return hint
     if isinstance(error, ModuleNotFoundError):
-        return f". Install it into the reward's image (rewards[].image), or do without {error.name}"
-    if isinstance(error, (MemoryError, OSError, ImportError)):
+        return (
+            f". Name its package in function.requirements, install it into the reward's image (rewards[].image), "
+            f"or do without {error.name}"
+        )
+    if isinstance(error, (OSError, ImportError)):
         return f". If memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
     return " (while the file was imported)"
+
+
+def limit_hit(error: BaseException, settings: Settings) -> str:
+    """Which field of the function allows what this error comes from; empty when none does."""
+    for cause in _chain(error):
+        if isinstance(cause, MemoryError):
+            return f" (maxMemoryMiB is {settings.max_memory_mib} MiB of address space)"
+        if not isinstance(cause, OSError):
+            continue
+        if cause.errno == sandbox.BLOCKED_ERRNO:
+            return " (function.network is false)"
+        if cause.errno == errno.EFBIG:
+            return f" (function.maxFileMiB is {settings.max_file_mib})"
+        if cause.errno == errno.EACCES and cause.filename is not None:
+            return " (a function may write to its scratch directory alone, $TMPDIR)"
+    return ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from: libraries wrap."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.protocol import InvalidReason
+from rljob_reward import scratch
+from rljob_reward.isolation import Isolation
 from rljob_reward.loading import Settings
 from rljob_reward.output import OutputLog
 from rljob_reward.process import Started, WorkerProcess
@@ -21,6 +24,7 @@ _WARM_WORKERS = 2
 _START_TIMEOUT_SECONDS = 300.0
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
+_SCRATCH_LOOK_SECONDS = 0.5
 
 
 class Pool:
@@ -36,6 +40,7 @@ class Pool:
         on_hopeless: Callable[[TransientError], None],
     ) -> None:
         self._settings = settings
+        self._isolation = Isolation(settings)
         self._size = size
         self._on_idle = on_idle
         self._on_restart = on_restart
@@ -71,8 +76,10 @@ class Pool:
         if started.error:
             await worker.exited
             raise UserError(started.error)
+        self._isolation.record(started.missing)
+        self._keep(self._watch_scratch())
         self._welcome(worker)
-        return started
+        return started.model_copy(update={"missing": self._isolation.missing})
 
     def acquire(self) -> WorkerProcess:
         """An idle worker, the one used last: its memory is warm, and the others stay swapped out."""
@@ -89,9 +96,7 @@ class Pool:
             and self._num_starting < max_starting
         ):
             self._num_starting += 1
-            task = asyncio.get_running_loop().create_task(self._start())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(self._start())
 
     async def close(self) -> None:
         """Kill every worker and wait until all are gone."""
@@ -102,6 +107,27 @@ class Pool:
         for worker in workers:
             worker.kill(InvalidReason.CANCELLED, "the server shut down")
         await asyncio.gather(*(worker.exited for worker in workers))
+        self._isolation.close()
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_scratch(self) -> None:
+        """No kernel without quotas limits a directory, so look at those of workers that run, and end the excessive."""
+        limit = self._settings.max_file_mib << 20
+        while True:
+            await asyncio.sleep(_SCRATCH_LOOK_SECONDS)
+            running = [worker for worker in self._workers if worker.is_busy]
+            if not running:
+                continue
+            for worker in await asyncio.to_thread(_find_excessive, running, limit):
+                message = (
+                    f"its files in the scratch directory took more than {self._settings.max_file_mib} MiB "
+                    "(maxFileMiB), and the function was killed"
+                )
+                worker.kill(InvalidReason.WORKER_DIED, message)
 
     async def _start(self) -> None:
         """Start one more worker; after a failed start wait first, longer each time."""
@@ -124,7 +150,7 @@ class Pool:
         self.ensure(self._demand)
 
     def _spawn(self) -> WorkerProcess:
-        worker = WorkerProcess(self._settings, self._output, self._idle_again, self._exited)
+        worker = WorkerProcess(self._settings, self._isolation, self._output, self._idle_again, self._exited)
         self._workers.add(worker)
         return worker
 
@@ -157,3 +183,7 @@ class Pool:
                 self._on_restart()
         if not self._closing:
             self.ensure(self._demand)
+
+
+def _find_excessive(workers: list[WorkerProcess], limit_bytes: int) -> list[WorkerProcess]:
+    return [worker for worker in workers if scratch.used_bytes(worker.scratch, limit_bytes) > limit_bytes]

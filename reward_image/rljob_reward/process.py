@@ -1,7 +1,8 @@
 """One worker process as the server sees it: spawn, one request at a time, kill, notice its death.
 
-Owns the process, its socket and its output pipe. Exactly one verdict comes back for each request: the worker's reply,
-or what ended the process. Leaves to the pool when to start one and to scoring what a verdict means.
+Owns the process, its socket, its output pipe and its gate. Exactly one verdict comes back for each request: the
+worker's reply, or what ended the process. Leaves to the pool when to start one, to isolation what it may do, and to
+scoring what a verdict means.
 """
 
 from __future__ import annotations
@@ -13,23 +14,21 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from rljob_api.contract import ENV_TOKEN
 from rljob_api.protocol import InvalidReason
 from rljob_reward import frames
+from rljob_reward.gate import Gate
+from rljob_reward.isolation import Isolation
 from rljob_reward.loading import Settings
 from rljob_reward.output import OutputLog
 
 _OUTPUT_CHUNK_BYTES = 64 << 10
 _EXIT_AFTER_CLOSE_SECONDS = 1.0
-# One slot is one process on one core: libraries must not start a thread for each core of the node in each of them.
-_ENVIRONMENT_DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Reply(BaseModel):
@@ -50,6 +49,8 @@ class Started(BaseModel):
 
     entrypoint: str = ""
     signature: str = ""
+    missing: list[str] = []
+    """Means of isolation that this machine does not offer."""
     error: str = ""
 
 
@@ -70,10 +71,15 @@ class WorkerProcess(asyncio.Protocol):
     def __init__(
         self,
         settings: Settings,
+        isolation: Isolation,
         output: OutputLog,
         on_idle: Callable[[WorkerProcess], None],
         on_exit: Callable[[WorkerProcess], None],
     ) -> None:
+        self._function = settings
+        self._isolation = isolation
+        self._cage = isolation.make_cage()
+        self._gate: Gate | None = None
         self._output = output
         self._on_idle = on_idle
         self._on_exit = on_exit
@@ -85,21 +91,28 @@ class WorkerProcess(asyncio.Protocol):
         self.started: asyncio.Future[Started] = self._loop.create_future()
         self.exited: asyncio.Future[None] = self._loop.create_future()
         self._spawn()
-        self._settings = json.dumps(settings._asdict()).encode()
-        self._path = settings.path
 
     def _spawn(self) -> None:
-        environment = {**_ENVIRONMENT_DEFAULTS, **os.environ}
-        environment.pop(ENV_TOKEN, None)  # user code has no business with the other parts of the job
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        self._handover, their_handover = socket.socketpair()
+        passed = (theirs.fileno(), their_handover.fileno())
+        with theirs, their_handover:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_reward.worker", str(theirs.fileno()), str(os.getpid())],
+                # -P: nothing that user code wrote into a working directory is imported in place of ours.
+                [
+                    self._isolation.python,
+                    "-P",
+                    "-m",
+                    "rljob_reward.worker",
+                    str(passed[0]),
+                    str(os.getpid()),
+                    str(passed[1]),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env=environment,
+                pass_fds=passed,
+                env=self._isolation.build_environment(self._cage),
                 start_new_session=True,  # a process group of its own: a kill reaches what user code started, too
                 bufsize=0,
             )
@@ -110,6 +123,18 @@ class WorkerProcess(asyncio.Protocol):
         # The pidfd, not the socket, tells of death: a grandchild may hold the socket's other end open.
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._reap)
+        self._handover.setblocking(False)
+        self._loop.add_reader(self._handover, self._take_gate)
+
+    @property
+    def scratch(self) -> str:
+        """Its directory."""
+        return self._cage.scratch
+
+    @property
+    def is_busy(self) -> bool:
+        """It runs user code."""
+        return self._callback is not None or not self.started.done()
 
     @property
     def pid(self) -> int:
@@ -119,7 +144,8 @@ class WorkerProcess(asyncio.Protocol):
         """Hand the settings over. The answer arrives in `started`."""
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
         if self._transport is not None:
-            self._transport.write(frames.encode(self._settings))
+            told = {"settings": self._function._asdict(), "cage": self._cage._asdict()}
+            self._transport.write(frames.encode(json.dumps(told).encode()))
 
     def execute(self, body: bytes, callback: Callable[[Verdict], None]) -> None:
         """Run one request. The worker must be idle."""
@@ -166,6 +192,28 @@ class WorkerProcess(asyncio.Protocol):
         callback(reply)
         self._on_idle(self)
 
+    def _take_gate(self) -> None:
+        """The worker hands over its gate, or closes the socket where there is none."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            descriptors = []
+        self._close_handover()
+        if descriptors:
+            self._gate = Gate(descriptors[0], self._cage.mark, self._function.max_processes, self._kill_excessive)
+
+    def _close_handover(self) -> None:
+        if self._handover.fileno() >= 0:
+            self._loop.remove_reader(self._handover)
+            self._handover.close()
+
+    def _kill_excessive(self) -> None:
+        num = self._function.max_processes
+        message = f"the function had more than {num} processes and threads (maxProcesses) and was killed"
+        self.kill(InvalidReason.WORKER_DIED, message)
+
     def _drain_output(self) -> None:
         try:
             data = os.read(self._stdout.fileno(), _OUTPUT_CHUNK_BYTES)
@@ -183,6 +231,7 @@ class WorkerProcess(asyncio.Protocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
+        self._release()
         self._drain_output()
         self._loop.remove_reader(self._stdout.fileno())
         self._stdout.close()
@@ -192,11 +241,19 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.abort()
         self.exited.set_result(None)
         if not self.started.done():
-            self.started.set_result(Started(error=f"{self._path}: while it was imported, {verdict.message}"))
+            self.started.set_result(Started(error=f"{self._function.path}: while it was imported, {verdict.message}"))
         callback, self._callback = self._callback, None
         if callback is not None:
             callback(verdict)
         self._on_exit(self)
+
+    def _release(self) -> None:
+        """End what it left behind. A closed gate lets none of that start another process."""
+        self._close_handover()
+        had_children = self._gate is None or self._gate.has_spawned
+        if self._gate is not None:
+            self._gate.close()
+        self._isolation.release(self._cage, had_children)
 
 
 def _how_it_ended(code: int) -> str:
@@ -205,6 +262,7 @@ def _how_it_ended(code: int) -> str:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        hint = " (perhaps out of memory)" if -code == signal.SIGKILL else ""
+        hints: dict[int, str] = {signal.SIGKILL: " (perhaps out of memory)", signal.SIGXCPU: " (cpuSeconds)"}
+        hint = hints.get(-code, "")
         return f"was ended by {name}{hint}; its log has what it printed"
     return f"ended with exit code {code}"

@@ -1,7 +1,8 @@
-"""One worker process: `python -m rljob_reward.worker FD PARENT_PID`. It executes one request at a time.
+"""One worker process: `python -m rljob_reward.worker FD PARENT_PID HANDOVER_FD`. It executes one request at a time.
 
 Owns the execution and its verdict. Leaves time-outs to the server, which kills the process. Frames go over a socket
 of their own, so nothing that user code prints can disturb them. It never outlives the server: the kernel kills it.
+Invariant: no user code runs before the cage is closed (sandbox).
 """
 
 from __future__ import annotations
@@ -9,23 +10,28 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
+import math
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_reward import sandbox
 from rljob_reward.adapters.outcome import EXCEPTION, Outcome, invalid
 from rljob_reward.frames import BlockingChannel
-from rljob_reward.loading import Bound, Settings, explain, load
+from rljob_reward.loading import Bound, Settings, explain, limit_hit, load
+from rljob_reward.sandbox import Cage, Limits
+from rljob_reward.scratch import Wiper
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    descriptor, parent_pid = map(int, arguments)
+    descriptor, parent_pid, handover = map(int, arguments)
     _die_with(parent_pid)
     # A woken worker must not take the processor from the server in the middle of its loop: that costs every request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -37,18 +43,33 @@ def main(arguments: list[str]) -> int:
     first = channel.read()
     if first is None:
         return 0
-    settings = Settings(**json.loads(first))
-    limit = settings.max_memory_mib << 20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    told = json.loads(first)
+    settings, cage = Settings(**told["settings"]), Cage(**told["cage"])
+    with socket.socket(fileno=handover) as sock:
+        missing = sandbox.enter(_limits_of(settings), cage, sock)
+    _limit_cpu(settings)
     try:
         bound = load(settings)
     except UserError as error:
         channel.write(json.dumps({"error": str(error)}).encode())
         return 0
-    channel.write(json.dumps({"entrypoint": bound.entrypoint, "signature": bound.signature}).encode())
-    _serve(channel, Executor(bound, settings))
+    about = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
+    executor = Executor(bound, settings, Wiper(cage.scratch))
+    channel.write(json.dumps(about).encode())
+    _serve(channel, executor)
     return 0
+
+
+def _limits_of(settings: Settings) -> Limits:
+    return Limits(settings.max_memory_mib, settings.max_file_mib, settings.max_processes, settings.network)
+
+
+def _limit_cpu(settings: Settings) -> None:
+    """The kernel counts a process's whole life, so what a call may use begins where the last one ended."""
+    if settings.cpu_seconds is not None:
+        used = math.ceil(time.process_time())
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (used + settings.cpu_seconds, hard))
 
 
 def _die_with(parent_pid: int) -> None:
@@ -70,22 +91,24 @@ def _serve(channel: BlockingChannel, executor: Executor) -> None:
 class Executor:
     """Calls the bound function, awaits it where it is async, and turns every failure into a reason."""
 
-    def __init__(self, bound: Bound, settings: Settings) -> None:
+    def __init__(self, bound: Bound, settings: Settings, wiper: Wiper | None = None) -> None:
         self._bound = bound
         self._settings = settings
+        self._wiper = wiper
         self._loop: Any = None
 
     def execute(self, body: bytes) -> Outcome:
         try:
+            _limit_cpu(self._settings)
             value = self._bound.call(json.loads(body))
             if inspect.isawaitable(value):
                 value = self._wait(value)
-            return self._bound.read(value)
-        except MemoryError as error:
-            limit = f"maxMemoryMiB is {self._settings.max_memory_mib} MiB of address space"
-            return invalid(EXCEPTION, f"{explain(error, self._settings.path)} ({limit})")
+            outcome = self._bound.read(value)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this sample fails
-            return invalid(EXCEPTION, explain(error, self._settings.path))
+            outcome = invalid(EXCEPTION, explain(error, self._settings.path) + limit_hit(error, self._settings))
+        if self._wiper is not None:
+            self._wiper.wipe()
+        return outcome
 
     def _wait(self, value: Any) -> Any:
         """One event loop for the worker's life, so that the function may keep sessions open across calls."""

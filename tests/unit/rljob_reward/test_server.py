@@ -9,8 +9,9 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         time.sleep(0.005)
     return 1.0
 """
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A function may write to its scratch directory and to shared memory, which test and function can both see."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -337,14 +345,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_processes_that_a_function_left_behind_are_reaped_and_end_with_the_server(start_server: StartServer) -> None:
+def test_processes_that_a_function_left_behind_are_reaped_and_end_with_the_worker(start_server: StartServer) -> None:
     server = start_server(LEAVING, slots=1)
     first, second = (psutil.Process(int(server.score("leave")["score"])) for _ in range(2))
     assert first.ppid() == second.ppid() == server.pid, "as under process 1 of a container"
     first.kill()
     wait_for(lambda: not psutil.pid_exists(first.pid), "the dead one to leave the table")
-    server.stop()
-    assert not second.is_running()
+    server.score("exit")
+    wait_for(lambda: not psutil.pid_exists(second.pid), "the living one to end with its worker")
 
 
 def test_reaping_takes_no_workers_exit_status(start_server: StartServer) -> None:

@@ -1,0 +1,95 @@
+"""Scratch directories: one a worker, the only place that a function may write to.
+
+What a request left is removed before its answer; what was there after the import stays; all goes with the worker.
+The worker wipes (it pays, within its own time-out), the server removes. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+_FOLDER = "workers"
+_MAX_ENTRIES_COUNTED = 100_000
+_LEAST_BYTES = 512
+"""An empty file is not nothing."""
+
+
+def prepare(root: Path) -> Path:
+    """The folder of all workers' directories, empty: what a server before this one left is removed."""
+    folder = root / _FOLDER
+    remove(folder)
+    folder.mkdir(parents=True)
+    folder.chmod(0o711)
+    return folder
+
+
+def make(folder: Path, mark: int, uid: int | None) -> Path:
+    path = folder / f"{mark:x}"
+    path.mkdir(mode=0o700)
+    if uid is not None:
+        os.chown(path, uid, uid)
+    return path
+
+
+def remove(path: str | Path) -> None:
+    """Remove a tree, however its owner may have closed its folders. What cannot be removed stays."""
+
+    def open_up(_: object, failed: str, __: object) -> None:
+        parent = os.path.dirname(failed)
+        with contextlib.suppress(OSError):
+            os.chmod(parent, stat.S_IRWXU)
+            if os.path.isdir(failed) and not os.path.islink(failed):
+                os.chmod(failed, stat.S_IRWXU)
+                shutil.rmtree(failed, ignore_errors=True)
+            else:
+                os.unlink(failed)
+
+    shutil.rmtree(path, onerror=open_up)
+
+
+class Wiper:
+    """Removes what requests leave in `path`; made when the import has ended."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kept = frozenset(os.listdir(path))
+
+    def wipe(self) -> None:
+        """A function may have made the directory unreadable or changed into another; neither must fail the next."""
+        try:
+            entries = os.listdir(self._path)
+        except PermissionError:
+            os.chmod(self._path, stat.S_IRWXU)
+            entries = os.listdir(self._path)
+        for entry in entries:
+            if entry not in self._kept:
+                _remove_entry(os.path.join(self._path, entry))
+        os.chdir(self._path)
+
+
+def _remove_entry(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        remove(path)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def used_bytes(path: str | Path, limit: int) -> int:
+    """What the files below `path` take on disk; counting ends once it is more than `limit`, or endless."""
+    total, num_entries, folders = 0, 0, [os.fspath(path)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                num_entries += 1
+                status = entry.stat(follow_symlinks=False)
+                total += max(status.st_blocks * 512, _LEAST_BYTES)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.path)
+                if total > limit or num_entries > _MAX_ENTRIES_COUNTED:
+                    return max(total, limit + 1)
+    return total

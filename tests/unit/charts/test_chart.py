@@ -145,6 +145,13 @@ def test_the_operators_pods_carry_the_labels_that_jobs_let_in_and_explain_asks_f
         assert OPERATOR_LABELS.items() <= pods["template"]["metadata"]["labels"].items()
 
 
+def test_helm_test_has_a_pod_and_the_right_to_try_a_job(render):
+    hooks = {o["kind"]: o for o in render() if "helm.sh/hook" in (o["metadata"].get("annotations") or {})}
+    assert set(hooks) == {"ServiceAccount", "Role", "RoleBinding", "Pod"}, "what .helmignore leaves out never runs"
+    assert {o["metadata"]["annotations"]["helm.sh/hook"] for o in hooks.values()} == {"test"}
+    assert spread(hooks["Role"]["rules"]) == {("rljob.dev", "rljobs", "create")}
+
+
 def test_in_namespaced_mode_nothing_but_the_crds_is_cluster_wide(render):
     objects = render("--set", "watchNamespaces={a,b},rbac.aggregate=false,helmTest.enabled=false")
     cluster = [o for o in objects if o["kind"] == "ClusterRole"]

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -16,7 +16,8 @@ import yaml
 from rljob_cluster import addons, supervisor
 from rljob_cluster.build import BuildError, cache_root, find_or_build
 from rljob_cluster.controlplane import ControlPlaneError
-from rljob_cluster.node import CommandError, run
+from rljob_cluster.node import CommandError, Node, run
+from rljob_cluster.slim_archive import count_new_bytes
 
 CHART = Path(__file__).resolve().parents[2] / "charts/rljob"
 _DEBIAN_PACKAGES = {
@@ -82,17 +83,37 @@ def _require_machine() -> None:
 def load(state: Path, archives: Sequence[Path]) -> None:
     """Import archives into every node that has not had them."""
     _require_running(state)
-    for node in supervisor.build_nodes(state):
-        loaded = node.folder / "loaded"
-        base = state / "nodes/base/imported"
-        names = set((base.read_text() if base.exists() else "").splitlines())
-        names |= set(loaded.read_text().splitlines()) if loaded.exists() else set()
-        for archive in archives:
-            if str(archive) not in names:
-                print(f"loading {archive.name} into {node.name}", flush=True)
-                node.import_images(archive)
-                names.add(str(archive))
-        loaded.write_text("\n".join(sorted(names)))
+    wanted = {node.name: (node, _missing(state, node, archives)) for node in supervisor.build_nodes(state)}
+    _require_disk(state, wanted.values())
+    for node, missing in wanted.values():
+        for archive in missing:
+            print(f"loading {archive.name} into {node.name}", flush=True)
+            node.import_images(archive)
+            with (node.folder / "loaded").open("a") as loaded:
+                loaded.write(f"{archive}\n")
+
+
+def _missing(state: Path, node: Node, archives: Sequence[Path]) -> list[Path]:
+    lists = [state / "nodes/base/imported", node.folder / "loaded"]
+    return choose_missing([line for path in lists if path.exists() for line in path.read_text().splitlines()], archives)
+
+
+def choose_missing(history: Sequence[str], archives: Sequence[Path]) -> list[Path]:
+    """Those that are not the last of their image that was imported: going back to an older source is a change too."""
+    last = {Path(line).stem.rpartition("-")[0]: line for line in history}
+    return [archive for archive in archives if last.get(archive.stem.rpartition("-")[0]) != str(archive)]
+
+
+def _require_disk(state: Path, wanted: Iterable[tuple[Node, list[Path]]]) -> None:
+    """Each node unpacks what it has not: with new dependencies of the trainer that is 7 GB a node, and as much again
+    while it is imported."""
+    sizes = [sum(count_new_bytes(path, node.list_snapshots()) for path in missing) for node, missing in wanted]
+    needed, free = sum(sizes) + max(sizes), shutil.disk_usage(state).free
+    if needed > free:
+        raise ClusterError(
+            f"the images need {needed / 1e9:.0f} GB in {len(sizes)} nodes, and {free / 1e9:.0f} GB are free; a new "
+            "cluster has them once for all nodes: make cluster-down cluster"
+        )
 
 
 def install(state: Path, values: Sequence[str]) -> None:

@@ -116,20 +116,20 @@ def _megabytes(text: str) -> int:
 
 
 def _archive(tool: str, name: str, digest: str) -> Path:
-    """Written beside its name and renamed, so that a half-written archive is never loaded."""
+    """Written beside its name and renamed, so that a half-written archive is never loaded. Takes the older one's
+    place."""
     path, image = archive_path(name, digest), f"rljob/{name}:{VERSION}"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
+    for old in (part, *path.parent.glob(f"{name}-*.tar")):
+        old.unlink(missing_ok=True)  # first: two archives of 8 GB may be more than the disk has
     if tool == "docker":
         subprocess.run(["docker", "save", "-o", str(part), image], check=True)
     else:
         target = f"docker-archive:{part}:docker.io/{image}"  # uncompressed, which oci-archive never is
         subprocess.run(["buildah", "push", "--quiet", "--disable-compression", image, target], check=True)
-    for old in path.parent.glob(f"{name}-*.tar"):
-        old.unlink()
     part.rename(path)
     return path
 

@@ -107,10 +107,13 @@ class Node:
     def ctr(self, *arguments: str) -> str:
         return run("ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments)
 
+    def list_snapshots(self) -> set[str]:
+        return {line.split()[0] for line in self.ctr("snapshots", "list").splitlines()[1:]}
+
     def import_images(self, archive: Path) -> None:
         """Import and unpack what is new in the archive; then let its layers go, which containers never read: half of
         the disk."""
-        unpacked = {line.split()[0] for line in self.ctr("snapshots", "list").splitlines()[1:]}
+        unpacked = self.list_snapshots()
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", "images", "import", "-"]
         with (
             tempfile.TemporaryFile() as said,

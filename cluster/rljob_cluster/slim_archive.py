@@ -55,6 +55,19 @@ def write_slim(archive: Path, unpacked: Collection[str], target: IO[bytes]) -> N
         _add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
 
 
+def count_new_bytes(archive: Path, unpacked: Collection[str]) -> int:
+    """Bytes of the layers that write_slim would write."""
+    total = 0
+    with tarfile.open(archive) as source:
+        for entry in json.loads(_read(source, "manifest.json")):
+            diff_ids = json.loads(_read(source, entry["Config"]))["rootfs"]["diff_ids"]
+            for name, chain in zip(entry["Layers"], chain_ids(diff_ids), strict=True):
+                if chain not in unpacked:
+                    with _open(source, name) as layer:
+                        total += layer.seek(0, io.SEEK_END)
+    return total
+
+
 def _names(tags: Sequence[str]) -> Iterator[str]:
     """As Pods name them: without a registry means docker.io, and docker's own archives leave that out."""
     for tag in tags:

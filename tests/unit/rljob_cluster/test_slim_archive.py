@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rljob_cluster.scratch_image import write_scratch_image
-from rljob_cluster.slim_archive import chain_ids, write_slim
+from rljob_cluster.slim_archive import chain_ids, count_new_bytes, write_slim
 
 
 @pytest.fixture
@@ -54,3 +54,9 @@ def test_a_snapshot_is_named_by_its_layer_and_all_below_it() -> None:
     expected = hashlib.sha256(b"sha256:a sha256:b").hexdigest()
     assert chain_ids(["sha256:a", "sha256:b"]) == ["sha256:a", f"sha256:{expected}"]
     assert chain_ids(["sha256:b", "sha256:a"])[1] != chain_ids(["sha256:a", "sha256:b"])[1]
+
+
+def test_only_layers_that_are_new_need_room(archive: Path) -> None:
+    layer = read_manifest(read_slim(archive, set()))["layers"][0]  # type: ignore[index]
+    assert count_new_bytes(archive, set()) == layer["size"]
+    assert count_new_bytes(archive, {layer["digest"]}) == 0

@@ -101,6 +101,32 @@ def try_reward(
     raise typer.Exit(code)
 
 
+@app.command()
+def trajectories(
+    run: Annotated[
+        list[str], typer.Argument(metavar="RUN | diff RUN_A RUN_B", help="A run's folder, job file, or job's name.")
+    ],
+    step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
+    lane: Annotated[str | None, typer.Option(help="train or eval. diff: eval where both runs have one.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Only this reward's scores.")] = None,
+    invalid: Annotated[bool, typer.Option("--invalid", help="Only samples without a valid score.")] = False,
+    min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
+    max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
+    group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Most rows; 0: all. Default: table 20, json all.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts as a whole.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Where the folders of runs are.")] = Path("runs"),
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json (one object a line).")] = "table",
+) -> None:
+    """Show the samples of a run with all of their scores, newest step first; or compare two runs."""
+    from rljob_cli.commands import guard
+    from rljob_cli.trajectories import Filter, trajectories_command
+
+    wanted = Filter(step, lane, reward, invalid, min_score, max_score, group)
+    code = guard(lambda: trajectories_command(run, wanted, directory=directory, limit=limit, full=full, output=output))
+    raise typer.Exit(code)
+
+
 ContextOption = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")]
 KubeconfigOption = Annotated[str | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, then ~/.kube/config.")]
 NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the context's.")]

@@ -22,10 +22,11 @@ from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel
 from rljob_api.status import RLJobStatus
 from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, utc_now
+from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
-from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.driver import Driver, DriverClient, find_driver
 from rljob_operator.kube.invalid import (
     InvalidRewardModelError,
     build_unreadable_job,
@@ -82,7 +83,6 @@ class KubernetesBackend:
     async def observe(self, job: RLJob) -> Observed:
         namespace = job.metadata.namespace
         children, pods, warnings = self._owned(OwnerKey(RLJOB.kind, namespace, job.metadata.name))
-        secret = children.get(ChildKey("Secret", f"{job.metadata.name}-token"))
         models = {}
         for name in sorted({r.reward_model_ref.name for r in job.spec.rewards if r.reward_model_ref}):
             found = self.cache.get(REWARD_MODEL.kind, namespace, name)
@@ -92,9 +92,13 @@ class KubernetesBackend:
                 except ValidationError:
                     continue  # its own status says what is wrong with it
         seen = Observed(children, pods, None, warnings, models)
-        # An earlier job's head may still run; what it says is not about this one.
-        driver = await self.driver.ask(tuple(find_pods(job, seen)), read_token(secret) if secret else None)
-        return replace(seen, driver=driver)
+        return replace(seen, driver=await self.driver.ask(self.find_driver(job, seen)))
+
+    @staticmethod
+    def find_driver(job: RLJob, observed: Observed) -> Driver | None:
+        """The driver that runs. An earlier job's head may still run; what it says is not about this one."""
+        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
+        return find_driver(find_pods(job, observed), read_token(secret) if secret else None)
 
     async def get_reward_model(self, key: JobKey) -> RewardModel | None:
         manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)
@@ -139,13 +143,16 @@ class KubernetesBackend:
             raise ForeignObjectError(
                 f"{resource.kind} {namespace}/{name} exists and does not belong to this object; delete or rename it"
             )
+        kept = _keep_token(known, manifest)
         try:
             # The uid makes it a conflict when another object has taken the name since.
-            await self._apply(resource, manifest, {"uid": known["metadata"]["uid"]})
+            await self._apply(resource, kept, {"uid": known["metadata"]["uid"]})
         except ApiError as error:
             if error.code == HTTPStatus.CONFLICT:
                 await self._look_again(resource, namespace, name)
             raise _refusal(error, resource, manifest) from error
+        if kept is not manifest:
+            raise TransientError(f"Secret {namespace}/{name} had lost its labels; it is found again, with its token")
 
     async def _apply(self, resource: Resource, manifest: Manifest, condition: Manifest) -> None:
         body = manifest | {"metadata": manifest["metadata"] | condition}
@@ -318,6 +325,14 @@ def _refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Excepti
             "CRD, or choose another spec.scheduling.gang"
         )
     return translate(error, "patch", resource.plural, where)
+
+
+def _keep_token(known: Manifest, wanted: Manifest) -> Manifest:
+    """Our Secret whose labels someone took is not found by them, and looked as if it had to be made: with a token that
+    no running Pod knows."""
+    if wanted["kind"] != "Secret" or read_token(known) in (None, read_token(wanted)):
+        return wanted
+    return wanted | {"data": known["data"]}
 
 
 def _shares_owner(known: Manifest, wanted: Manifest) -> bool:

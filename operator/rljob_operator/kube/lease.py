@@ -74,7 +74,7 @@ class Lease:
             async with asyncio.timeout(self._deadline_seconds / 2):
                 held = await self._renew(release)
         except (ApiError, TransientError, TimeoutError) as error:
-            log.warning("lease %s: %s", self._name, error)
+            log.warning("lease %s: %s", self._name, error or type(error).__name__)
             return False
         self._renewed_at = asked_at if held else None
         return held

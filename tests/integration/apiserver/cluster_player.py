@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from direct_backend import CHILD_KINDS, DirectBackend
+from kubernetes import client
 
 Manifest = dict[str, Any]
 WORKLOADS = ("StatefulSet", "Deployment", "Job")
+FOREGROUND = "foregroundDeletion"
 ENDS = {"crash": (1, "Error"), "user error": (78, "Error"), "oom": (137, "OOMKilled")}
 
 
@@ -77,25 +79,38 @@ class Player:
     def _patch_status(self, kind: str, name: str, status: Manifest) -> None:
         body = {"metadata": {"name": name}, "status": status}
         call = self._backend.resource(kind).status.patch
-        call(body=body, namespace=self._namespace, content_type="application/merge-patch+json")
+        _unless_gone(call, body=body, namespace=self._namespace, content_type="application/merge-patch+json")
 
     def _collect(self) -> bool:
-        """Delete what has owners of which none exists."""
-        uids = {job["metadata"]["uid"] for job in self._backend.list("RLJob", self._namespace)}
+        """Delete what has owners of which none exists; end a foreground deletion when all dependents are gone."""
+        objects = [o for kind in ("RLJob", *CHILD_KINDS, "Pod") for o in self._backend.list(kind, self._namespace)]
+        uids = {o["metadata"]["uid"] for o in objects}
         collected = False
-        for kind in (*CHILD_KINDS, "Pod"):
-            for child in self._backend.list(kind, self._namespace):
-                owners = {ref["uid"] for ref in child["metadata"].get("ownerReferences") or []}
-                if owners and not owners & uids:
-                    self._delete(kind, child["metadata"]["name"])
-                    collected = True
-                else:
-                    uids.add(child["metadata"]["uid"])
+        for child in objects:
+            metadata = child["metadata"]
+            if (owners := owners_of(child)) and not owners & uids:
+                self._delete(child["kind"], metadata["name"])
+                collected = True
+            if FOREGROUND not in (metadata.get("finalizers") or []):
+                continue
+            dependents = [o for o in objects if metadata["uid"] in owners_of(o)]
+            for dependent in dependents:
+                self._delete(dependent["kind"], dependent["metadata"]["name"])
+            if not dependents:
+                self._let_go(child)
+            collected = True
         return collected
+
+    def _let_go(self, child: Manifest) -> None:
+        metadata = child["metadata"]
+        left = [name for name in metadata["finalizers"] if name != FOREGROUND]
+        body = {"metadata": {"name": metadata["name"], "uid": metadata["uid"], "finalizers": left}}
+        call = self._backend.resource(child["kind"]).patch
+        _unless_gone(call, body=body, namespace=self._namespace, content_type="application/merge-patch+json")
 
     def _delete(self, kind: str, name: str) -> None:
         body = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
-        self._backend.resource(kind).delete(name=name, namespace=self._namespace, body=body)
+        _unless_gone(self._backend.resource(kind).delete, name=name, namespace=self._namespace, body=body)
 
     def _make_pods(self) -> bool:
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
@@ -114,6 +129,8 @@ class Player:
 
     @staticmethod
     def _wanted_pods(workload: Manifest) -> set[str]:
+        if workload["metadata"].get("deletionTimestamp"):
+            return set()
         if workload["kind"] == "Job" and workload.get("status", {}).get("conditions"):
             return set()
         replicas = workload["spec"].get("replicas", workload["spec"].get("parallelism", 1))
@@ -126,4 +143,17 @@ class Player:
         metadata = {**template["metadata"], "name": name, "ownerReferences": [owner]}
         metadata.pop("creationTimestamp", None)
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-        self._backend.resource("Pod").create(body=body, namespace=self._namespace)
+        _unless_gone(self._backend.resource("Pod").create, body=body, namespace=self._namespace)
+
+
+def owners_of(manifest: Manifest) -> set[str]:
+    return {ref["uid"] for ref in manifest["metadata"].get("ownerReferences") or []}
+
+
+def _unless_gone(call: Any, **arguments: Any) -> None:
+    """What is gone, or has been made anew, is looked at in the next round, as controllers do."""
+    try:
+        call(**arguments)
+    except client.ApiException as error:
+        if error.status not in (404, 409):
+            raise

@@ -6,6 +6,7 @@ nothing here speaks of those of rljob_operator.kube. Invariant: a fault strikes 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from kubernetes import client, dynamic
@@ -108,9 +109,9 @@ class DirectBackend:
             raise
 
     def list(self, kind: str, namespace: str, selector: str = "") -> list[Manifest]:
-        found = self.resource(kind).get(namespace=namespace, label_selector=selector).to_dict()["items"]
+        answer = self.resource(kind).get(namespace=namespace, label_selector=selector, serialize=False)
         # Items of a typed list do not say what they are.
-        return [item | {"kind": kind, "apiVersion": API_VERSIONS[kind]} for item in found]
+        return [item | {"kind": kind, "apiVersion": API_VERSIONS[kind]} for item in json.loads(answer.data)["items"]]
 
     def _write(self, what: str, call: Any) -> None:
         self.writes.append(what)

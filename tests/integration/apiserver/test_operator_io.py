@@ -219,6 +219,33 @@ class Lists:
         self.num += request.url.path.endswith("/rljobs") and "watch" not in request.url.query
 
 
+@pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "rljob.dev/job"])
+async def test_a_secret_whose_labels_someone_took_is_found_again_with_its_token(world, label):
+    writes = Writes()
+    await world.start(writes, resync_seconds=1.0)
+    await world.create(smallest())
+    await world.all_children()
+    before = await world.get("Secret", f"{NAME}-token")
+    uids = {w["metadata"]["uid"] for w in await world.workloads()}
+    await world.patch("Secret", f"{NAME}-token", {"metadata": {"labels": {label: "another"}}})
+
+    async def labelled() -> bool:
+        return (await world.get("Secret", f"{NAME}-token"))["metadata"]["labels"] == before["metadata"]["labels"]
+
+    await world.until("its labels", labelled)
+    lists = Lists()
+    world.apis[0].hooks.append(lists)
+
+    async def looked_twice() -> bool:
+        return lists.num >= 3
+
+    await world.until("three resyncs, each with a look at the job", looked_twice)
+    after = await world.get("Secret", f"{NAME}-token")
+    assert after["data"] == before["data"], "running Pods know no other token"
+    assert {w["metadata"]["uid"] for w in await world.workloads()} == uids, "nothing restarts for a label"
+    assert (await world.condition("Failed"))["status"] == "False"
+
+
 async def test_an_event_that_is_repeated_raises_its_count(world):
     job = RLJob.model_validate(await world.create(smallest()))
     driver = DriverClient()

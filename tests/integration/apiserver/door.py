@@ -1,0 +1,180 @@
+"""A door between one operator and the API server, at which requests fail as they do on bad days.
+
+An HTTP server that passes on what it is asked. Owns the faults: answers of 409, 410, 429 and 503, connections cut
+before or after the request was carried out, watches that fall silent, end or have expired, and the operator's death.
+What it lets through is the API server's own answer. Lease requests always pass, so that faults strike the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import yarl
+from aiohttp import web
+
+Manifest = dict[str, Any]
+OnWrite = Callable[[str, Manifest, Manifest], None]
+"""The path, what was sent and what the API server answered, of each write that it has carried out."""
+LATE_SECONDS = 0.3
+_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 503: "ServiceUnavailable"}
+WRITE_FAULTS = ("409", "429", "503", "cut", "late", "lost", "death before", "death after")
+"""lost: carried out, the answer cut off. death: as kill -9, before the write was sent or after it was carried out."""
+LIST_FAULTS = ("410", "503", "cut", "late")
+
+
+@dataclass
+class Faults:
+    """What strikes next, of all operators of a test. The number of a write or a LIST, counted from `arm`: its fault."""
+
+    writes: dict[int, str] = field(default_factory=dict)
+    lists: dict[int, str] = field(default_factory=dict)
+    expired_watches: int = 0
+    """So many watches are answered that their resourceVersion is too old."""
+    are_watches_silent: bool = False
+    """Watches stay open and tell nothing."""
+    struck: Counter[str] = field(default_factory=Counter)
+
+    def arm(self, writes: dict[int, str], lists: dict[int, str]) -> None:
+        self.writes, self.lists = dict(writes), dict(lists)
+
+    def stop(self) -> None:
+        self.arm({}, {})
+        self.expired_watches, self.are_watches_silent = 0, False
+
+    @property
+    def are_over(self) -> bool:
+        return not self.writes and not self.lists
+
+    def strike(self, *, is_write: bool) -> str:
+        """Count a request. Returns its fault."""
+        of = self.writes if is_write else self.lists
+        fault = of.pop(1, "")
+        shifted = {number - 1: kind for number, kind in of.items()}
+        of.clear()
+        of.update(shifted)
+        self.note(fault)
+        return fault
+
+    def note(self, fault: str) -> None:
+        if fault:
+            self.struck[fault] += 1
+
+
+class Door:
+    """One operator's. When `has_died` is set nothing passes any more."""
+
+    def __init__(self, upstream: aiohttp.ClientSession, server: str, faults: Faults, on_write: OnWrite) -> None:
+        self._upstream, self._server, self._faults, self._on_write = upstream, server, faults, on_write
+        self._streams: set[asyncio.Task[Any]] = set()
+        self.has_died = asyncio.Event()
+        self.num_resyncs = 0
+        """LISTs of Events that have been answered: the last of each round of LISTs."""
+
+    async def open(self, address: str) -> str:
+        """Its URL."""
+        app = web.Application(client_max_size=16 << 20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, address, 0).start()
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        self.drop_watches()
+        await self._runner.cleanup()
+
+    def drop_watches(self) -> None:
+        """End every watch in the middle of its stream."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def _die(self) -> None:
+        self.has_died.set()
+        self.drop_watches()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.has_died.is_set():
+            return _cut(request)
+        if "watch" in request.query:
+            return await self._watch(request)
+        is_write, is_lease = request.method != "GET", "/leases" in request.path
+        is_list = not is_write and "limit" in request.query
+        fault = self._faults.strike(is_write=is_write) if (is_write and not is_lease) or is_list else ""
+        if fault.isdigit():
+            return _refuse(int(fault))
+        if fault == "death before":
+            self._die()
+        if fault in ("cut", "death before"):
+            return _cut(request)
+        if fault == "late":
+            await asyncio.sleep(LATE_SECONDS)  # the fault itself
+        return await self._pass(request, fault)
+
+    async def _pass(self, request: web.Request, fault: str) -> web.StreamResponse:
+        sent = await request.read()
+        async with self._ask(request, sent) as response:
+            code, raw = response.status, await response.read()
+        if request.method != "GET" and code < 300 and "/leases" not in request.path:
+            self._on_write(request.path, json.loads(sent or b"{}"), json.loads(raw))
+        if request.method == "GET" and request.path.endswith("/events") and code == 200:
+            self.num_resyncs += 1
+        if fault == "death after":
+            self._die()
+        if fault == "lost" or self.has_died.is_set():
+            return _cut(request)
+        return web.Response(body=raw, status=code, content_type="application/json")
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        if self._faults.expired_watches > 0:
+            self._faults.expired_watches -= 1
+            self._faults.note("expired")
+            gone = {"type": "ERROR", "object": _build_status(410)}  # as an API server says it
+            return web.Response(text=json.dumps(gone) + "\n", content_type="application/json")
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        try:
+            async with self._ask(request, b"") as response:
+                answer.set_status(response.status)
+                await answer.prepare(request)
+                async for line in response.content:
+                    if not self._faults.are_watches_silent:
+                        await answer.write(line)
+                    else:
+                        self._faults.note("silent")
+        except (asyncio.CancelledError, aiohttp.ClientError, ConnectionError):
+            _cut(request)
+        finally:
+            self._streams.discard(task)
+        return answer
+
+    def _ask(self, request: web.Request, body: bytes) -> Any:
+        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+        url = yarl.URL(self._server + request.raw_path, encoded=True)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+        return self._upstream.request(
+            request.method, url, data=body or None, headers=headers, timeout=timeout, read_bufsize=1 << 22
+        )
+
+
+def _cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)
+
+
+def _build_status(code: int) -> Manifest:
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": _REASONS[code]}
+    return status | {"message": f"{_REASONS[code]}: a fault of this test"}
+
+
+def _refuse(code: int) -> web.Response:
+    return web.json_response(_build_status(code), status=code)

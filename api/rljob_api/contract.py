@@ -49,6 +49,13 @@ ENV_TRAIN_DATA = "RLJOB_TRAIN_DATA"
 """Head: where data.train is: a path, or hf://org/name."""
 ENV_EVAL_DATA = "RLJOB_EVAL_DATA"
 """Head: where data.eval is; unset without evaluation."""
+ENV_VLLM_SOCKET = "RLJOB_VLLM_SOCKET"
+"""Reward server: Unix socket of the vLLM beside it. Unset for rewards without a model of their own."""
+ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
+"""Reward server: bearer token for a judge's endpoint."""
+ENV_PEERS = "RLJOB_PEERS"
+"""Reward server: headless Service of the reward's own ready replicas, over which limits are shared. Unset: it is
+alone."""
 
 # Ports.
 PORT_RAY = 6379
@@ -67,6 +74,9 @@ PATH_RUN = "/var/lib/rljob"
 PATH_CLAIMS = "/mnt/pvc"
 """pvc://CLAIM/PATH is mounted read-only at PATH_CLAIMS/CLAIM."""
 PATH_SCRATCH = "/var/run/rljob"
+PATH_VLLM = "/var/run/vllm"
+"""Between a reward server and the vLLM beside it."""
+FILE_VLLM_SOCKET = "socket"
 FILE_JOB = "job.yaml"
 FILE_REWARD = "reward.yaml"
 FILE_FUNCTION = "function.py"

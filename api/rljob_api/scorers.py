@@ -58,8 +58,8 @@ class ModelReward(ServedModel):
     template: Literal["chat", "text"] = "chat"
     """chat: prompt and completion as a conversation, by the checkpoint's chat template. text: the prompt and, right
     after it, the completion, with the tokenizer's special tokens."""
-    label: ShortText | None = None
-    """Which output is the score: a name of the checkpoint's id2label, or its number. Null: the only one there is."""
+    label: int | None = Field(default=None, ge=0, le=4095)
+    """Number of the output that is the score, from 0 (the keys of the checkpoint's id2label). Null: the only one."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """What becomes of the logits: nothing, sigmoid of the label's own, or softmax over all labels."""
     too_long: Literal["invalid", "truncateLeft", "truncateRight"] = "invalid"

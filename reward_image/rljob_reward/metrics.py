@@ -70,6 +70,10 @@ class Metrics:
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
     @property
+    def reward(self) -> str:
+        return self._reward
+
+    @property
     def registry(self) -> CollectorRegistry:
         """For what a kind of reward has to tell besides."""
         return self._registry

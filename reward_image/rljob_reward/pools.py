@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rljob_api.errors import TransientError
+from rljob_api.scorers import JudgeReward
 from rljob_reward.loading import Settings
 from rljob_reward.metrics import Metrics
 from rljob_reward.pool import Pool
@@ -20,11 +21,25 @@ def build_pool(
     on_hopeless: Callable[[TransientError], None],
 ) -> SlotPool:
     """The pool of this reward's kind."""
-    assert isinstance(program.backend, Settings)
-    return Pool(
-        program.backend,
-        program.slots,
-        on_idle=on_idle,
-        on_restart=metrics.record_restart,
-        on_hopeless=on_hopeless,
-    )
+    backend = program.backend
+    if isinstance(backend, Settings):
+        return Pool(
+            backend,
+            program.slots,
+            on_idle=on_idle,
+            on_restart=metrics.record_restart,
+            on_hopeless=on_hopeless,
+        )
+    from rljob_reward.call_metrics import CallMetrics
+    from rljob_reward.calls import Caller, CallPool
+
+    caller: Caller
+    if isinstance(backend, JudgeReward):
+        from rljob_reward.judge.caller import JudgeCaller
+
+        caller = JudgeCaller(backend, program.timeout_seconds, CallMetrics(metrics))
+    else:
+        from rljob_reward.model.caller import ModelCaller
+
+        caller = ModelCaller(backend, CallMetrics(metrics))
+    return CallPool(caller, program.slots, program.timeout_seconds, on_idle=on_idle)

@@ -16,7 +16,10 @@ from pydantic import ValidationError
 from rljob_api.contract import FILE_FUNCTION
 from rljob_api.errors import UserError
 from rljob_api.reward import FunctionReward, Reward
+from rljob_api.scorers import JudgeReward, ModelReward
 from rljob_reward.loading import Settings
+
+_NO_MATTER_OF_SCORE = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Program:
     slots: int
     queue_length: int
     timeout_seconds: float
-    backend: Settings
+    backend: Settings | JudgeReward | ModelReward
     """What its pool needs: for a function, what a worker is told."""
     version: str
     """sha256 of source and settings: results of different versions do not compare."""
@@ -38,8 +41,19 @@ class Program:
 def read_program(config_path: Path, function_path: Path | None = None) -> Program:
     """The Reward of `config_path` with the source that it names, or that of `function_path`."""
     reward = _read_reward(config_path)
+    scorer = reward.judge or reward.model
+    if scorer is not None:
+        return Program(
+            name=reward.name,
+            slots=reward.slots,
+            queue_length=reward.queue_length,
+            timeout_seconds=reward.timeout_seconds,
+            backend=scorer,
+            version=_digest_scorer(scorer, reward.timeout_seconds),
+            kind="judge" if reward.judge else "model",
+        )
     if reward.function is None:
-        raise UserError(f"{config_path}: reward {reward.name} is served elsewhere (http); this server runs function")
+        raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
     path, source = _read_source(reward.function, config_path, function_path)
     settings = Settings(
         source=source,
@@ -86,6 +100,15 @@ def _read_source(function: FunctionReward, config_path: Path, override: Path | N
         raise UserError(f"{path}: the reward's source cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: the reward's source is no UTF-8 text: {error}") from error
+
+
+def _digest_scorer(scorer: JudgeReward | ModelReward, timeout_seconds: float) -> str:
+    """What decides a score: template, model, parser. Where and how fast the model runs is left out."""
+    parts = scorer.model_dump(mode="json", exclude={"endpoint": {"limits", "api_key_secret_ref"}})
+    for model in (parts, parts.get("model") or {}):
+        for name in _NO_MATTER_OF_SCORE:
+            model.pop(name, None)
+    return hashlib.sha256(json.dumps([parts, timeout_seconds], sort_keys=True).encode()).hexdigest()
 
 
 def _digest(settings: Settings, timeout_seconds: float) -> str:

@@ -1,0 +1,145 @@
+"""From a judge's answer to a score, and from votes to one score. Pure.
+
+Invariant: an answer that cannot be read is invalid with its beginning in the message, never a zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.protocol import InvalidReason
+from rljob_api.scorers import JudgeParser, JudgeReward, find_judge_problems
+from rljob_reward.calls import NoScoreError, Score
+from rljob_reward.texts import describe
+
+_MAX_READ_CHARACTERS = 1 << 16
+"""Of an answer's end, what a regular expression is run over."""
+_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+_SCORE_GROUP = "score"
+_SCHEMA_NAME = "verdict"
+
+
+class Parser:
+    """Reads answers."""
+
+    def __init__(self, judge: JudgeReward) -> None:
+        """UserError where the parser can read no answer at all."""
+        problems = [f"judge.{field} {problem}" for field, problem in find_judge_problems(judge)]
+        if problems:
+            raise UserError("; ".join(problems))
+        self._spec: JudgeParser = judge.parser
+        self._scores = {word.strip().casefold(): score for word, score in judge.parser.scores.items()}
+        self._regex = re.compile(judge.parser.regex) if judge.parser.regex else None
+        self._path = judge.parser.score_path.split(".")
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """What makes the model answer by the schema; None without one."""
+        schema = self._spec.json_schema
+        if schema is None:
+            return None
+        strict = {"strict": True} if is_strict(schema) else {}
+        return {"type": "json_schema", "json_schema": {"name": _SCHEMA_NAME, "schema": schema, **strict}}
+
+    def read(self, answer: str) -> Score:
+        """The score of an answer. NoScoreError says what is wrong with it."""
+        return self._read_text(answer) if self._regex else self._read_json(answer)
+
+    def _read_text(self, answer: str) -> Score:
+        assert self._regex is not None
+        matches = list(self._regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
+        if not matches:
+            raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
+        last = matches[-1]  # what comes before is thought
+        word = last[_SCORE_GROUP] if _SCORE_GROUP in self._regex.groupindex else last[1]
+        return Score(self._to_number(word, answer))
+
+    def _read_json(self, answer: str) -> Score:
+        fenced = _FENCE.match(answer)
+        try:
+            value = json.loads(fenced[1] if fenced else answer)
+        except ValueError as error:
+            raise _unreadable(f"the judge's answer is no JSON ({error}): {describe(answer)}") from None
+        beside: Any = None
+        for part in self._path:
+            beside = value
+            try:
+                value = value[int(part)] if isinstance(value, list) else value[part]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
+        others = beside if isinstance(beside, dict) else {}
+        return Score(
+            self._to_number(value, answer),
+            {
+                name: float(other)
+                for name, other in others.items()
+                if name != self._path[-1] and isinstance(other, bool | int | float) and math.isfinite(other)
+            },
+        )
+
+    def _to_number(self, value: Any, answer: str) -> float:
+        if value is None:
+            raise NoScoreError(InvalidReason.ABSTAINED, f"the judge gave no score: {describe(answer)}")
+        word = str(value).strip().casefold()
+        if word in self._scores:
+            return self._scores[word]
+        try:
+            number = float(value.strip() if isinstance(value, str) else value)
+        except (TypeError, ValueError, OverflowError):
+            known = f" (judge.parser.scores has {', '.join(self._spec.scores)})" if self._scores else ""
+            raise _unreadable(f"the judge's score is {describe(value)}, which is no number{known}") from None
+        if not math.isfinite(number):
+            raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
+        return number
+
+
+def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
+    """One score of all votes. With half of them or fewer readable there is none."""
+    scores = [vote for vote in votes if isinstance(vote, Score)]
+    failed = [vote for vote in votes if isinstance(vote, NoScoreError)]
+    if 2 * len(scores) <= len(votes):
+        if len(votes) == 1:
+            raise failed[0]
+        raise NoScoreError(failed[0].reason, f"{len(failed)} of {len(votes)} votes failed, the first: {failed[0]}")
+    if len(votes) == 1:
+        return scores[0]
+    counts = Counter(score.value for score in scores)
+    most = max(counts.values())
+    values = [value for value, count in counts.items() if count == most]
+    if aggregate == "mean":
+        values = [score.value for score in scores]
+    components = _mean_components(scores)
+    components |= {"votes": float(len(scores)), "agreement": most / len(scores)}
+    return Score(math.fsum(values) / len(values), components)
+
+
+def _mean_components(scores: Sequence[Score]) -> dict[str, float]:
+    """Each component's mean over the votes that have it."""
+    names = {name: None for score in scores for name in score.components}
+    found = {name: [score.components[name] for score in scores if name in score.components] for name in names}
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
+def is_strict(schema: Any) -> bool:
+    """Whether a schema meets OpenAI's conditions for `strict`: every object closed, every property required."""
+    if isinstance(schema, list):
+        return all(map(is_strict, schema))
+    if not isinstance(schema, dict):
+        return True
+    properties = schema.get("properties")
+    if schema.get("type") == "object" or isinstance(properties, dict):
+        if schema.get("additionalProperties") is not False:
+            return False
+        if set(schema.get("required") or ()) != set(properties or ()):
+            return False
+    return all(map(is_strict, schema.values()))
+
+
+def _unreadable(message: str) -> NoScoreError:
+    return NoScoreError(InvalidReason.BAD_RETURN, message)

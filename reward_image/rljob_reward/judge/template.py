@@ -1,0 +1,67 @@
+"""The question to a judge: a Jinja template in a sandbox, over the fields of a ScoreRequest.
+
+Owns the errors of a template: at the start, each with its line. Invariant: a field that is not there is an error, never
+an empty place in the question.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, nodes
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rljob_api.errors import UserError
+from rljob_api.protocol import InvalidReason, Message, ScoreRequest
+from rljob_reward.calls import NoScoreError
+from rljob_reward.texts import text_of, turns_of
+
+FIELDS = ("prompt", "messages", "completion", "ground_truth", "data_source", "extra_info")
+_PLACE = "judge.template"
+
+
+class Question:
+    """A template, ready to be filled in."""
+
+    def __init__(self, template: str, system_prompt: str | None) -> None:
+        """UserError says in which line what is wrong."""
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+        try:
+            parsed = environment.parse(template)
+            unknown = find_undeclared_variables(parsed) - {*FIELDS, *environment.globals}
+            if unknown:
+                raise UserError(_describe_unknown(parsed, unknown))
+            self._template = environment.from_string(template)
+        except TemplateSyntaxError as error:
+            lines = template.splitlines()
+            line = lines[error.lineno - 1].strip() if 0 < error.lineno <= len(lines) else ""
+            raise UserError(f"{_PLACE}:{error.lineno}: {error.message}: {line}") from error
+        except TemplateError as error:  # a filter or test that does not exist, in some versions
+            raise UserError(f"{_PLACE}: {error}") from error
+        self._system_prompt = system_prompt
+
+    def build_messages(self, request: ScoreRequest) -> list[Message]:
+        """The conversation that the judge is sent. NoScoreError where the template fails on this sample."""
+        try:
+            text = self._template.render(
+                prompt=text_of(request.prompt),
+                messages=turns_of(request.prompt),
+                completion=request.completion,
+                ground_truth=request.ground_truth,
+                data_source=request.data_source,
+                extra_info=request.extra_info,
+            )
+        except Exception as error:  # a template may do arithmetic, and more, with what the data has
+            message = f"{_PLACE}: {type(error).__name__}: {error}"
+            raise NoScoreError(InvalidReason.EXCEPTION, message) from error
+        system = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
+        return [*system, {"role": "user", "content": text}]
+
+
+def _describe_unknown(parsed: nodes.Template, unknown: set[str]) -> str:
+    found = [node for node in parsed.find_all(nodes.Name) if node.name in unknown]
+    first = min(found, key=lambda node: node.lineno)
+    near = difflib.get_close_matches(first.name, FIELDS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{_PLACE}:{first.lineno}: there is no {first.name}; there are {', '.join(FIELDS)}{hint}"

@@ -1,0 +1,69 @@
+"""Real reward servers of kind judge before somebody else's endpoint. The latter is played; the former is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from reward_process import Server, wait_for
+
+# pytest's importlib mode puts no folder on the path.
+_spec = importlib.util.spec_from_file_location("someones_endpoint", Path(__file__).with_name("someones_endpoint.py"))
+assert _spec is not None
+assert _spec.loader is not None
+someones_endpoint = importlib.util.module_from_spec(_spec)
+sys.modules["someones_endpoint"] = someones_endpoint
+_spec.loader.exec_module(someones_endpoint)
+
+_numbers = itertools.count(1)
+_BLOCK = f"127.77.{1 + os.getpid() % 250}"
+
+
+def new_address() -> str:
+    return f"{_BLOCK}.{next(_numbers) % 250 + 1}"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Any]:
+    running = someones_endpoint.Endpoint(new_address())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Any) -> Iterator[Callable[..., Server]]:
+    """start_judge(judge={}, environment={}, wait=True, **fields of the Reward): the smallest judge with changes."""
+    servers: list[Server] = []
+
+    def start(
+        judge: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        wait: bool = True,
+        host: str | None = None,
+        **fields: Any,
+    ) -> Server:
+        judge = judge or {}
+        given = {"url": endpoint.url, "model": "gpt-judge", **judge.pop("endpoint", {})}
+        smallest = {"template": "Rate: {{ completion }}", "parser": {"regex": r"Score: (\S+)"}, "endpoint": given}
+        reward = {"name": "test", "judge": {**smallest, **judge}, "timeoutSeconds": 20, **fields}
+        folder = tmp_path_factory.mktemp("judge")
+        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (environment or {}).items():
+                patch.setenv(name, value)
+            server = Server(folder, host or new_address(), ["--grace", "2"])
+        servers.append(server)
+        if wait:
+            wait_for(server.is_ready, "the server to be ready")
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()

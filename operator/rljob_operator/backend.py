@@ -77,6 +77,9 @@ class Plan:
     """Pods whose scheduling gate goes now."""
     delete_job: bool = False
     """ttlSecondsAfterFinished has passed."""
+    holds_until: datetime | None = None
+    """Until then the same job and the same observations give a plan that does nothing new, whatever the time; null:
+    not known. Whoever makes a plan depend on the time must say it here."""
 
 
 class ForeignObjectError(UserError):

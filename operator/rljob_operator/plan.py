@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from rljob_api.contract import ANNOTATION_RETRY
@@ -46,6 +46,7 @@ POLL_SECONDS = 10.0
 """How often the driver of an active job is asked for its progress."""
 BLOCKED_SECONDS = 1.0
 """How soon to look again whether a name has become free."""
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def new_random_token() -> str:
@@ -239,11 +240,14 @@ def _plan_active(
         (true if holds else why_not)[conditions.POOLS_ISOLATED] = (reason, message)
     status = _with_conditions(job, status, true, why_not, now)
     deadline = deadline_of(job)
+    moments = [moment for moment in (deadline, gang.next_look(job)) if moment]
     waits = [BLOCKED_SECONDS if blocked else POLL_SECONDS]
-    waits += [(moment - now).total_seconds() for moment in (deadline, gang.next_look(job)) if moment]
+    waits += [(moment - now).total_seconds() for moment in moments]
+    is_scaled = any(reward.autoscaling for reward in job.spec.rewards)
+    holds_until = None if blocked or is_scaled else min(moments, default=_NEVER)
     told = [(cause.reason, cause.words) for cause in causes]
     events = conditions.derive_events(job.status, status, told)
-    return Plan(tuple(children), delete, status, events, max(0.0, min(waits)), gang.ungate)
+    return Plan(tuple(children), delete, status, events, max(0.0, min(waits)), gang.ungate, holds_until=holds_until)
 
 
 def _extras(world: World, wanted: list[Manifest]) -> tuple[ChildKey, ...]:

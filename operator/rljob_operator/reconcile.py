@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.lifecycle import is_ours_to_manage
 from rljob_operator.plan import build_invalid_status, plan
+
+OnNothingWritten = Callable[[RLJob, Observed, Plan], None]
 
 CONFLICT_SECONDS = 30.0
 """How soon to try a name again that someone else's object has: nothing tells when that object goes."""
@@ -41,8 +44,16 @@ class ForbiddenError(TransientError):
     """RBAC does not let the operator do something. Tried again, as somebody may grant it; the job's events say what."""
 
 
-async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defaults = DEFAULTS) -> float | None:
+async def reconcile(
+    backend: Backend,
+    key: JobKey,
+    now: datetime,
+    defaults: Defaults = DEFAULTS,
+    *,
+    on_nothing_written: OnNothingWritten = lambda job, observed, wanted: None,
+) -> float | None:
     """Converge one job. Returns the seconds after which to look again; None: only when something changes.
+    `on_nothing_written` is called with what was read and decided when all was already so.
 
     TransientError goes to the caller, which tries again later.
     """
@@ -54,18 +65,21 @@ async def reconcile(backend: Backend, key: JobKey, now: datetime, defaults: Defa
     if job is None or not is_ours_to_manage(job):
         return None  # the children of one that is gone follow by their owner references
     try:
-        return await _converge(backend, job, now, defaults)
+        return await _converge(backend, job, now, defaults, on_nothing_written)
     except ForbiddenError as error:
         with contextlib.suppress(TransientError):  # Events may be forbidden as well
             await backend.record_event(job, Event("Warning", REASON_FORBIDDEN, str(error)))
         raise
 
 
-async def _converge(backend: Backend, job: RLJob, now: datetime, defaults: Defaults) -> float | None:
+async def _converge(
+    backend: Backend, job: RLJob, now: datetime, defaults: Defaults, on_nothing_written: OnNothingWritten
+) -> float | None:
     key = JobKey(job.metadata.namespace, job.metadata.name)
     observed = await backend.observe(job)
     wanted = plan(job, observed, now, defaults=defaults)
-    conflicts, refused = await _apply_children(backend, wanted, observed)
+    differing = _find_differing(wanted, observed)
+    conflicts, refused = await _apply_children(backend, differing)
     for child in wanted.delete:
         await backend.delete(key.namespace, child)
     for pod in wanted.ungate:
@@ -76,12 +90,16 @@ async def _converge(backend: Backend, job: RLJob, now: datetime, defaults: Defau
     status = with_conflicts(wanted.status, conflicts, now)
     if status != job.status:
         await backend.update_status(job, status)
-    for event in (*wanted.events, *conflict_events(job.status, status)):
+    events = (*wanted.events, *conflict_events(job.status, status))
+    for event in events:
         await backend.record_event(job, event)
     if wanted.delete_job:
         await backend.delete_job(key)
     if conflicts:
         return min(CONFLICT_SECONDS, wanted.requeue_after_seconds or CONFLICT_SECONDS)
+    writes = (*differing, *wanted.delete, *wanted.ungate, *events)
+    if not writes and status == job.status and not wanted.delete_job:
+        on_nothing_written(job, observed, wanted)
     return wanted.requeue_after_seconds
 
 
@@ -92,10 +110,14 @@ class _Applied(NamedTuple):
     """What the API server refused for good, such as a user's template."""
 
 
-async def _apply_children(backend: Backend, wanted: Plan, observed: Observed) -> _Applied:
-    """Apply what differs: first all that Pods need, at once, then the workloads, at once."""
+def _find_differing(wanted: Plan, observed: Observed) -> list[Manifest]:
+    """The children, stamped, that are not yet as they should be."""
+    return [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
+
+
+async def _apply_children(backend: Backend, differing: list[Manifest]) -> _Applied:
+    """First all that Pods need, at once, then the workloads, at once."""
     applied = _Applied([], [])
-    differing = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
     for of_workloads in (False, True):
         if applied.conflicts:
             break  # Pods must not start from someone else's Secret, or without their policy

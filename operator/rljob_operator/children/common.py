@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -105,14 +106,20 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _Dumper(yaml.SafeDumper):
+_NUM_TEXTS_KEPT = 256
+"""A job's file is written twice a look, and is the same from look to look."""
+# libyaml's writer is several times as fast. Builds of PyYAML may lack it.
+_BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_BaseDumper):
     """Writes strings of several lines as blocks, so that a function's source in a ConfigMap can be read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _represent_str(dumper: Any, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
@@ -121,4 +128,9 @@ _Dumper.add_representer(str, _represent_str)
 
 def to_yaml(value: Any) -> str:
     """Plain data as YAML, keys in their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return _to_yaml(json.dumps(value))
+
+
+@lru_cache(maxsize=_NUM_TEXTS_KEPT)
+def _to_yaml(value: str) -> str:
+    return yaml.dump(json.loads(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -63,6 +63,10 @@ class Cache:
         self._gone: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
         self._early: dict[ObjectKey, Manifest] = {}
+        self.num_changes = 0
+        """So many times has anything changed: a clock that `changed_at` is read by."""
+        self._changed: dict[OwnerKey, int] = {}
+        self._forgotten = 0
 
     def is_listed(self, resource: Resource, namespace: str | None) -> bool:
         """Whether a LIST of the kind has been taken in."""
@@ -87,6 +91,7 @@ class Cache:
         self._gone.pop(key, None)
         if owner:
             self._owned[owner].add(key)
+            self._touch(owner)
         if kind == "Event":
             self._bound_events()
         elif early := self._early.pop(key, None):
@@ -173,6 +178,11 @@ class Cache:
         keys = sorted(self._owned.get(owner, ()))
         return [_unpack(key.kind, self._kinds[key.kind][key]) for key in keys if key[:3] != owner[:3]]
 
+    def changed_at(self, owner: OwnerKey) -> int:
+        """num_changes when an owner or anything of it changed last. Of one without any objects, when the last such
+        lost its own: later than true, never earlier."""
+        return self._changed.get(owner, self._forgotten)
+
     def names(self, resource: Resource) -> list[ObjectKey]:
         return list(self._kinds[resource.key])
 
@@ -192,8 +202,14 @@ class Cache:
 
     def _unlink(self, owner: OwnerKey, key: ObjectKey) -> None:
         self._owned[owner].discard(key)
+        self._touch(owner)
         if not self._owned[owner]:
             del self._owned[owner]
+            self._forgotten = self._changed.pop(owner)
+
+    def _touch(self, owner: OwnerKey) -> None:
+        self.num_changes += 1
+        self._changed[owner] = self.num_changes
 
     def _owner_of_event(self, event: Manifest) -> OwnerKey | None:
         """Whose Pod or workload an Event speaks of. Events about anything else are not kept."""

@@ -6,7 +6,8 @@ Invariant: a driver is asked at most once in POLL_SECONDS, and one that hangs ho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import aiohttp
 from pydantic import ValidationError
@@ -18,6 +19,17 @@ from rljob_operator.children.common import HEAD
 from rljob_operator.plan import POLL_SECONDS
 
 TIMEOUT_SECONDS = 2.0
+_MAX_ASKED = 4
+"""At once: drivers that hang must leave workers to the other jobs. One that is left out is asked at its next poll."""
+
+
+class Driver(NamedTuple):
+    """One driver, and how it is asked."""
+
+    uid: str
+    """Of its Pod."""
+    address: str
+    token: str
 
 
 class DriverClient:
@@ -27,29 +39,33 @@ class DriverClient:
         self._clock, self._port = clock, port
         self._said: dict[str, tuple[float, DriverStatus | None]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._num_asked = 0
 
-    async def ask(self, pods: tuple[Manifest, ...], token: str | None) -> DriverStatus | None:
-        """None when no driver runs, or when it did not answer."""
-        pod = next(filter(_runs_driver, pods), None)
-        if pod is None or token is None:
+    async def ask(self, driver: Driver | None) -> DriverStatus | None:
+        """None when there is no driver, or when it did not answer."""
+        if driver is None:
             return None
-        uid, now = pod["metadata"]["uid"], self._clock()
-        asked_at, said = self._said.get(uid, (float("-inf"), None))
+        now = self._clock()
+        asked_at, said = self._said.get(driver.uid, (float("-inf"), None))
         # A little less, or a poll that comes on time would be told what the one before it was.
-        if now - asked_at >= POLL_SECONDS * 0.9:
+        if now - asked_at >= POLL_SECONDS * 0.9 and self._num_asked < _MAX_ASKED:
             self._said = {key: value for key, value in self._said.items() if now - value[0] < POLL_SECONDS * 10}
-            self._said[uid] = (now, said)
-            said = await self._get(pod["status"]["podIP"], token)
-            self._said[uid] = (now, said)
+            self._said[driver.uid] = (now, said)
+            self._num_asked += 1
+            try:
+                said = await self._get(driver)
+            finally:
+                self._num_asked -= 1
+            self._said[driver.uid] = (now, said)
         return said
 
-    async def _get(self, address: str, token: str) -> DriverStatus | None:
+    async def _get(self, driver: Driver) -> DriverStatus | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
-        host = f"[{address}]" if ":" in address else address
+        host = f"[{driver.address}]" if ":" in driver.address else driver.address
         try:
             async with self._session.get(
-                f"http://{host}:{self._port}{Path.STATUS}", headers={"Authorization": f"Bearer {token}"}
+                f"http://{host}:{self._port}{Path.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
             ) as response:
                 return DriverStatus.model_validate_json(await response.read()) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError):
@@ -58,6 +74,12 @@ class DriverClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def find_driver(pods: Iterable[Manifest], token: str | None) -> Driver | None:
+    """The driver among a job's Pods; None when none runs."""
+    pod = next(filter(_runs_driver, pods), None)
+    return Driver(pod["metadata"]["uid"], pod["status"]["podIP"], token) if pod and token else None
 
 
 def _runs_driver(pod: Manifest) -> bool:

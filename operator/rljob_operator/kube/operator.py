@@ -27,10 +27,10 @@ from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
+from rljob_operator.kube.rest import Resting
 from rljob_operator.kube.watch import Feed
 from rljob_operator.metrics import Metrics
 from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, run
-from rljob_operator.reconcile import reconcile
 from rljob_operator.reward_model import reconcile_reward_model
 from rljob_operator.settings import Settings
 
@@ -98,7 +98,7 @@ async def _lead(
     backend = KubernetesBackend(
         api, cache, driver, keys=feed.keys, may_write=lambda: lease is None or lease.is_held, now=now
     )
-    defaults = Defaults(settings.trainer_image, settings.reward_image)
+    resting, defaults = Resting(backend), Defaults(settings.trainer_image, settings.reward_image)
 
     async def reconcile_key(_: KubernetesBackend, key: Key, at: datetime) -> float | None:
         is_model = isinstance(key, RewardModelKey)
@@ -108,7 +108,7 @@ async def _lead(
                 about = JobKey(key.namespace, key.name)
                 if is_model:
                     return await _reconcile_model(backend, about, at, defaults)
-                return await reconcile(backend, about, at, defaults)
+                return await resting.reconcile(about, at, defaults)
         except Exception as error:
             health.metrics.errors.labels(type(error).__name__).inc()
             raise

@@ -29,7 +29,7 @@ example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or example
 ##@ On a cluster
 .PHONY: cluster
 cluster: $(SYNCED) ## A real Kubernetes on this machine: one node a pool, with the images (root, Debian)
-	$(BIN)/python -m rljob_cluster.images --archive
+	$(BIN)/python -m rljob_cluster.images --loadable
 	$(BIN)/python -m rljob_cluster up
 	$(BIN)/python -m rljob_cluster load
 

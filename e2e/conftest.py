@@ -57,8 +57,8 @@ def _find_cluster(context: str) -> Cluster:
 
 def _start_cluster() -> Cluster:
     say("building the images that have changed (from nothing: about 10 minutes)")
-    python("-m", "rljob_cluster.images", "--archive")
-    say("starting the cluster, or finding it (from nothing: about 5 minutes)")
+    python("-m", "rljob_cluster.images", "--loadable")
+    say("starting the cluster, or finding it (from nothing: a minute, and 10 to build Kubernetes once)")
     python("-m", "rljob_cluster", "up")
     python("-m", "rljob_cluster", "load")
     programs = find_or_build("kubectl", "helm")

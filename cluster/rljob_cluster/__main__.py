@@ -8,16 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from rljob_cluster import addons, supervisor
-from rljob_cluster.build import BuildError, cache_root, find_or_build
+from rljob_cluster import addons, sources, supervisor
+from rljob_cluster.build import BuildError, find_or_build
 from rljob_cluster.controlplane import ControlPlaneError
 from rljob_cluster.node import CommandError, Node, run
-from rljob_cluster.slim_archive import count_new_bytes
 
 CHART = Path(__file__).resolve().parents[2] / "charts/rljob"
 _DEBIAN_PACKAGES = {
@@ -49,18 +48,14 @@ def up(state: Path) -> None:
     start = time.monotonic()
     find_or_build(*supervisor.PROGRAMS)
     supervisor.stop(state)  # what a crash may have left
-    supervisor.start_in_background(state, find_archives())
+    state.mkdir(parents=True, exist_ok=True)
+    supervisor.start_in_background(state, sources.find_sources(state))
     print(f"the cluster is up after {time.monotonic() - start:.0f} s\n{_exports(state)}")
 
 
 def _exports(state: Path) -> str:
     """kubectl and helm were built too, for those who have none."""
     return f"export KUBECONFIG={state / 'kubeconfig'} PATH=$PATH:{find_or_build('kubectl', 'helm')}"
-
-
-def find_archives() -> list[Path]:
-    """The images that `python -m rljob_cluster.images --archive` has written."""
-    return sorted((cache_root() / "images").glob("*.tar"))
 
 
 def _require_machine() -> None:
@@ -80,48 +75,32 @@ def _require_machine() -> None:
         raise ClusterError(f"missing on this machine: {', '.join(missing)}; install them, or use E2E_CONTEXT=")
 
 
-def load(state: Path, archives: Sequence[Path]) -> None:
-    """Import archives into every node that has not had them."""
+def load(state: Path, given: Sequence[str]) -> None:
+    """Give every node the images that it has not."""
     _require_running(state)
-    wanted = {node.name: (node, _missing(state, node, archives)) for node in supervisor.build_nodes(state)}
-    _require_disk(state, wanted.values())
-    for node, missing in wanted.values():
-        for archive in missing:
-            print(f"loading {archive.name} into {node.name}", flush=True)
-            node.import_images(archive)
+    wanted = [(node, _find_missing(state, node, given)) for node in supervisor.build_nodes(state)]
+    if lack := sources.explain_lack_of_disk(wanted, state):
+        raise ClusterError(lack)
+    for node, missing in wanted:
+        for source in missing:
+            print(f"loading {Path(source).name} into {node.name}", flush=True)
+            sources.take(node, source)
             with (node.folder / "loaded").open("a") as loaded:
-                loaded.write(f"{archive}\n")
+                loaded.write(f"{source}\n")
 
 
-def _missing(state: Path, node: Node, archives: Sequence[Path]) -> list[Path]:
+def _find_missing(state: Path, node: Node, given: Sequence[str]) -> list[str]:
     lists = [state / "nodes/base/imported", node.folder / "loaded"]
-    return choose_missing([line for path in lists if path.exists() for line in path.read_text().splitlines()], archives)
-
-
-def choose_missing(history: Sequence[str], archives: Sequence[Path]) -> list[Path]:
-    """Those that are not the last of their image that was imported: going back to an older source is a change too."""
-    last = {Path(line).stem.rpartition("-")[0]: line for line in history}
-    return [archive for archive in archives if last.get(archive.stem.rpartition("-")[0]) != str(archive)]
-
-
-def _require_disk(state: Path, wanted: Iterable[tuple[Node, list[Path]]]) -> None:
-    """Each node unpacks what it has not: with new dependencies of the trainer that is 7 GB a node, and as much again
-    while it is imported."""
-    sizes = [sum(count_new_bytes(path, node.list_snapshots()) for path in missing) for node, missing in wanted]
-    needed, free = sum(sizes) + max(sizes), shutil.disk_usage(state).free
-    if needed > free:
-        raise ClusterError(
-            f"the images need {needed / 1e9:.0f} GB in {len(sizes)} nodes, and {free / 1e9:.0f} GB are free; a new "
-            "cluster has them once for all nodes: make cluster-down cluster"
-        )
+    history = [line for path in lists if path.exists() for line in path.read_text().splitlines()]
+    return sources.choose_missing(history, given)
 
 
 def install(state: Path, values: Sequence[str]) -> None:
     """The chart of this repository. A changed image keeps its name here, so an annotation with the digest of what it
     was made of gives a new Pod to it."""
     _require_running(state)
-    operator = next((path.stem for path in find_archives() if path.name.startswith("operator-")), "operator-none")
-    annotation = rf"podAnnotations.rljob\.dev/inputs={operator.removeprefix('operator-')}"
+    operator = next((s for s in sources.find_sources(state) if sources.name_of(s) == "operator"), "operator-none")
+    annotation = rf"podAnnotations.rljob\.dev/inputs={sources.version_of(operator)}"
     sets = ["--set-string", annotation, *(part for value in values for part in ("--set", value))]
     helm = str(find_or_build("helm") / "helm")
     flags = ("--kubeconfig", str(state / "kubeconfig"), "--namespace", "rljob-system", "--create-namespace")
@@ -152,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("up", "down", "status", "kubeconfig"):
         commands.add_parser(name)
-    commands.add_parser("serve").add_argument("archives", nargs="*", type=Path)
-    commands.add_parser("load").add_argument("archives", nargs="*", type=Path)
+    commands.add_parser("serve").add_argument("sources", nargs="*")
+    commands.add_parser("load").add_argument("archives", nargs="*")
     parser_install = commands.add_parser("install")
     parser_install.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
     parser_volume = commands.add_parser("volume")
@@ -169,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             supervisor.stop(state)
             print("the cluster is gone")
         elif options.command == "serve":
-            supervisor.Supervisor(state, options.archives).serve()
+            supervisor.Supervisor(state, options.sources).serve()
         elif options.command == "kubeconfig":
             _require_running(state)
             print(state / "kubeconfig")
@@ -177,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _require_running(state)
             print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
         elif options.command == "load":
-            load(state, [path.resolve() for path in options.archives] or find_archives())
+            load(state, [str(Path(path).resolve()) for path in options.archives] or sources.find_sources(state))
         elif options.command == "install":
             install(state, options.values)
         else:

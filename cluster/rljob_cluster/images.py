@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from rljob_cluster.base_image import DEFAULT_BASE, ImageBuildError, ensure_base
+from rljob_cluster.buildah_store import find_image
 
 VERSION = "0.1.0"
 FOLDERS = {"trainer": "trainer_image", "reward": "reward_image", "operator": "operator"}
@@ -134,7 +136,13 @@ def _archive(tool: str, name: str, digest: str) -> Path:
     return path
 
 
-def build_image(root: Path, name: str, *, archive: bool) -> Built:
+def needs_archive(name: str) -> bool:
+    """Whether a cluster of this machine cannot take the image out of the builder's store."""
+    state = Path(os.environ.get("RLJOB_CLUSTER_DIR") or ".cluster")
+    return find_image(f"rljob/{name}:{VERSION}", state if state.exists() else Path.cwd()) is None
+
+
+def build_image(root: Path, name: str, archive: Literal["no", "needed", "yes"]) -> Built:
     """Build one image unless the image that is there has the same inputs."""
     tool, start = choose_tool(), time.monotonic()
     base, extra = ensure_base(tool, os.environ.get("BASE_IMAGE")), os.environ.get("EXTRA", "cpu")
@@ -146,7 +154,8 @@ def build_image(root: Path, name: str, *, archive: bool) -> Built:
         done = subprocess.run(command, cwd=root, stdout=sys.stderr)
         if done.returncode != 0:
             raise ImageBuildError(f"{image}: `{' '.join(command)}` failed ({done.returncode}); its output is above")
-    path = _archive(tool, name, digest) if archive else None
+    is_wanted = archive == "yes" or (archive == "needed" and (tool == "docker" or needs_archive(name)))
+    path = _archive(tool, name, digest) if is_wanted else None
     size = _inspect(tool, image)[1]
     return Built(image, digest, size, round(time.monotonic() - start, 1), reused, str(path) if path else None)
 
@@ -154,13 +163,22 @@ def build_image(root: Path, name: str, *, archive: bool) -> Built:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rljob_cluster.images", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="IMAGE", help=f"of {', '.join(FOLDERS)}; default: all")
-    parser.add_argument("--archive", action="store_true", help="also write an OCI archive of each")
+    parser.add_argument(
+        "--archive", action="store_const", const="yes", default="no", help="also write an archive of each"
+    )
+    parser.add_argument(
+        "--loadable",
+        action="store_const",
+        const="needed",
+        dest="archive",
+        help="also write an archive where a cluster of this machine cannot link to buildah's store",
+    )
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in FOLDERS]:
         parser.error(f"no such image: {', '.join(unknown)}; there are {', '.join(FOLDERS)}")
     try:
-        built = [build_image(Path.cwd(), name, archive=options.archive) for name in options.names or FOLDERS]
+        built = [build_image(Path.cwd(), name, options.archive) for name in options.names or FOLDERS]
     except ImageBuildError as error:
         print(error, file=sys.stderr)
         return 1

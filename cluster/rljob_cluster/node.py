@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rljob_cluster.slim_archive import write_slim
+from rljob_cluster.buildah_store import StoredImage
+from rljob_cluster.slim_archive import Image, chain_ids, read_archive, write_layout
 
 PAUSE_IMAGE = "rljob.dev/pause:local"
 POD_RANGE = "10.244.0.0/16"
@@ -27,6 +29,7 @@ RUN = Path("/run/rljob-cluster")
 """Sockets, whose paths must be short."""
 LABEL_POOL = "rljob.dev/pool"
 _COLLECT = "collect-garbage"
+_GC_ROOT = "containerd.io/gc.root"
 _CNI_PROGRAMS = Path("/usr/lib/cni")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -110,9 +113,40 @@ class Node:
     def list_snapshots(self) -> set[str]:
         return {line.split()[0] for line in self.ctr("snapshots", "list").splitlines()[1:]}
 
-    def import_images(self, archive: Path) -> None:
+    def import_archive(self, archive: Path) -> None:
         """Import and unpack what is new in the archive; then let its layers go, which containers never read: half of
         the disk."""
+        with read_archive(archive) as images:
+            self._import(images)
+        self._drop_layers()
+
+    def link_image(self, stored: StoredImage) -> None:
+        """Take an image out of buildah's store on the same disk: each new layer becomes a snapshot of hard links."""
+        unpacked, parent, linked = self.list_snapshots(), "", []
+        chains = chain_ids([layer.diff_id for layer in stored.image.layers])
+        for folder, chain in zip(stored.folders, chains, strict=True):
+            if chain not in unpacked:
+                self._link_layer(folder, chain, parent, f"link-{chain}" in unpacked)
+                linked.append(chain)
+            parent = chain
+        self._import([stored.image])
+        for chain in linked:
+            self.ctr("snapshots", "label", chain, f"{_GC_ROOT}=")  # from now on the image holds it
+
+    def _link_layer(self, folder: Path, chain: str, parent: str, is_left: bool) -> None:
+        key = f"link-{chain}"
+        if is_left:
+            self.ctr("snapshots", "delete", key)
+        self.ctr("snapshots", "prepare", key, *filter(None, [parent]))
+        mount = self.ctr("snapshots", "mounts", "/nowhere", key)
+        upper = re.search(r"upperdir=([^,\s]+)", mount)
+        # buildah's store is mounted on itself, and links do not cross mounts: this one look at it is without that.
+        script = 'while mountpoint -q "$1"; do umount --lazy "$1"; done; exec cp -al "$2/." "$3"'
+        target = upper[1] if upper else mount.split()[3]
+        run("unshare", "--mount", "sh", "-c", script, "sh", str(folder.parents[1]), str(folder), target)
+        self.ctr("snapshots", "commit", chain, key)
+
+    def _import(self, images: Sequence[Image]) -> None:
         unpacked = self.list_snapshots()
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", "images", "import", "-"]
         with (
@@ -121,12 +155,11 @@ class Node:
         ):
             assert process.stdin
             with contextlib.suppress(BrokenPipeError):  # then it says why below
-                write_slim(archive, unpacked, process.stdin)
+                write_layout(images, unpacked, process.stdin)
                 process.stdin.close()
             if process.wait():
                 said.seek(0)
-                raise CommandError(f"{archive} cannot be imported into {self.name}: {said.read().decode()[-1500:]}")
-        self._drop_layers()
+                raise CommandError(f"{images[0].names[0]} is refused by {self.name}: {said.read().decode()[-1500:]}")
 
     def _drop_layers(self) -> None:
         for line in self.ctr("images", "list").splitlines()[1:]:

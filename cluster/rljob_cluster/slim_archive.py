@@ -1,20 +1,42 @@
-"""Gives containerd an image archive without the layers that it has unpacked already.
+"""Images as an OCI layout without the layers that containerd has unpacked already.
 
 A changed source is a layer of some kilobytes above one of 7 GB: importing the whole archive would write, hash and drop
-all of it on every node. The image is streamed as an OCI layout whose missing blobs are those of unpacked layers.
+all of it on every node. Here the blobs of unpacked layers are named, and left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 _OCI = "application/vnd.oci.image"
+
+
+@dataclass(frozen=True)
+class Layer:
+    diff_id: str
+    size: int
+    open: Callable[[], IO[bytes]]
+    """Its uncompressed tar; asked for only where it is needed."""
+
+
+@dataclass(frozen=True)
+class Image:
+    names: Sequence[str]
+    """As Pods name it, with its registry."""
+    config: bytes
+    layers: Sequence[Layer]
+
+    def find_new(self, unpacked: Collection[str]) -> list[Layer]:
+        chains = chain_ids([layer.diff_id for layer in self.layers])
+        return [layer for layer, chain in zip(self.layers, chains, strict=True) if chain not in unpacked]
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
@@ -26,53 +48,52 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
     return chain
 
 
-def write_slim(archive: Path, unpacked: Collection[str], target: IO[bytes]) -> None:
-    """Write the docker-archive as an OCI layout to a stream, without the layers whose snapshots are in `unpacked`."""
+@contextlib.contextmanager
+def read_archive(archive: Path) -> Iterator[list[Image]]:
+    """The images of an uncompressed docker-archive, while it is open."""
+    with tarfile.open(archive) as source:
+        yield [_read_image(source, entry) for entry in json.loads(_read(source, "manifest.json"))]
+
+
+def write_layout(images: Iterable[Image], unpacked: Collection[str], target: IO[bytes]) -> None:
+    """Write images to a stream, without the layers whose snapshots are in `unpacked`."""
     manifests: list[dict[str, Any]] = []
-    with tarfile.open(archive) as source, tarfile.open(fileobj=target, mode="w|") as out:
-        for entry in json.loads(_read(source, "manifest.json")):
-            config = _read(source, entry["Config"])
-            diff_ids = json.loads(config)["rootfs"]["diff_ids"]
-            layers = []
-            for name, diff_id, chain in zip(entry["Layers"], diff_ids, chain_ids(diff_ids), strict=True):
-                with _open(source, name) as layer:
-                    size = layer.seek(0, io.SEEK_END)
-                    layers.append({"mediaType": f"{_OCI}.layer.v1.tar", "digest": diff_id, "size": size})
-                    if chain not in unpacked:
-                        layer.seek(0)
-                        _add(out, _blob(diff_id), layer, size)
-            manifest = {
-                "schemaVersion": 2,
-                "mediaType": f"{_OCI}.manifest.v1+json",
-                "config": _write(out, f"{_OCI}.config.v1+json", config),
-                "layers": layers,
-            }
-            descriptor = _write(out, f"{_OCI}.manifest.v1+json", json.dumps(manifest).encode())
-            manifests += [
-                descriptor | {"annotations": {"io.containerd.image.name": tag}} for tag in _names(entry["RepoTags"])
-            ]
+    with tarfile.open(fileobj=target, mode="w|") as out:
+        for image in images:
+            for layer in image.find_new(unpacked):
+                with layer.open() as content:
+                    _add(out, _blob(layer.diff_id), content, layer.size)
+            descriptor = _write(out, f"{_OCI}.manifest.v1+json", json.dumps(_build_manifest(out, image)).encode())
+            manifests += [descriptor | {"annotations": {"io.containerd.image.name": name}} for name in image.names]
         _add_bytes(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
         _add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
 
 
-def count_new_bytes(archive: Path, unpacked: Collection[str]) -> int:
-    """Bytes of the layers that write_slim would write."""
-    total = 0
-    with tarfile.open(archive) as source:
-        for entry in json.loads(_read(source, "manifest.json")):
-            diff_ids = json.loads(_read(source, entry["Config"]))["rootfs"]["diff_ids"]
-            for name, chain in zip(entry["Layers"], chain_ids(diff_ids), strict=True):
-                if chain not in unpacked:
-                    with _open(source, name) as layer:
-                        total += layer.seek(0, io.SEEK_END)
-    return total
+def _read_image(source: tarfile.TarFile, entry: dict[str, Any]) -> Image:
+    config = _read(source, entry["Config"])
+    layers = []
+    for name, diff_id in zip(entry["Layers"], json.loads(config)["rootfs"]["diff_ids"], strict=True):
+        with _open(source, name) as content:
+            size = content.seek(0, io.SEEK_END)
+        layers.append(Layer(diff_id, size, lambda name=name: _open(source, name)))  # type: ignore[misc]
+    return Image([_qualify(tag) for tag in entry["RepoTags"]], config, layers)
 
 
-def _names(tags: Sequence[str]) -> Iterator[str]:
-    """As Pods name them: without a registry means docker.io, and docker's own archives leave that out."""
-    for tag in tags:
-        host = tag.split("/")[0]
-        yield tag if "." in host or ":" in host or host == "localhost" else f"docker.io/{tag}"
+def _qualify(tag: str) -> str:
+    """Without a registry means docker.io, which docker's own archives leave out."""
+    host = tag.split("/")[0]
+    return tag if "." in host or ":" in host or host == "localhost" else f"docker.io/{tag}"
+
+
+def _build_manifest(out: tarfile.TarFile, image: Image) -> dict[str, Any]:
+    return {
+        "schemaVersion": 2,
+        "mediaType": f"{_OCI}.manifest.v1+json",
+        "config": _write(out, f"{_OCI}.config.v1+json", image.config),
+        "layers": [
+            {"mediaType": f"{_OCI}.layer.v1.tar", "digest": layer.diff_id, "size": layer.size} for layer in image.layers
+        ],
+    }
 
 
 def _write(out: tarfile.TarFile, media_type: str, content: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from rljob_cluster import addons, build, cleanup
+from rljob_cluster import addons, build, cleanup, sources
 from rljob_cluster.build import find_or_build
 from rljob_cluster.controlplane import ControlPlane, die_with_parent
 from rljob_cluster.node import PAUSE_IMAGE, POD_RANGE, RUN, CommandError, Node, copy_store, run
@@ -41,9 +41,9 @@ def build_nodes(state: Path) -> list[Node]:
 class Supervisor:
     """One running cluster."""
 
-    def __init__(self, state: Path, archives: list[Path]) -> None:
+    def __init__(self, state: Path, image_sources: list[str]) -> None:
         self.state = state
-        self.archives = archives
+        self.image_sources = image_sources
         self.nodes = build_nodes(state)
         self.programs = find_or_build(*PROGRAMS)
         self._ending = threading.Event()
@@ -118,15 +118,16 @@ class Supervisor:
         assert self.plane is not None
         base = Node(99, "base", self.state)
         marker = base.folder / "imported"
-        wanted = "\n".join(map(str, self.archives))
+        wanted = "\n".join(self.image_sources)
         if marker.exists() and marker.read_text() == wanted:
             return base
         base.prepare_store()
-        archives = self._write_own_images() + self.archives
         self._start("containerd-base", base.containerd_command())
         self._wait_for_containerd(base)
-        for archive in archives:
-            base.import_images(archive)
+        for archive in self._write_own_images():
+            base.import_archive(archive)
+        for source in self.image_sources:
+            sources.take(base, source)
         self._end("containerd-base")
         marker.write_text(wanted)
         return base
@@ -196,13 +197,13 @@ class Supervisor:
             self.plane.stop()
 
 
-def start_in_background(state: Path, archives: list[Path]) -> int:
+def start_in_background(state: Path, image_sources: list[str]) -> int:
     """Start the supervisor and wait until the cluster is ready. Returns its process id."""
     (state / "run").mkdir(parents=True, exist_ok=True)
     (state / "run/ready").unlink(missing_ok=True)
     RUN.mkdir(parents=True, exist_ok=True)
     log = (state / "run/supervisor.log").open("wb")
-    command = [sys.executable, "-m", "rljob_cluster", "serve", *map(str, archives)]
+    command = [sys.executable, "-m", "rljob_cluster", "serve", *image_sources]
     environment = os.environ | {"RLJOB_CLUSTER_DIR": str(state)}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

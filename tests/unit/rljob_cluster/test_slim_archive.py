@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rljob_cluster.scratch_image import write_scratch_image
-from rljob_cluster.slim_archive import chain_ids, count_new_bytes, write_slim
+from rljob_cluster.slim_archive import chain_ids, read_archive, write_layout
 
 
 @pytest.fixture
@@ -19,7 +19,8 @@ def archive(tmp_path: Path) -> Path:
 
 def read_slim(archive: Path, unpacked: set[str]) -> dict[str, bytes]:
     stream = io.BytesIO()
-    write_slim(archive, unpacked, stream)
+    with read_archive(archive) as images:
+        write_layout(images, unpacked, stream)
     stream.seek(0)
     with tarfile.open(fileobj=stream) as tar:
         return {member.name: file.read() for member in tar if (file := tar.extractfile(member))}
@@ -56,7 +57,8 @@ def test_a_snapshot_is_named_by_its_layer_and_all_below_it() -> None:
     assert chain_ids(["sha256:b", "sha256:a"])[1] != chain_ids(["sha256:a", "sha256:b"])[1]
 
 
-def test_only_layers_that_are_new_need_room(archive: Path) -> None:
-    layer = read_manifest(read_slim(archive, set()))["layers"][0]  # type: ignore[index]
-    assert count_new_bytes(archive, set()) == layer["size"]
-    assert count_new_bytes(archive, {layer["digest"]}) == 0
+def test_only_layers_that_are_not_unpacked_are_new(archive: Path) -> None:
+    with read_archive(archive) as (image,):
+        (layer,) = image.find_new(set())
+        assert layer.size == len(read_slim(archive, set())[f"blobs/{layer.diff_id.replace(':', '/')}"])
+        assert image.find_new({layer.diff_id}) == []

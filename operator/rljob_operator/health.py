@@ -21,6 +21,8 @@ class Health:
         self.queue, self.metrics, self._clock = queue, metrics, clock
         self.working: dict[Key, float] = {}
         self.is_ready: Callable[[], bool] = lambda: False
+        self.why_not_ready = "starts"
+        """Said by /readyz while not ready."""
         self.unheard_seconds: Callable[[], float] = lambda: 0.0
         """For how long the watches have not told of a write of our own."""
 
@@ -53,7 +55,7 @@ class Health:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         ready = self.is_ready()
-        return web.Response(text="ok" if ready else "starts", status=200 if ready else 503)
+        return web.Response(text="ok" if ready else self.why_not_ready, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.depth.set(self.queue.depth)

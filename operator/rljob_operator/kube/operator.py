@@ -23,6 +23,7 @@ from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, KubeApi, connect
+from rljob_operator.kube.crds import describe_problem
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
 from rljob_operator.kube.lease import Lease
@@ -67,7 +68,7 @@ async def run_operator(
         settings.lease_seconds,
     )
     try:
-        await _wait_for_crds(api)
+        await _wait_for_crds(api, health)
         if settings.lease:
             health.is_ready = lambda: True  # a standby is ready to lead
             await lease.acquire()
@@ -146,10 +147,12 @@ async def _reconcile_model(backend: KubernetesBackend, key: JobKey, now: datetim
         return None
 
 
-async def _wait_for_crds(api: KubeApi) -> None:
+async def _wait_for_crds(api: KubeApi, health: Health) -> None:
     while problem := await _crd_problem(api):
+        health.why_not_ready = problem
         log.error("%s; next look in %.0f s", problem, _CRD_RETRY_SECONDS)
         await asyncio.sleep(_CRD_RETRY_SECONDS)
+    health.why_not_ready = "lists every kind for the first time"
 
 
 async def _crd_problem(api: KubeApi) -> str:
@@ -165,12 +168,8 @@ async def _crd_problem(api: KubeApi) -> str:
             return f"CRD {name}: {error.message}; apply the files in crds/"
         except TransientError as error:
             return str(error)
-        versions = {version["name"]: version for version in crd["spec"]["versions"] if version["served"]}
-        if resource.version not in versions:
-            return f"CRD {name} does not serve {resource.version}; apply the files in crds/"
-        schema = versions[resource.version]["schema"]["openAPIV3Schema"]["properties"]
-        if resource is RLJOB and "scheduling" not in schema["spec"]["properties"]:
-            return f"CRD {name} is older than this operator (no spec.scheduling); apply the files in crds/"
+        if problem := describe_problem(resource, crd):
+            return problem
     return ""
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rljob_api.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardBase
 from rljob_operator import conditions
 from rljob_operator.backend import Manifest, Observed
 from rljob_operator.children.common import REWARD
@@ -105,7 +106,8 @@ def _user_error(job: RLJob, world: World) -> Verdict | None:
         return None
     role, pod, termination = found
     # The head's and the trainers' programs name the field themselves; a function's traceback does not.
-    remedy = f"; mend {role_path(job, role)}.function" if role.kind == REWARD else ""
+    kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
+    remedy = f"; mend {role_path(job, role)}.{kind}" if role.kind == REWARD else ""
     return Verdict("failed", USER_ERROR, _describe_end(role.name, pod, termination) + remedy)
 
 

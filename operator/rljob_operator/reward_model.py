@@ -35,7 +35,7 @@ from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
 from rljob_operator.remedies import Cause, find_model_causes
-from rljob_operator.validate import find_template_problems
+from rljob_operator.validate import find_model_sources, find_source_problems, find_template_problems
 from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
 READY = "Ready"
@@ -155,9 +155,10 @@ async def _apply_children(backend: RewardModelBackend, wanted: RewardModelPlan, 
 
 
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
-    if model.spec.function is None:
+    if not model.spec.is_served:
         return []
-    if problems := [*find_template_problems("spec", model.spec)]:
+    sources = find_model_sources("spec", model.spec)
+    if problems := [*find_template_problems("spec", model.spec), *find_source_problems(sources)]:
         raise UserError("; ".join(problems))
     service: RewardService = service_of(model)
     heads = {"podSelector": {"matchLabels": {LABEL_ROLE: HEAD}}}
@@ -187,7 +188,7 @@ def _finish(
 
 
 def _find_causes(model: RewardModel, observed: Observed) -> list[Cause]:
-    if model.spec.function is None:
+    if not model.spec.is_served:
         return []
     return find_model_causes(model, _view(model, observed), find_ours(model, observed)[0], observed)
 
@@ -201,7 +202,7 @@ def _build_status(
 ) -> RewardModelStatus:
     deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
-    served = model.spec.function is not None
+    served = model.spec.is_served
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
     words = f"{ready} of {model.spec.replicas} Pods are ready"

@@ -6,10 +6,11 @@ which the schema leaves open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardBase
 from rljob_api.roles import Role
 from rljob_api.sources import parse_source
 from rljob_operator.children.config import build_job_config
@@ -29,6 +30,19 @@ def _source_problems(job: RLJob) -> Iterator[str]:
     sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
     if data.eval:
         sources["spec.data.eval.source"] = data.eval.source
+    for index, reward in enumerate(job.spec.rewards):
+        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    yield from find_source_problems(sources)
+
+
+def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
+    """Path and source of the checkpoint that a reward serves, if any."""
+    model = reward.served_model
+    return {f"{path}.{'model' if reward.model else 'judge.model'}.source": model.source} if model else {}
+
+
+def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
+    """Which of the sources (by path) no cluster can resolve."""
     for path, source in sources.items():
         if parse_source(source).kind == "relative":
             yield (
@@ -61,7 +75,7 @@ def _roles(job: RLJob) -> list[tuple[str, Role]]:
         ("spec.trainer", spec.trainer),
         ("spec.rollout", spec.rollout),
     ]
-    return roles + [(f"spec.rewards[{i}]", reward) for i, reward in enumerate(spec.rewards) if reward.function]
+    return roles + [(f"spec.rewards[{i}]", reward) for i, reward in enumerate(spec.rewards) if reward.is_served]
 
 
 def _scheduling_problems(job: RLJob) -> Iterator[str]:

@@ -137,7 +137,7 @@ def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
     yield RoleView(TRAINER, TRAINER, spec.trainer, spec.trainer.replicas, find(TRAINER))
     yield RoleView(ROLLOUT, ROLLOUT, spec.rollout, spec.rollout.replicas, find(ROLLOUT))
     for reward in spec.rewards:
-        if reward.function:
+        if reward.is_served:
             name = f"{REWARD}-{reward.name}"
             yield RoleView(name, REWARD, reward, reward.replicas, find(REWARD, reward.name))
 

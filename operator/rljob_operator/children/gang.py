@@ -41,7 +41,7 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 def count_wanted_pods(job: RLJob) -> int:
     """Pods of the whole job. Rewards that others serve have none."""
     spec = job.spec
-    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(r.replicas for r in spec.rewards if r.function)
+    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(r.replicas for r in spec.rewards if r.is_served)
 
 
 def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
@@ -89,7 +89,7 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
 def _common_priority(job: RLJob) -> str | None:
     """The PriorityClass that all roles' templates name: Volcano orders groups by their own, not by their Pods'."""
     spec = job.spec
-    roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.function)]
+    roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.is_served)]
     first, *others = [(role.template.get("spec") or {}).get("priorityClassName") for role in roles]
     return first if isinstance(first, str) and all(other == first for other in others) else None
 

@@ -40,7 +40,7 @@ _PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}
 _GRACE_SECONDS = 60
 _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
 """Fields of spec that the driver does not read."""
-_READ_BY_REWARD = {"function", "queueLength"}
+_READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
 """Fields of a reward that its server alone reads."""
 
 
@@ -109,7 +109,7 @@ def _build_parts(
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     data = job.spec.data
-    services = {reward.name: reward_name(job, reward) for reward in job.spec.rewards if reward.function}
+    services = {reward.name: reward_name(job, reward) for reward in job.spec.rewards if reward.is_served}
     services |= reward_refs.build_services(job, models)
     env = {
         ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),

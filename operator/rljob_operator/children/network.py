@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rljob_api.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.reward import Reward, RewardModel
 from rljob_api.roles import Role
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
@@ -85,7 +85,7 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
     """The policy of a reward's Pods. `head`: who may ask them for scores."""
-    ports = _env_ports(service.reward)
+    ports = _env_ports(service.reward) | _scorer_ports(service.reward)
     return _build_policy(
         service.owner,
         service.name,
@@ -93,6 +93,13 @@ def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
         ingress=[_from([head], PORT_REWARD), _from(_monitors(), PORT_REWARD)],
         egress=[_DNS, *_outside(ports)] if ports else [],
     )
+
+
+def _scorer_ports(reward: Reward) -> set[int]:
+    """A judge's endpoint; the hub that a model comes from."""
+    ports = _source_ports(reward.served_model.source) if reward.served_model else set()
+    endpoint = reward.judge.endpoint if reward.judge else None
+    return ports | ({_url_port(endpoint.url)} if endpoint else set())
 
 
 def _build_policy(

@@ -29,6 +29,7 @@ from rljob_api.contract import (
 )
 from rljob_api.job import RLJob
 from rljob_api.roles import Role
+from rljob_api.scorers import ServedModel
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import (
@@ -80,6 +81,14 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Sidecar:
+    """A further container (an init container that restarts), and the volumes that it mounts."""
+
+    container: Manifest
+    volumes: list[Volume]
+
+
+@dataclass(frozen=True)
 class PodParts:
     """What a role's module says of its Pods."""
 
@@ -103,6 +112,8 @@ class PodParts:
     container_security: Manifest = field(default_factory=dict)
     drain_seconds: int = 0
     """Sleep before SIGTERM, in which the Pod's address leaves its Service and requests in flight end."""
+    sidecar: Sidecar | None = None
+    """Starts before the main container and ends after it."""
 
 
 def build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
@@ -133,6 +144,7 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
 
 
 def _build_spec(parts: PodParts) -> Manifest:
+    volumes = [*parts.volumes, *(parts.sidecar.volumes if parts.sidecar else [])]
     spec: Manifest = {
         "restartPolicy": parts.restart_policy,
         "terminationGracePeriodSeconds": parts.grace_seconds,
@@ -146,9 +158,10 @@ def _build_spec(parts: PodParts) -> Manifest:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
         # By name: a volume may have two places.
-        "volumes": list({volume.name: volume.build_volume() for volume in parts.volumes}.values()),
+        "volumes": list({volume.name: volume.build_volume() for volume in volumes}.values()),
     }
     pool = parts.spec.node_pool
     if pool.node_selector:
@@ -178,7 +191,7 @@ def _build_container(parts: PodParts) -> Manifest:
     }
 
 
-def build_resources(role: Role, gpus: int) -> Manifest:
+def build_resources(role: Role | ServedModel, gpus: int) -> Manifest:
     """Requests and limits as given; the GPUs are a limit, which Kubernetes takes as the request too."""
     limits = ({GPU_RESOURCE: str(gpus)} if gpus else {}) | _to_strings(role.resources.limits)
     requests = _to_strings(role.resources.requests)

@@ -1,4 +1,4 @@
-"""The reward services: a Deployment and a headless Service for each function reward, be it a job's own or a
+"""The reward services: a Deployment and a headless Service for each function, model and judge, be it a job's own or a
 RewardModel. An http reward has no child.
 
 They run the user's own code, so they get least: no job file, no service-account token, a read-only root, scratch
@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 
 from rljob_api.contract import (
+    ENV_JUDGE_API_KEY,
+    ENV_PEERS,
     FILE_FUNCTION,
     FILE_REWARD,
     LABEL_REWARD_MODEL,
@@ -22,8 +24,9 @@ from rljob_api.contract import (
 )
 from rljob_api.job import RLJob
 from rljob_api.reward import Reward, RewardModel
+from rljob_api.scorers import Limits
 from rljob_operator.backend import Manifest
-from rljob_operator.children import pods, reward_refs
+from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import (
     REWARD,
     Owner,
@@ -75,7 +78,7 @@ def find_services(job: RLJob) -> list[RewardService]:
             token_secret=child_name(job, "token"),
         )
         for index, reward in enumerate(job.spec.rewards)
-        if reward.function
+        if reward.is_served
     ]
 
 
@@ -129,17 +132,33 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         labels=service.selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
         ports=_PORTS,
-        env=pods.build_token_env(service.token_secret),
-        probes=pods.build_probes("http", _STARTUP_SECONDS),
+        env=pods.build_token_env(service.token_secret)
+        + reward_vllm.build_server_env(reward)
+        + _build_judge_env(service),
+        probes=pods.build_probes("http", reward_vllm.STARTUP_SECONDS if reward.served_model else _STARTUP_SECONDS),
         volumes=[
             _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": {}}, PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
+            *reward_vllm.build_server_volumes(reward),
         ],
+        sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image),
         grace_seconds=_LEAVE_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
         drain_seconds=_LEAVE_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
     )
+
+
+def _build_judge_env(service: RewardService) -> list[Manifest]:
+    """An endpoint's key, and the Service over whose replicas its limits are shared."""
+    endpoint = service.reward.judge.endpoint if service.reward.judge else None
+    env: list[Manifest] = []
+    if endpoint and endpoint.api_key_secret_ref:
+        reference = {"secretKeyRef": endpoint.api_key_secret_ref.to_manifest()}
+        env.append({"name": ENV_JUDGE_API_KEY, "valueFrom": reference})
+    if endpoint and endpoint.limits != Limits():
+        env += pods.build_env({ENV_PEERS: service.name})
+    return env
 
 
 def _build_config_volume(service: RewardService) -> pods.Volume:

@@ -84,7 +84,7 @@ def _served(job: RLJob, models: Mapping[str, RewardModel]) -> list[tuple[int, Re
     found = []
     for index, reward in enumerate(job.spec.rewards):
         model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
-        if model is not None and model.spec.function is not None:
+        if model is not None and model.spec.is_served:
             found.append((index, reward, model.metadata.name))
     return found
 

@@ -1,0 +1,97 @@
+"""The vLLM beside a reward server: a native sidecar of the same Pod, for a model or a judge of our own.
+
+It listens on a Unix socket in a volume of the Pod alone, so that nothing but the server reaches it. As a sidecar it
+starts before the server, ends after it (the server's last requests still get answers), and restarts by itself. Its
+readiness is the server's affair, which asks it and is ready only with it. Invariant: no token and no key in its
+environment.
+"""
+
+from __future__ import annotations
+
+from rljob_api.contract import ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
+from rljob_api.reward import Reward
+from rljob_api.scorers import ServedModel
+from rljob_api.sources import parse_source
+from rljob_operator.backend import Manifest
+from rljob_operator.children import pods
+
+CONTAINER = "vllm"
+STARTUP_SECONDS = 1800
+"""A large model loads for minutes."""
+_SOCKET = f"{PATH_VLLM}/{FILE_VLLM_SOCKET}"
+_SERVED_MODEL_NAME = "model"
+_GIB_BYTES = 1 << 30
+_SCHEME = "hf://"
+# A container that starts again finds the socket of the one before, and vLLM would not bind over it.
+_START = 'rm -f "$0" && exec "$@"'
+_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_CPU_ENVIRONMENT = {
+    # auto binds each replica to the same first cores. OMP_NUM_THREADS alone then says how many threads.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The sampler compiles small kernels with a C++ compiler at the first request, 20 s of it, even without graphs.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+_SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
+
+
+def build_server_volumes(reward: Reward) -> list[pods.Volume]:
+    """What the reward server mounts to reach it."""
+    return [_SOCKET_VOLUME] if reward.served_model else []
+
+
+def build_server_env(reward: Reward) -> list[Manifest]:
+    return pods.build_env({ENV_VLLM_SOCKET: _SOCKET}) if reward.served_model else []
+
+
+def build_sidecar(reward: Reward, image: str) -> pods.Sidecar | None:
+    """The container and its volumes; None for a reward without a model of its own."""
+    model = reward.served_model
+    if model is None:
+        return None
+    # No tmp of its own: the root file system is writable here, since vLLM compiles and caches in many places.
+    volumes = [_SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
+    environment = _ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT) | reward.env
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": model.image or image,
+        "restartPolicy": "Always",
+        "command": ["sh", "-c", _START, _SOCKET, *_build_command(reward, model)],
+        "env": pods.build_env(environment),
+        "resources": pods.build_resources(model, model.gpus),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [volume.build_mount() for volume in volumes],
+    }
+    return pods.Sidecar(container, volumes)
+
+
+def _build_command(reward: Reward, model: ServedModel) -> list[str]:
+    command = [
+        *("python", "-m", "vllm.entrypoints.openai.api_server"),
+        *("--uds", _SOCKET),
+        *("--model", parse_source(model.source).in_container.removeprefix(_SCHEME)),
+        *("--served-model-name", _SERVED_MODEL_NAME),
+        *("--dtype", model.dtype),
+        # What is sampled is what the manifest says, whatever the checkpoint would like.
+        *("--generation-config", "vllm"),
+        "--disable-uvicorn-access-log",
+    ]
+    if reward.model is not None:
+        command += ["--runner", "pooling", "--convert", "classify"]
+    if model.revision:
+        command += ["--revision", model.revision, "--tokenizer-revision", model.revision]
+    if model.trust_remote_code:
+        command.append("--trust-remote-code")
+    if model.max_model_len is not None:
+        command += ["--max-model-len", str(model.max_model_len)]
+    if model.max_batched_tokens is not None:
+        command += ["--max-num-batched-tokens", str(model.max_batched_tokens)]
+    if model.gpus:
+        command += ["--tensor-parallel-size", str(model.gpus)]
+        command += ["--gpu-memory-utilization", str(model.gpu_memory_utilization)]
+    else:
+        # Compiling costs more than it gains on CPUs. The share is a check of free memory there, which on a shared node
+        # fails without need: the cache's size is given.
+        command += ["--enforce-eager", "--gpu-memory-utilization", "0.1"]
+        command += ["--kv-cache-memory-bytes", str(int((model.kv_cache_gib or 1.0) * _GIB_BYTES))]
+    return [*command, *model.extra_args]

@@ -1,0 +1,126 @@
+"""The vLLM beside a reward server, and what a judge's endpoint needs."""
+
+import pytest
+
+from rljob_api.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
+from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
+from rljob_operator.children import build_children
+from rljob_operator.children.reward import build_reward, service_of
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.validate import find_problems
+
+JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
+SERVED = {"judge": JUDGE | {"model": {"source": "hf://org/judge", "gpus": 2}}}
+ENDPOINT = {"url": "https://api.example.com/v1", "model": "m"}
+
+
+def make_job(**reward):
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d.jsonl"}},
+        "rewards": [{"name": "good", **reward}],
+    }
+    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": spec})
+
+
+def child(job, kind, name="gsm8k-reward-good"):
+    children = build_children(job, "token", DEFAULTS)
+    return next(c for c in children if c["kind"] == kind and c["metadata"]["name"] == name)
+
+
+def pod_spec(**reward):
+    return child(make_job(**reward), "Deployment")["spec"]["template"]["spec"]
+
+
+def env_of(container):
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_vllm_is_a_sidecar_of_the_trainer_image_that_shares_a_socket_with_the_server_alone():
+    spec = pod_spec(**SERVED)
+    (vllm,), (server,) = spec["initContainers"], spec["containers"]
+    assert (vllm["restartPolicy"], vllm["image"]) == ("Always", DEFAULTS.trainer_image)
+    assert vllm["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert "limits" not in server["resources"], "the GPUs are vLLM's"
+    socket = env_of(server)[ENV_VLLM_SOCKET]
+    assert vllm["command"][vllm["command"].index("--uds") + 1] == socket
+    assert "--port" not in vllm["command"]
+    assert ENV_TOKEN not in env_of(vllm), "vLLM needs no token"
+    shared = {m["name"] for m in vllm["volumeMounts"]} & {m["name"] for m in server["volumeMounts"]}
+    assert shared == {"vllm"}
+    names = [volume["name"] for volume in spec["volumes"]]
+    assert len(names) == len(set(names))
+
+
+def test_a_model_runs_by_the_pooling_runner_and_a_judge_does_not():
+    model = pod_spec(model={"source": "pvc://models/rm", "maxBatchedTokens": 4096})
+    command = model["initContainers"][0]["command"]
+    assert command[command.index("--runner") :][:4] == ["--runner", "pooling", "--convert", "classify"]
+    assert command[command.index("--max-num-batched-tokens") + 1] == "4096"
+    assert command[command.index("--model") + 1] == "/mnt/pvc/models/rm"
+    assert any("persistentVolumeClaim" in volume for volume in model["volumes"])
+    assert "/mnt/pvc/models" not in [mount["mountPath"] for mount in model["containers"][0]["volumeMounts"]]
+    assert "--runner" not in pod_spec(**SERVED)["initContainers"][0]["command"]
+
+
+def test_an_endpoint_has_no_sidecar_its_key_from_the_secret_and_peers_only_for_limits():
+    reference = {"apiKeySecretRef": {"name": "keys", "key": "openai"}}
+    spec = pod_spec(judge=JUDGE | {"endpoint": ENDPOINT | reference})
+    assert "initContainers" not in spec
+    env = env_of(spec["containers"][0])
+    assert env[ENV_JUDGE_API_KEY] == {"secretKeyRef": {"name": "keys", "key": "openai"}}
+    assert ENV_PEERS not in env
+    limited = pod_spec(judge=JUDGE | {"endpoint": ENDPOINT | {"limits": {"concurrency": 8}}})
+    assert env_of(limited["containers"][0])[ENV_PEERS] == "gsm8k-reward-good"
+
+
+def test_a_function_has_neither():
+    spec = pod_spec(function={"inline": "def reward(): ..."})
+    assert "initContainers" not in spec
+    assert not {ENV_VLLM_SOCKET, ENV_JUDGE_API_KEY, ENV_PEERS} & set(env_of(spec["containers"][0]))
+
+
+@pytest.mark.parametrize(
+    ("reward", "ports"),
+    [
+        ({"judge": JUDGE | {"endpoint": ENDPOINT}}, [443]),
+        ({"judge": JUDGE | {"endpoint": ENDPOINT | {"url": "http://vllm.other:8000/v1"}}}, [8000]),
+        (SERVED, [443]),
+        ({"model": {"source": "pvc://models/rm"}}, None),
+    ],
+)
+def test_the_network_is_open_for_the_endpoint_and_for_a_hub_alone(reward, ports):
+    egress = child(make_job(**reward), "NetworkPolicy")["spec"]["egress"]
+    opened = [[port["port"] for port in rule["ports"]] for rule in egress]
+    assert opened == ([] if ports is None else [[53, 53], ports])
+
+
+def test_the_driver_finds_it_and_does_not_restart_when_the_template_changes():
+    def head(job):
+        template = child(job, "Job", "gsm8k-head")["spec"]["template"]
+        return env_of(template["spec"]["containers"][0]), template["metadata"]["annotations"]
+
+    env, before = head(make_job(**SERVED))
+    assert env["RLJOB_REWARD_SERVICES"] == '{"good": "gsm8k-reward-good"}'
+    changed = SERVED["judge"] | {"template": "Other: {{ completion }}"}
+    assert head(make_job(judge=changed))[1] == before
+
+
+def test_a_reward_model_has_the_same_pod():
+    model = RewardModel.model_validate({"metadata": {"name": "shared", "uid": "u"}, "spec": SERVED})
+    deployment = build_reward(service_of(model), "token", DEFAULTS)[1]
+    spec = deployment["spec"]["template"]["spec"]
+    assert spec["initContainers"] == pod_spec(**SERVED)["initContainers"]
+
+
+def test_a_relative_source_is_a_problem_on_a_cluster():
+    (problem,) = find_problems(make_job(judge=JUDGE | {"model": {"source": "./judge"}}))
+    assert problem.startswith("spec.rewards[0].judge.model.source must be")
+
+
+def test_a_users_template_can_change_the_sidecar_by_its_name():
+    more = {"spec": {"initContainers": [{"name": "vllm", "env": [{"name": "HF_TOKEN", "value": "x"}]}]}}
+    spec = pod_spec(**SERVED, template=more)
+    assert env_of(spec["initContainers"][0])["HF_TOKEN"] == "x"
+    assert "--uds" in spec["initContainers"][0]["command"]

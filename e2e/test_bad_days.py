@@ -1,7 +1,8 @@
 """Bad days on a real cluster: what is missing, full or wrong is told in a condition and an Event, `kubectl rljob
 explain` says the same, and the job goes on by itself when the cause is mended.
 
-Nothing trains: see bad_days/job.yaml. Each test has a namespace of its own.
+Nothing trains: see bad_days/job.yaml. Each test has a namespace of its own. `make e2e` takes an image, a shared
+RewardModel and helm test; `make e2e-faults` all of them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def test_an_image_that_is_not_there(day: Day) -> None:
     day.wait_until_well(words)
 
 
+@pytest.mark.each
 def test_a_node_pool_that_no_node_is_in(day: Day) -> None:
     day.submit(rollout={"nodePool": {"nodeSelector": {"rljob.dev/bad-day": "yes"}, "tolerations": TOLERATED}})
     words = day.wait_for_trouble(
@@ -63,6 +65,7 @@ def test_a_node_pool_that_no_node_is_in(day: Day) -> None:
         day.kubectl("label", "node", "-l", selector, "rljob.dev/bad-day-")
 
 
+@pytest.mark.each
 def test_a_claim_that_is_not_there_and_then_is_not_bound(day: Day) -> None:
     day.submit(checkpoint={"persistentVolumeClaim": {"claimName": "runs"}})
     field = "spec.checkpoint.persistentVolumeClaim.claimName"
@@ -103,6 +106,7 @@ def build_claim(namespace: str) -> tuple[Manifest, Manifest]:
     return claim, volume
 
 
+@pytest.mark.each
 def test_a_quota_that_is_full(day: Day) -> None:
     quota = {
         "apiVersion": "v1",
@@ -143,6 +147,7 @@ def build_source(text: str) -> Manifest:
 FROM_SOURCE = {"configMapKeyRef": {"name": "scoring", "key": "score.py"}}
 
 
+@pytest.mark.each
 def test_a_reward_function_that_raises_on_import(day: Day) -> None:
     """The job ends and gives its nodes back. A changed spec starts it again, a changed ConfigMap and a retry do too."""
     told = ("reward-any", "the corpus of the reward is not there", "mend spec.rewards[0].function")
@@ -192,6 +197,7 @@ def test_a_reward_model_in_use_is_shared_scaled_deleted_and_made_again(day: Day)
         day.wait_until_well(words, name)
 
 
+@pytest.mark.each
 def test_a_reward_models_function_that_raises_on_import(day: Day) -> None:
     day.apply(build_source(BROKEN), build_model(function=FROM_SOURCE))
     day.submit(rewards=[build_reward(rewardModelRef={"name": "style"})])
@@ -205,4 +211,5 @@ def test_a_reward_models_function_that_raises_on_import(day: Day) -> None:
 
 
 def test_the_charts_own_test_passes(cluster: Cluster) -> None:
-    execute(*cluster.helm_command, "test", "rljob", "--namespace", OPERATOR_NAMESPACE, "--timeout", "5m")
+    said = execute(*cluster.helm_command, "test", "rljob", "-n", OPERATOR_NAMESPACE, "--timeout", "5m").decode()
+    assert re.search(r"Phase: +Succeeded", said), "a chart whose tests are left out has none that fails"

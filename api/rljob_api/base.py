@@ -31,11 +31,15 @@ OBJECT_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 PART_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
 URL_PATTERN = r"^https?://"
+MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
+REQUIREMENT_PATTERN = r"^[A-Za-z0-9][^\r\n]*$"
 PATTERN_WORDS = {
     OBJECT_NAME_PATTERN: "must be lower-case letters, digits and '-', and begin with a letter",
     PART_NAME_PATTERN: "must be lower-case letters, digits and '-'",
     QUANTITY_PATTERN: "must be a Kubernetes quantity such as 500m, 2 or 16Gi",
     URL_PATTERN: "must begin with http:// or https://",
+    MODULE_PATTERN: "must be a module's dotted name, such as package.module",
+    REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
 }
 """What a pattern means, for messages."""
 

@@ -7,7 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rljob_api import API_VERSION
-from rljob_api.base import PART_NAME_PATTERN, URL_PATTERN, ObjectMeta, PathText, Rule, ShortText, Spec
+from rljob_api.base import (
+    MODULE_PATTERN,
+    PART_NAME_PATTERN,
+    REQUIREMENT_PATTERN,
+    URL_PATTERN,
+    ObjectMeta,
+    PathText,
+    Rule,
+    ShortText,
+    Spec,
+)
 from rljob_api.roles import Role
 from rljob_api.scaling import Autoscaling, RewardScaling
 from rljob_api.scorers import JudgeReward, Limits, ModelReward, ServedModel
@@ -24,15 +34,17 @@ class ConfigMapKeyRef(Spec):
 
 
 class FunctionReward(Spec):
-    """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef."""
+    """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
+    module."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             ("",),
-            "must have exactly one of inline, file, configMapKeyRef",
+            "must have exactly one of inline, file, configMapKeyRef, module",
             "say in one way where the source is",
-            lambda f: [f.inline, f.file, f.config_map_key_ref].count(None) == 2,
-            "[has(self.inline), has(self.file), has(self.configMapKeyRef)].filter(given, given).size() == 1",
+            lambda f: [f.inline, f.file, f.config_map_key_ref, f.module].count(None) == 3,
+            "[has(self.inline), has(self.file), has(self.configMapKeyRef), has(self.module)]"
+            ".filter(given, given).size() == 1",
         ),
     )
 
@@ -42,6 +54,13 @@ class FunctionReward(Spec):
     """Path of a Python file. `rljob run` reads it beside the job file; on a cluster it is a path inside the image."""
     config_map_key_ref: ConfigMapKeyRef | None = None
     """A ConfigMap's key that holds the source."""
+    module: Annotated[str, Field(min_length=1, max_length=256, pattern=MODULE_PATTERN)] | None = None
+    """A module to import, such as `trl.rewards`: of a package in requirements, or of the reward's image."""
+    requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=REQUIREMENT_PATTERN)]] = Field(
+        default=[], max_length=256
+    )
+    """Packages that the function needs, as lines of a pip requirements file without options. Installed once when a Pod
+    starts, apart from the server's own packages. The index is told by env (UV_INDEX_URL, PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
     """Name of the function. Null means the first of compute_score, reward_func, reward that the source defines."""
     signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
@@ -50,7 +69,17 @@ class FunctionReward(Spec):
     kwargs: dict[str, Any] = Field(default={}, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
     """Further keyword arguments of each call."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
-    """Address space that one call may use, in MiB."""
+    """Address space that one process of the function may use, in MiB."""
+    max_file_mib: int = Field(default=256, ge=1, alias="maxFileMiB")
+    """Size of one file that the function writes, and of its scratch directory together, in MiB."""
+    max_processes: int = Field(default=128, ge=0, le=100000)
+    """Processes and threads that one worker may have at a time, itself left out."""
+    cpu_seconds: int | None = Field(default=None, ge=1)
+    """CPU time that one call may use, in seconds, of all its threads; a process that it starts, in its whole life.
+    Null means that timeoutSeconds alone ends it."""
+    network: bool = False
+    """Whether the function may open network connections. Without it sockets fail, and the NetworkPolicy of the reward's
+    Pods lets nothing out."""
 
 
 class HttpReward(Spec):
@@ -83,6 +112,9 @@ class RewardServer(Role):
     each as a question to vLLM or the endpoint."""
     queue_length: int = Field(default=4096, ge=1)
     """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
+    cache: bool = False
+    """Whether a request that equals an earlier one in all but its id and lane gets that one's valid result. For rewards
+    that give the same score for the same sample."""
 
 
 class RewardBase(RewardServer):
@@ -103,11 +135,6 @@ class RewardBase(RewardServer):
     def is_served(self) -> bool:
         """Whether it has Pods of its own here: not someone else's endpoint, and not a reference."""
         return self.function is not None or self.model is not None or self.judge is not None
-
-    @property
-    def kind(self) -> str:
-        """The field that says what it is: function, model, judge or http; empty for a reference."""
-        return next((kind for kind in ("function", "model", "judge", "http") if getattr(self, kind) is not None), "")
 
     @property
     def served_model(self) -> ServedModel | None:

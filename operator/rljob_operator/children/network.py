@@ -3,7 +3,8 @@
 Arrows: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head -> rollout,
 head -> rewards, rollout -> head and trainers (weights). Beyond the job: DNS, what the spec itself names (hf://, an
 http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from namespaces that are labelled
-for it. Rewards run user code: they reach nothing at all, unless their env names a URL.
+for it. Reward functions are user code: they reach nothing at all, unless function.network says so; with requirements
+the package index.
 """
 
 from __future__ import annotations
@@ -85,21 +86,24 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
     """The policy of a reward's Pods. `head`: who may ask them for scores."""
-    ports = _env_ports(service.reward) | _scorer_ports(service.reward)
     return _build_policy(
         service.owner,
         service.name,
         service.selector,
         ingress=[_from([head], PORT_REWARD), _from(_monitors(), PORT_REWARD)],
-        egress=[_DNS, *_outside(ports)] if ports else [],
+        egress=_build_reward_egress(service.reward),
     )
 
 
-def _scorer_ports(reward: Reward) -> set[int]:
-    """A judge's endpoint; the hub that a model comes from."""
-    ports = _source_ports(reward.served_model.source) if reward.served_model else set()
-    endpoint = reward.judge.endpoint if reward.judge else None
-    return ports | ({_url_port(endpoint.url)} if endpoint else set())
+def _build_reward_egress(reward: Reward) -> list[Manifest]:
+    """A function's Pods: everything, the index of its requirements, or nothing. Others: what their env names."""
+    function = reward.function
+    if function and function.network:
+        return [{}]
+    ports = _env_ports(reward) if function is None or function.requirements else set()
+    if function and function.requirements:
+        ports.add(_HTTPS_PORT)
+    return [_DNS, *_outside(ports)] if ports else []
 
 
 def _build_policy(

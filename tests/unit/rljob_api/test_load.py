@@ -90,7 +90,7 @@ REPLACED = [
     ("steps: 1", "miniBatches: 3", "job.yaml:11: spec.schedule.miniBatches must divide schedule.promptsPerStep, got 3 "
      "(schedule.promptsPerStep is 8); change one of them"),
     ("file: reward.py", "file: a.py, inline: x", "job.yaml:10: spec.rewards[0].function must have exactly one of "
-     "inline, file, configMapKeyRef; say in one way where the source is"),
+     "inline, file, configMapKeyRef, module; say in one way where the source is"),
     ("../model", "s3://bucket/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path or a "
      "path, got s3://bucket/model; correct the scheme"),
     ("name: sums", "name: My_Sums", "job.yaml:3: metadata.name must be lower-case letters, digits and '-', and begin "

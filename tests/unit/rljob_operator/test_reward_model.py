@@ -76,10 +76,19 @@ def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
     assert set(theirs) <= set(ours)
 
 
-def test_its_policy_opens_the_urls_of_its_env_and_lets_monitoring_in():
-    model = make_model(FUNCTION | {"env": {"BASE": "http://judge:8000/v1"}})
+@pytest.mark.parametrize(
+    ("function", "egress"),
+    [
+        ({}, []),
+        ({"network": True}, [{}]),
+        ({"requirements": ["math-verify"]}, [{"ports": [{"protocol": "TCP", "port": p} for p in (443, 8000)]}]),
+    ],
+)
+def test_its_policy_lets_out_what_the_function_may_reach_and_monitoring_in(function, egress):
+    function = FUNCTION["function"] | function
+    model = make_model({"function": function, "env": {"UV_INDEX_URL": "http://index:8000/simple"}})
     policy = next(c for c in plan_reward_model(model, Observed(), NOW).children if c["kind"] == "NetworkPolicy")
-    assert {"ports": [{"protocol": "TCP", "port": 8000}]} in policy["spec"]["egress"]
+    assert policy["spec"]["egress"][-1:] == egress, "with DNS before it where names are looked up"
     assert len(policy["spec"]["ingress"]) == 2
 
 

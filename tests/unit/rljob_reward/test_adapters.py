@@ -186,7 +186,7 @@ def test_the_openrlhf_fixture_runs_with_real_tensors() -> None:
         ("def compute_score(:\n", "function.py:1: SyntaxError"),
         (
             "\n\nimport no_such_module",
-            "function.py:3: ModuleNotFoundError: No module named 'no_such_module'. Name its package in function.requirements",
+            "function.py:3: ModuleNotFoundError: No module named 'no_such_module'. Name its package",
         ),
         ("1/0", "function.py:1: ZeroDivisionError: division by zero (while the file was imported)"),
         ("import sys; sys.exit(0)", "function.py:1: SystemExit"),

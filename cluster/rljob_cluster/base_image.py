@@ -29,16 +29,17 @@ def ensure_base(tool: str, wanted: str | None) -> str:
     for image in (LOCAL_BASE, f"docker.io/library/{DEFAULT_BASE}"):
         if _succeeds([tool, "inspect", "-t", "image", image]):
             return image
-    if _succeeds([tool, "pull", "--quiet", f"docker.io/library/{DEFAULT_BASE}"]):
+    if _succeeds([tool, "pull", "--quiet", f"docker.io/library/{DEFAULT_BASE}"], _PULL_SECONDS):
         return f"docker.io/library/{DEFAULT_BASE}"
     print(f"{DEFAULT_BASE} cannot be pulled: building {LOCAL_BASE} with debootstrap", file=sys.stderr)
     _build_local_base(tool)
     return LOCAL_BASE
 
 
-def _succeeds(command: list[str]) -> bool:
+def _succeeds(command: list[str], seconds: float | None = None) -> bool:
+    """Without a limit, since a store that another build has locked is no answer."""
     try:
-        return subprocess.run(command, capture_output=True, timeout=_PULL_SECONDS).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=seconds).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 

@@ -23,6 +23,8 @@ the same."""
 LEAD_SECONDS = 60.0
 """How long before a collection its Pods are asked for, while it is not known how long one takes to start."""
 MIN_LEAD_SECONDS, MAX_LEAD_SECONDS = 10.0, 900.0
+_GROWTHS_A_LEAD = 6
+"""Most growths inside a step in the time that a Pod takes to start: while a reward is new, each look knows more."""
 POLL_SECONDS = 2.0
 """How often a driver is asked while a reward of its job is autoscaled: of a generation of a minute, 10 s would be a
 sixth in which no Pod starts."""
@@ -91,14 +93,23 @@ def decide(
     bounded = min(max(wanted, settings.min_replicas), settings.max_replicas)
     message = _describe(policy, needs, slots, wanted, bounded)
     record = last or RewardScaling(name=policy.name)
-    replicas, record = _move(policy, demands, record, wanted, bounded, now)
+    replicas, record = _move(policy, demands, record, wanted, bounded, now, lead_seconds)
+    if replicas != bounded and replicas < (last.replicas if last else 0):
+        seconds = settings.scale_down_after_seconds
+        message = f"wants {replicas}: the most that was asked for in the last {_show(seconds)} s"
     if last is None or replicas != last.replicas:
         record = _record_change(record, needs, slots, replicas, message, now)
     return Decision(record, slots, message)
 
 
 def _move(
-    policy: Policy, demands: Sequence[Demand], last: RewardScaling, wanted: int, bounded: int, now: datetime
+    policy: Policy,
+    demands: Sequence[Demand],
+    last: RewardScaling,
+    wanted: int,
+    bounded: int,
+    now: datetime,
+    lead_seconds: float,
 ) -> tuple[int, RewardScaling]:
     """Replicas from the last ones towards those that are wanted, and the record with what stabilisation remembers."""
     settings, current = policy.autoscaling, last.replicas
@@ -106,9 +117,12 @@ def _move(
     clamped = min(max(current, least), most)
     if clamped != current:  # the user moved the bounds
         return clamped if bounded <= clamped else bounded, _forget(last)
+    grows = bounded > current * (1 + TOLERANCE)
+    if grows and current and not _has_had_its_time(last, now, lead_seconds / _GROWTHS_A_LEAD):
+        return current, _forget(last)
     if any(demand.said is None for demand in demands):
-        return (bounded if bounded > current * (1 + TOLERANCE) else current), last
-    if bounded > current * (1 + TOLERANCE):
+        return (bounded if grows else current), last
+    if grows:
         return bounded, _forget(last)
     # Within the tolerance it stays, but for rest: there the user's own minimum counts.
     if bounded >= current or (wanted > 0 and bounded >= current * (1 - TOLERANCE)):
@@ -138,7 +152,9 @@ def _need(
     policy: Policy, said: RewardDemand | None, last: RewardScaling | None, now: datetime, lead_seconds: float
 ) -> _Need:
     """Slots for one job's collection, under way or about to begin."""
-    if said is None or said.samples == 0 or (not said.is_open and said.starts_in_seconds > lead_seconds):
+    # What comes before Pods could go and come back is demand already.
+    horizon = max(lead_seconds, policy.autoscaling.scale_down_after_seconds)
+    if said is None or said.samples == 0 or (not said.is_open and said.starts_in_seconds > horizon):
         return _Need(0.0)
     latency, target = _latency(said, last), _target(policy, said, last)
     if not latency or not target:
@@ -164,11 +180,12 @@ def _catch_up(policy: Policy, said: RewardDemand, latency: float, target: float)
     return min(float(said.expected), said.expected * latency / max(due - said.elapsed_seconds, shortest))
 
 
-def _has_had_its_time(last: RewardScaling | None, now: datetime, lead_seconds: float) -> bool:
-    """Whether the Pods asked for last should be there by now. Before, lateness says nothing about their number."""
+def _has_had_its_time(last: RewardScaling | None, now: datetime, seconds: float) -> bool:
+    """Whether the last change is so old. Until the Pods asked for last should be there, lateness says nothing about
+    their number."""
     if last is None or last.last_scale_time is None:
         return True
-    return (now - last.last_scale_time).total_seconds() >= lead_seconds
+    return (now - last.last_scale_time).total_seconds() >= seconds
 
 
 def _latency(said: RewardDemand, last: RewardScaling | None) -> float | None:

@@ -98,14 +98,19 @@ class Forecast:
             expected=progress.num_samples - progress.num_scored,
             is_open=True,
             elapsed_seconds=elapsed,
-            due_seconds=self._due.get(progress.lane) or _project(progress, elapsed),
+            due_seconds=self._due.get(progress.lane) or self._project(progress, elapsed),
             ends=self._ends.get(progress.lane, ()),
         )
 
-
-def _project(progress: Progress, elapsed: float) -> float | None:
-    """When the first collection will be generated, by its part that is."""
-    if progress.num_samples and progress.num_generated == progress.num_samples:
-        return progress.generated_at - progress.started_at
-    share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
-    return elapsed / share if share >= _FIRST_SHARE else None
+    def _project(self, progress: Progress, elapsed: float) -> float | None:
+        """When the scores of the first collection are due, by its part that is generated. Updates are reckoned to take
+        as long as generation."""
+        if progress.num_samples and progress.num_generated == progress.num_samples:
+            generate = progress.generated_at - progress.started_at
+        else:
+            share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
+            if share < _FIRST_SHARE:
+                return None
+            generate = elapsed / share
+        early = (self._mini_batches - 1) / self._mini_batches if progress.lane == "train" else 0.0
+        return generate * (1 + early)

@@ -91,9 +91,9 @@ def test_several_jobs_add_up():
 
 
 def test_pods_come_before_the_collection_by_the_time_that_one_takes_to_start():
-    soon = demand(is_open=False, starts_in_seconds=50.0)
-    assert decide(policy(), [soon], None, NOW, lead_seconds=60).replicas == 33
-    assert decide(policy(), [soon], None, NOW, lead_seconds=40).replicas == 0
+    soon, chosen = demand(is_open=False, starts_in_seconds=50.0), policy(scaleDownAfterSeconds=10)
+    assert decide(chosen, [soon], None, NOW, lead_seconds=60).replicas == 33
+    assert decide(chosen, [soon], None, NOW, lead_seconds=40).replicas == 0
 
 
 def test_before_anything_is_known_there_is_one_pod_to_learn_from():
@@ -165,12 +165,27 @@ def test_after_the_last_step_all_go_once_few_have_been_enough_for_long():
     assert record.message == "wants 0: nothing is to be scored"
 
 
-def test_between_two_steps_they_stay():
+def test_a_pause_between_two_steps_that_is_soon_over_writes_nothing():
     pause = demand(is_open=False, starts_in_seconds=200.0)
+    assert run([pause], having(33), 150, policy())[0] == having(33)
+
+
+def test_a_pause_that_ends_early_takes_nothing():
+    pause = demand(is_open=False, starts_in_seconds=2000.0)
     record, _ = run([pause], having(33), 150, policy())
     assert (record.replicas, record.below_since) == (33, NOW)
     again = decide(policy(), [demand()], record, at(250)).scaling
     assert (again.replicas, again.below_since) == (33, None)
+
+
+def test_inside_a_step_it_grows_only_so_often():
+    replicas, record = [], None
+    for passed in range(0, 60, 2):
+        slower = demand(latency_seconds=4.0 + passed)
+        record = decide(policy(), [slower], record, at(passed), lead_seconds=60).scaling
+        replicas.append(record.replicas)
+    assert sorted(replicas) == replicas
+    assert len(set(replicas)) == 6, "each look knows more, and each growth is told"
 
 
 def test_a_pause_longer_than_that_frees_them_and_has_them_back_before_its_end():
@@ -178,10 +193,10 @@ def test_a_pause_longer_than_that_frees_them_and_has_them_back_before_its_end():
     replicas, record = [], having(33)
     for passed in range(0, 600, 2):
         pause = demand(is_open=False, starts_in_seconds=max(0.0, 500.0 - passed))
-        record = decide(chosen, [pause], record, at(passed), lead_seconds=30).scaling
+        record = decide(chosen, [pause], record, at(passed), lead_seconds=90).scaling
         replicas.append(record.replicas)
     assert (replicas[20], replicas[40], replicas[240]) == (33, 0, 33)
-    assert replicas.index(33, 100) * 2 == 470, "30 s before the next collection"
+    assert replicas.index(33, 100) * 2 == 410, "by the time that one takes to start before the next collection"
 
 
 def test_inside_a_step_nothing_goes_however_long_it_takes():
@@ -194,7 +209,9 @@ def test_what_goes_leaves_the_most_that_was_wanted_meanwhile():
     chosen = policy(scaleDownAfterSeconds=10)
     record = decide(chosen, [demand(is_open=False, samples=2560)], having(33), at(0)).scaling
     record = decide(chosen, [demand(is_open=False, samples=640)], record, at(8)).scaling
-    assert decide(chosen, [demand(is_open=False, samples=640)], record, at(12)).replicas == 17
+    decided = decide(chosen, [demand(is_open=False, samples=640)], record, at(12))
+    assert decided.replicas == 17
+    assert decided.scaling.message == "wants 17: the most that was asked for in the last 10 s"
 
 
 def test_overlapping_steps_of_several_jobs_give_back_what_none_of_them_asked_for():
@@ -209,7 +226,9 @@ def test_overlapping_steps_of_several_jobs_give_back_what_none_of_them_asked_for
 def test_a_driver_that_does_not_answer_changes_nothing():
     record, _ = run([UNKNOWN], having(33), FOREVER, policy(), step=50)
     assert record == having(33)
-    assert decide(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), NOW).replicas == 66, "others may grow"
+    assert decide(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), at(60)).replicas == 66, (
+        "others may grow"
+    )
 
 
 def test_new_bounds_count_at_once():
@@ -297,7 +316,7 @@ def test_more_demand_never_gives_fewer(chosen, found, more, slower):
             new.latency_seconds *= slower
         return Demand(each.job, new)
 
-    less, much = decide(chosen, found, having(3), NOW), decide(chosen, list(map(grown, found)), having(3), NOW)
+    less, much = (decide(chosen, some, having(3), at(3600)) for some in (found, list(map(grown, found))))
     assert much.replicas >= less.replicas
     assert much.slots >= less.slots - 1e-9
 

@@ -67,6 +67,8 @@ def test_the_first_collection_is_foretold_by_its_own_part_that_is_there():
     outlook = forecast.foretell(begun(25), 2010.0, is_open=True, is_last=False)
     assert (outlook.due_seconds, outlook.window_seconds(3.0)) == (40, 40)
     assert forecast.foretell(begun(), 2010.0, is_open=True, is_last=False).window_seconds(None) is None
+    parts = Forecast(N, 4).foretell(begun(25), 2010.0, is_open=True, is_last=False)
+    assert parts.due_seconds == 40 + 30, "three of four updates, reckoned to take as long as generation"
 
 
 def test_between_two_collections_it_says_when_the_next_begins():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rljob_api.contract import ExitCode
 from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.reward import RewardBase, RewardModel
 from rljob_operator.backend import ChildKey, Manifest, Observed
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import child_name
@@ -43,7 +43,7 @@ REMEDIES = {
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
-    "FunctionFailed": "mend {path}.function, or the ConfigMap that it names: its Pods try again by themselves",
+    "FunctionFailed": "mend {path}, or the ConfigMap that it names: its Pods try again by themselves",
 }
 """By cause. {path} is the role's place in the manifest."""
 
@@ -140,7 +140,8 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
     if end is None or end["exitCode"] != int(ExitCode.USER):
         return None
     said = what_it_said(end.get("message")) or "see its log"
-    return Cause.of("FunctionFailed", "spec", f"{role.name}: {said}")
+    kind = role.spec.kind if isinstance(role.spec, RewardBase) else "function"
+    return Cause.of("FunctionFailed", f"spec.{kind}", f"{role.name}: {said}")
 
 
 def _cause_of_pod(role: RoleView, pod: Manifest, path: str) -> Cause | None:

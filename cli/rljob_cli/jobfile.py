@@ -19,6 +19,7 @@ from rljob_api.errors import UserError
 from rljob_api.job import DataSource, RLJob
 from rljob_api.load import InvalidManifest, Problem, load_job, load_manifests
 from rljob_api.reward import Reward, RewardModel
+from rljob_api.scorers import ServedModel
 from rljob_api.sources import parse_source
 from rljob_cli.reward_models import locate, read_neighbours, to_text, write_in
 
@@ -207,7 +208,16 @@ def _resolve_data(data: DataSource, folder: Path) -> DataSource:
 
 
 def _resolve_reward(reward: Reward, folder: Path) -> Reward:
+    if reward.model is not None:
+        return reward.model_copy(update={"model": _resolve_model(reward.model, folder)})
+    if reward.judge is not None and reward.judge.model is not None:
+        judge = reward.judge.model_copy(update={"model": _resolve_model(reward.judge.model, folder)})
+        return reward.model_copy(update={"judge": judge})
     if reward.function is None or reward.function.file is None:
         return reward
     function = reward.function.model_copy(update={"file": str((folder / reward.function.file).resolve())})
     return reward.model_copy(update={"function": function})
+
+
+def _resolve_model(model: ServedModel, folder: Path) -> ServedModel:
+    return model.model_copy(update={"source": _resolve_source(model.source, folder)})

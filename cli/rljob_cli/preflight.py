@@ -19,9 +19,12 @@ from rljob_api.errors import UserError
 from rljob_api.functions import check_function
 from rljob_api.job import DataSource, RLJob
 from rljob_api.reward import Reward
+from rljob_api.scorers import JudgeReward, find_judge_problems
 from rljob_api.sources import parse_source
 from rljob_cli.inspect_files import count_parameters, find_data_files, find_model_problem, inspect_data
 from rljob_cli.local.gpus import find_gpus
+from rljob_cli.local.secrets import find_reference
+from rljob_operator.validate import find_model_sources
 from rljob_operator.validate import find_problems as find_operator_problems
 
 _GIB = 2**30
@@ -92,7 +95,16 @@ def _check_operator(job: RLJob) -> Iterator[Finding]:
 def _sources(job: RLJob) -> list[tuple[str, str]]:
     data = job.spec.data
     sources = [("spec.model.source", job.spec.model.source), ("spec.data.train.source", data.train.source)]
-    return sources + ([("spec.data.eval.source", data.eval.source)] if data.eval else [])
+    sources += [("spec.data.eval.source", data.eval.source)] if data.eval else []
+    return [*sources, *_served_sources(job).items()]
+
+
+def _served_sources(job: RLJob) -> dict[str, str]:
+    """Checkpoints of rewards, by their places."""
+    sources: dict[str, str] = {}
+    for index, reward in enumerate(job.spec.rewards):
+        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    return sources
 
 
 def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
@@ -107,11 +119,12 @@ def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
 
 
 def _check_model(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
-    folder = local_path(job.spec.model.source, claims)
-    problem = find_model_problem(folder) if folder else ""
-    if problem:
-        remedy = "name a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
-        yield Finding("spec.model.source", f"{problem}; {remedy}")
+    for path, source in {"spec.model.source": job.spec.model.source, **_served_sources(job)}.items():
+        folder = local_path(source, claims)
+        problem = find_model_problem(folder) if folder else ""
+        if problem:
+            remedy = "name a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+            yield Finding(path, f"{problem}; {remedy}")
 
 
 def _check_data(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
@@ -162,7 +175,9 @@ def _near_file(path: Path) -> str:
 
 
 def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
-    """A function reward's source, as far as reading tells."""
+    """A function's source, or a judge's parser, as far as reading tells."""
+    if reward.judge is not None:
+        yield from _check_judge(reward, reward.judge, f"{path}.judge")
     function = reward.function
     if function is None:
         return
@@ -175,6 +190,17 @@ def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
             yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
     elif function.file is not None:
         yield from _check_function_file(Path(function.file), reward, f"{path}.function.file")
+
+
+def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Finding]:
+    for name, problem in find_judge_problems(judge):
+        yield Finding(f"{path}.{name}", problem)
+    reference = find_reference(reward)
+    if reference and not os.environ.get(reference.key):
+        yield Finding(
+            f"{path}.endpoint.apiKeySecretRef.key",
+            f"is of a cluster's Secret; here ${reference.key} stands for it, and it is not set",
+        )
 
 
 def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Finding]:
@@ -194,8 +220,17 @@ def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Find
 def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
     roles = (("trainer", job.spec.trainer), ("rollout", job.spec.rollout))
     wanted = sum(role.replicas * role.gpus_per_replica for _, role in roles)
+    wanted += sum(r.replicas * r.served_model.gpus for r in job.spec.rewards if r.served_model)
     if wanted <= machine.num_gpus:
         return
+    for path, reward in ((f"spec.rewards[{i}]", reward) for i, reward in enumerate(job.spec.rewards)):
+        if reward.served_model and reward.served_model.gpus:
+            yield Finding(
+                f"{path}.{'model' if reward.model else 'judge.model'}.gpus",
+                f"the job asks for {wanted} GPUs, this machine has {machine.num_gpus}; set gpus: 0 to run on CPUs, or "
+                "run it on a cluster",
+            )
+            return
     for name, role in roles:
         if role.gpus_per_replica:
             yield Finding(
@@ -241,6 +276,12 @@ def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> I
     if not spec.rollout.gpus_per_replica:
         kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
         needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)
+    for reward in spec.rewards:
+        model = reward.served_model
+        if model and not model.gpus:
+            theirs = local_path(model.source, claims)
+            parameters = count_parameters(theirs) if theirs and theirs.is_dir() else 0
+            needed += reward.replicas * (_ROLLOUT_BYTES + 2 * parameters + (model.kv_cache_gib or 1) * _GIB)
     if needed > machine.available_memory_bytes:
         have = _show_bytes(machine.available_memory_bytes)
         message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; fewer replicas need less"

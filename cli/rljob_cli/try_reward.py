@@ -33,7 +33,9 @@ from rljob_cli.local.network import Network
 from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.preflight import check_reward
 from rljob_operator.backend import Manifest
+from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
 from rljob_operator.plan import render
+from rljob_operator.world import container_statuses
 
 _TOKEN = "test-reward"
 _LOOK_SECONDS = 0.05
@@ -80,12 +82,12 @@ def try_reward_command(
 
 
 def _find_reward(job: RLJob, name: str | None) -> int:
-    served = [(i, reward) for i, reward in enumerate(job.spec.rewards) if reward.function]
+    served = [(i, reward) for i, reward in enumerate(job.spec.rewards) if reward.is_served]
     for index, reward in served:
         if name in (None, reward.name):
             return index
     names = ", ".join(reward.name for _, reward in served) or "none"
-    raise UserError(f"there is no function reward {name or ''}; the job has {names}".replace("  ", " "))
+    raise UserError(f"there is no reward {name or ''} that is served here; the job has {names}".replace("  ", " "))
 
 
 def _check(file: JobFile, index: int) -> None:
@@ -174,11 +176,11 @@ async def _until_ready(cluster: LocalCluster) -> Manifest:
         for pod in cluster.store.pods.values():
             if is_ready(pod):
                 return pod
-            for status in pod.get("status", {}).get("containerStatuses", []):
+            for status in container_statuses(pod):
                 ended = status["state"].get("terminated") or status["lastState"].get("terminated")
                 if ended:
                     raise UserError(
-                        f"the reward server {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
+                        f"{status['name']} of {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
                         f"{ended['message'] or 'it printed nothing'}"
                     )
         await asyncio.sleep(_LOOK_SECONDS)
@@ -201,8 +203,9 @@ async def _ask_all(url: str, requests: list[ScoreRequest], reward: Reward) -> li
 
 
 def _printed(logs: Path) -> str:
-    """What the server and the function printed, markers and request lines left out."""
-    lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
+    """What the server and the function printed, markers left out, and all that vLLM has to say."""
+    logs_of_ours = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
+    lines = [line for log in logs_of_ours for line in log.read_text(errors="replace").splitlines()]
     return "\n".join(line for line in lines if not line.startswith("--- "))
 
 

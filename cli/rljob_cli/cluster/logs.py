@@ -87,7 +87,7 @@ def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:
 
 def check_role(job: Manifest, role: str | None) -> None:
     rewards = {f"reward-{reward['name']}": reward for reward in job["spec"].get("rewards") or []}
-    if role in rewards and "function" not in rewards[role]:
+    if role in rewards and not {"function", "model", "judge"} & rewards[role].keys():
         reference = rewards[role].get("rewardModelRef")
         where = "runs at its url"
         if reference:

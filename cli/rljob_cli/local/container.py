@@ -56,6 +56,8 @@ class Container:
         self._on_lost_shim = on_lost_shim
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self.began = asyncio.Event()
+        """It was started once (its startup probe, if any, has passed), or it never will be."""
         self._address = ""
 
     async def keep(self, address: str, restart_policy: str, grace_seconds: float) -> None:
@@ -76,6 +78,7 @@ class Container:
             backoff = min(2 * backoff, _BACKOFF_MAX_SECONDS)
             self.record.restart_count += 1
         self.record.finished = True
+        self.began.set()
         self._on_change()
 
     async def stop(self, grace_seconds: float) -> None:
@@ -138,6 +141,8 @@ class Container:
             return
         readiness, liveness = self.manifest.get("readinessProbe"), self.manifest.get("livenessProbe")
         self.record.started, self.record.ready = True, readiness is None
+        self.record.has_started = True
+        self.began.set()
         self._on_change()
         loops = []
         if readiness:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from rljob_cli.local.manifests import Manifest
+from rljob_cli.local.manifests import Manifest, is_sidecar
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -22,7 +22,8 @@ def find_gpus() -> list[str]:
 
 def num_wanted(pod: Manifest) -> int:
     """GPUs that the Pod's limits ask for."""
-    limits = ((c.get("resources") or {}).get("limits") or {} for c in pod["spec"]["containers"])
+    containers = [*pod["spec"]["containers"], *filter(is_sidecar, pod["spec"].get("initContainers", []))]
+    limits = ((c.get("resources") or {}).get("limits") or {} for c in containers)
     return sum(int(limit.get(RESOURCE, 0)) for limit in limits)
 
 

@@ -21,7 +21,7 @@ from rljob_cli.local.container import Container
 from rljob_cli.local.controllers import ANNOTATION_IDENTITY
 from rljob_cli.local.gpus import GpuPool, num_wanted
 from rljob_cli.local.hosts import build_hosts
-from rljob_cli.local.manifests import Manifest, is_terminating, name_of, phase_of
+from rljob_cli.local.manifests import Manifest, is_sidecar, is_terminating, name_of, phase_of
 from rljob_cli.local.network import Network
 from rljob_cli.local.podshim import descendants, scan_processes
 from rljob_cli.local.podspec import ContainerConfigError, PodContext, Process, build_process
@@ -50,6 +50,7 @@ class PodRunner:
         self.address = kubelet.network.address(pod["metadata"]["annotations"][ANNOTATION_IDENTITY])
         self._message = ""
         self._stopping = False
+        self._sidecars: list[asyncio.Task[None]] = []
         spec = pod["spec"]
         self._grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS))
         self._init = [self._container(c, is_init=True) for c in spec.get("initContainers", [])]
@@ -60,7 +61,7 @@ class PodRunner:
         paths = self._kubelet.paths
         return Container(
             manifest,
-            ContainerRecord(manifest["name"], is_init),
+            ContainerRecord(manifest["name"], is_init, is_sidecar=is_init and is_sidecar(manifest)),
             build=lambda command: self._process(manifest, command),
             log=log_path(paths, self.pod, manifest["name"]),
             cwd=paths.pod(name_of(self.pod)),
@@ -88,11 +89,17 @@ class PodRunner:
             await self._prepare()
             policy = self.pod["spec"].get("restartPolicy", "Always")
             for container in self._init:
+                if container.record.is_sidecar:
+                    keep = container.keep(self.address, "Always", self._grace)
+                    self._sidecars.append(asyncio.create_task(keep))
+                    await container.began.wait()
+                    continue
                 await container.keep(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
                 if container.record.exit_code != 0:
                     return
             await asyncio.gather(*(container.keep(self.address, policy, self._grace) for container in self._main))
         finally:
+            await self._stop_sidecars(self._grace)
             self._kubelet.gpus.release(name_of(self.pod))
 
     async def _prepare(self) -> None:
@@ -118,11 +125,20 @@ class PodRunner:
             volumes.refresh(self.pod, self._kubelet.paths, self._kubelet.store.find)
 
     async def stop(self, grace_seconds: float | None) -> None:
-        """Stop every container and wait until nothing of the Pod is alive. The Pod's own grace is the most."""
+        """Stop every container and wait until nothing of the Pod is alive. The Pod's own grace is the most.
+
+        Sidecars end last: what the others still do may need them."""
         self._stopping = True
         grace = self._grace if grace_seconds is None else min(self._grace, grace_seconds)
-        await asyncio.gather(*(container.stop(grace) for container in [*self._init, *self._main]))
+        ending = [container for container in [*self._init, *self._main] if not container.record.is_sidecar]
+        await asyncio.gather(*(container.stop(grace) for container in ending))
+        await self._stop_sidecars(grace)
         await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _stop_sidecars(self, grace_seconds: float) -> None:
+        sidecars = [container for container in self._init if container.record.is_sidecar]
+        await asyncio.gather(*(container.stop(grace_seconds) for container in sidecars))
+        await asyncio.gather(*self._sidecars, return_exceptions=True)
 
     def kill(self) -> None:
         self._stopping = True

@@ -43,6 +43,11 @@ def phase_of(pod: Manifest) -> str:
     return str(pod.get("status", {}).get("phase") or "Pending")
 
 
+def is_sidecar(container: Manifest) -> bool:
+    """Of an init container: whether it keeps running beside the main ones (Kubernetes' native sidecars)."""
+    return container.get("restartPolicy") == "Always"
+
+
 def owner_of(pod: Manifest) -> tuple[str, str] | None:
     """(kind, name) of the controller that owns the Pod."""
     for owner in pod["metadata"].get("ownerReferences", []):

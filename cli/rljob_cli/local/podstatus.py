@@ -20,6 +20,10 @@ class ContainerRecord:
 
     name: str
     is_init: bool = False
+    """Runs before the main ones, to its end unless it is a sidecar."""
+    is_sidecar: bool = False
+    has_started: bool = False
+    """It was started once: what comes after a sidecar waits for no more."""
     state: Manifest = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     last_state: Manifest = field(default_factory=dict)
     restart_count: int = 0
@@ -56,10 +60,15 @@ class ContainerRecord:
         code: int | None = self.state.get("terminated", {}).get("exitCode")
         return code
 
+    @property
+    def is_done_init(self) -> bool:
+        """An init container that the others wait for no longer."""
+        return self.is_init and (self.has_started if self.is_sidecar else self.exit_code == 0)
+
     def to_status(self) -> Manifest:
         return {
             "name": self.name,
-            "ready": self.ready or (self.is_init and self.exit_code == 0),
+            "ready": self.ready or self.is_done_init,
             "started": self.started,
             "restartCount": self.restart_count,
             "state": self.state,
@@ -72,13 +81,14 @@ def build_pod_status(
 ) -> Manifest:
     """The whole status. `message`: why the Pod cannot be placed yet; empty once it is."""
     main = [record for record in records if not record.is_init]
-    initialized = all(record.exit_code == 0 for record in records if record.is_init)
-    ready = initialized and bool(main) and all(record.ready for record in main)
+    initialized = all(record.is_done_init for record in records if record.is_init)
+    lasting = [record for record in records if not record.is_init or record.is_sidecar]
+    ready = initialized and bool(main) and all(record.ready for record in lasting)
     conditions: list[tuple[str, bool, str]] = [
         ("PodScheduled", not message, message),
         ("Initialized", initialized, ""),
-        ("ContainersReady", ready, "" if ready else _unready(main)),
-        ("Ready", ready, "" if ready else _unready(main)),
+        ("ContainersReady", ready, "" if ready else _unready(lasting)),
+        ("Ready", ready, "" if ready else _unready(lasting)),
     ]
     status: dict[str, Any] = {
         "phase": _phase(records, main, initialized),
@@ -94,13 +104,13 @@ def build_pod_status(
     return status
 
 
-def _unready(main: list[ContainerRecord]) -> str:
-    names = [record.name for record in main if not record.ready]
+def _unready(lasting: list[ContainerRecord]) -> str:
+    names = [record.name for record in lasting if not record.ready]
     return f"containers with unready status: [{' '.join(names)}]"
 
 
 def _phase(records: list[ContainerRecord], main: list[ContainerRecord], initialized: bool) -> str:
-    if any(record.is_init and record.finished and record.exit_code != 0 for record in records):
+    if any(r.is_init and not r.is_sidecar and r.finished and r.exit_code != 0 for r in records):
         return "Failed"
     if not initialized:
         return "Pending"

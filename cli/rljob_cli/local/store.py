@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import copy
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from rljob_api.job import RLJob
 from rljob_api.protocol import DriverStatus
 from rljob_api.status import RLJobStatus
 from rljob_cli.local.manifests import Manifest, is_terminating, labels_of, name_of, timestamp
+from rljob_cli.local.secrets import build_secrets
 from rljob_operator.backend import ChildKey, Event, JobKey, Observed, key_of
 
 _RESYNC_SECONDS = 10.0
@@ -31,6 +33,8 @@ class LocalStore:
     def __init__(self, job: RLJob) -> None:
         self.job: RLJob | None = job
         self.objects: dict[ChildKey, Manifest] = {}
+        self._secrets = build_secrets(job, os.environ)
+        """The user's own. Not among the objects: they are nobody's children."""
         self.pods: dict[str, Manifest] = {}
         self.driver: DriverStatus | None = None
         self.events: list[tuple[datetime, Event]] = []
@@ -110,7 +114,7 @@ class LocalStore:
         return [o for key, o in self.objects.items() if key.kind in kinds]
 
     def find(self, kind: str, name: str) -> Manifest | None:
-        return self.objects.get(ChildKey(kind, name))
+        return self.objects.get(ChildKey(kind, name)) or (self._secrets.get(name) if kind == "Secret" else None)
 
     def set_status(self, key: ChildKey, status: Manifest) -> None:
         old = self.objects.get(key)

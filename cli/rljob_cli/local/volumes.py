@@ -46,6 +46,10 @@ class RunPaths:
         """emptyDirs of medium Memory. Its name depends on the run alone, so that a next run can clear it."""
         return _SHARED_MEMORY / f"rljob-{digest(str(self.root.resolve()))}"
 
+    def memory_of(self, pod: Manifest) -> Path:
+        """Short, however long the Pod's name: the path of a Unix socket has 107 bytes at most."""
+        return self.memory / digest(name_of(pod))
+
     def pod(self, name: str) -> Path:
         return self.local / "pods" / name
 
@@ -84,7 +88,7 @@ def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
     if "hostPath" in volume:
         return Path(volume["hostPath"]["path"])
     if "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") == "Memory":
-        return paths.memory / name_of(pod) / name
+        return paths.memory_of(pod) / name
     if any(kind in volume for kind in ("emptyDir", "configMap", "secret", "projected")):
         return paths.pod(name_of(pod)) / "volumes" / name
     kinds = ", ".join(key for key in volume if key != "name")
@@ -120,7 +124,7 @@ def refresh(pod: Manifest, paths: RunPaths, find: Find) -> None:
 def remove(pod: Manifest, paths: RunPaths) -> None:
     """Remove the Pod's own folders."""
     shutil.rmtree(paths.pod(name_of(pod)), ignore_errors=True)
-    shutil.rmtree(paths.memory / name_of(pod), ignore_errors=True)
+    shutil.rmtree(paths.memory_of(pod), ignore_errors=True)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -165,7 +165,7 @@ async def test_a_changed_config_map_reaches_the_file_of_a_running_pod(cluster, t
     name = pod["metadata"]["name"]
     log = cluster.paths.logs / f"{name}.log"
     await until(lambda: log.exists() and read_tail(log) == "one", "the container read its file")
-    assert (cluster.paths.memory / name / "scratch").is_dir()
+    assert (cluster.paths.memory_of(pod) / "scratch").is_dir()
     await cluster.store.apply({**config, "data": {"key": "two"}})
     file = cluster.paths.pod(name) / "volumes" / "conf" / "key"
     await until(lambda: file.read_text() == "two", "the file changed")

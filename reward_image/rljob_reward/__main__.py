@@ -8,10 +8,15 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api import contract
 from rljob_api.errors import RLJobError, UserError
+
+if TYPE_CHECKING:
+    from rljob_reward.program import Program
 
 
 def main() -> int:
@@ -43,6 +48,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", help=f"address to listen on (default: ${contract.ENV_POD_IP})")
     parser.add_argument("--port", type=int, default=contract.PORT_REWARD, help="(default: %(default)s)")
     parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=Path(contract.PATH_SCRATCH),
+        help="folder for the workers' directories (default: %(default)s; where that is missing, one in $TMPDIR)",
+    )
+    parser.add_argument(
         "--grace", type=float, default=25.0, metavar="SECONDS", help="for accepted requests after SIGTERM (default: 25)"
     )
     parser.add_argument("--check", action="store_true", help="start the function once, say what it is, and exit")
@@ -55,7 +66,7 @@ def _serve(options: argparse.Namespace) -> None:
     from rljob_reward import server
     from rljob_reward.program import read_program
 
-    program = read_program(options.config, options.function)
+    program = _provide(read_program(options.config, options.function), options.scratch)
     if options.check:
         started = uvloop.run(server.check(program))
         print(f"{program.name}: {started.entrypoint}, {started.signature} signature, version {program.version[:12]}")
@@ -68,6 +79,20 @@ def _serve(options: argparse.Namespace) -> None:
         raise UserError(f"{contract.ENV_TOKEN} is not set: a reward server never runs without a token")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.run(program, host, options.port, token, options.grace))
+
+
+def _provide(program: Program, scratch: Path) -> Program:
+    """What a function's workers need before the first can start."""
+    from rljob_reward import requirements
+    from rljob_reward.isolation import protect_server
+    from rljob_reward.loading import Settings
+
+    protect_server()
+    if not isinstance(program.backend, Settings):
+        return program
+    lines = program.backend.requirements
+    python = requirements.provide(lines) if lines else ""
+    return replace(program, backend=program.backend._replace(python=python, scratch=str(scratch)))
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class App:
                 "entrypoint": self._started.entrypoint,
                 "slots": self._program.slots,
                 "version": self._program.version,
+                "not_enforced": self._started.missing,
             }
         )
 

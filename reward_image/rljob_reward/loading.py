@@ -41,6 +41,8 @@ class Settings(NamedTuple):
     max_processes: int = 128
     network: bool = False
     cpu_seconds: int | None = None
+    requirements: tuple[str, ...] = ()
+    """Packages that `python` has."""
     python: str = ""
     """Interpreter of the workers: that of the function's own requirements. Empty: the server's."""
     scratch: str = ""
@@ -54,32 +56,31 @@ class Bound(NamedTuple):
     read: adapters.Read
     entrypoint: str
     signature: str
+    path: str
+    """File that errors are told of."""
 
 
 def load(settings: Settings) -> Bound:
-    """Run the source and bind its function. UserError says what is wrong with it."""
+    """Run the source, or import the module, and bind its function. UserError says what is wrong with it."""
     module = _execute(settings)
+    path = getattr(module, "__file__", None) or settings.path
     function = _find(module, settings)
-    place = f"{_place_of(function, settings.path)}: {function.__name__ if hasattr(function, '__name__') else function}"
+    place = f"{_place_of(function, path)}: {function.__name__ if hasattr(function, '__name__') else function}"
     adapter = adapters.choose(function, settings.signature, place)
     call, read = adapter.bind(function, settings.kwargs, place)
-    return Bound(call, read, getattr(function, "__name__", str(settings.entrypoint)), adapter.NAME)
+    return Bound(call, read, getattr(function, "__name__", str(settings.entrypoint)), adapter.NAME, path)
 
 
 def _execute(settings: Settings) -> types.ModuleType:
     path = settings.path
     try:
-        return _import(settings.module) if settings.module else _run(settings)
+        return importlib.import_module(settings.module) if settings.module else _run(settings)
     except SyntaxError as error:
         text = (error.text or "").strip()
         place = f"{error.filename or path}:{error.lineno}"
         raise UserError(f"{place}: {type(error).__name__}: {error.msg}: {text}") from error
     except (Exception, SystemExit) as error:
         raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
-
-
-def _import(name: str) -> types.ModuleType:
-    return importlib.import_module(name)
 
 
 def _run(settings: Settings) -> types.ModuleType:
@@ -150,7 +151,9 @@ def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
         if not callable(function) or inspect.isclass(function):
             raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
         return function
-    defined = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == _MODULE_NAME]
+    own = settings.module or _MODULE_NAME
+    functions = [(n, v) for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+    defined = [n for n, v in functions if v.__module__ == own or v.__module__.startswith(f"{own}.")]
     remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
     raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
 

@@ -62,6 +62,12 @@ class Metrics:
             registry=self._registry,
         )
         self._restarts.labels(reward)
+        self._cache = Counter(
+            "rljob_reward_cache",
+            "Requests of a reward with `cache`: hit (a result was kept), joined (an equal one was under way), miss.",
+            ("reward", "outcome"),
+            registry=self._registry,
+        )
         for lane in LANES:  # what appears with its first event has no rate
             self._refused.labels(reward, lane)
             self._queue.labels(reward, lane, VALID)
@@ -101,6 +107,9 @@ class Metrics:
 
     def record_refused(self, lane: Lane) -> None:
         self._refused.labels(self._reward, lane).inc()
+
+    def record_cache(self, outcome: str) -> None:
+        self._cache.labels(self._reward, outcome).inc()
 
     def record_restart(self) -> None:
         self._restarts.labels(self._reward).inc()

@@ -25,6 +25,8 @@ _START_TIMEOUT_SECONDS = 300.0
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
 _SCRATCH_LOOK_SECONDS = 0.5
+_SCRATCH_SLACK_BYTES = 1 << 20
+"""So that one file of the size that is allowed is no excess."""
 
 
 class Pool:
@@ -116,7 +118,7 @@ class Pool:
 
     async def _watch_scratch(self) -> None:
         """No kernel without quotas limits a directory, so look at those of workers that run, and end the excessive."""
-        limit = self._settings.max_file_mib << 20
+        limit = (self._settings.max_file_mib << 20) + _SCRATCH_SLACK_BYTES
         while True:
             await asyncio.sleep(_SCRATCH_LOOK_SECONDS)
             running = [worker for worker in self._workers if worker.is_busy]

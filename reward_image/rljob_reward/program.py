@@ -34,6 +34,8 @@ class Program:
     """What its pool needs: for a function, what a worker is told."""
     version: str
     """sha256 of source and settings: results of different versions do not compare."""
+    cache: bool = False
+    """Whether equal requests share a result."""
     kind: str = "function"
     """For messages: function, judge or model."""
 
@@ -48,28 +50,41 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
             slots=reward.slots,
             queue_length=reward.queue_length,
             timeout_seconds=reward.timeout_seconds,
+            cache=reward.cache,
             backend=scorer,
             version=_digest_scorer(scorer, reward.timeout_seconds),
             kind="judge" if reward.judge else "model",
         )
     if reward.function is None:
         raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
-    path, source = _read_source(reward.function, config_path, function_path)
-    settings = Settings(
-        source=source,
-        path=path,
-        entrypoint=reward.function.entrypoint,
-        signature=reward.function.signature,
-        kwargs=reward.function.kwargs,
-        max_memory_mib=reward.function.max_memory_mib,
-    )
+    settings = _build_settings(reward.function, config_path, function_path)
     return Program(
         name=reward.name,
         slots=reward.slots,
         queue_length=reward.queue_length,
         timeout_seconds=reward.timeout_seconds,
+        cache=reward.cache,
         backend=settings,
         version=_digest(settings, reward.timeout_seconds),
+    )
+
+
+def _build_settings(function: FunctionReward, config_path: Path, function_path: Path | None) -> Settings:
+    module = function.module if function_path is None else None
+    path, source = (module, "") if module else _read_source(function, config_path, function_path)
+    return Settings(
+        source=source,
+        path=path,
+        entrypoint=function.entrypoint,
+        signature=function.signature,
+        kwargs=function.kwargs,
+        max_memory_mib=function.max_memory_mib,
+        module=module,
+        max_file_mib=function.max_file_mib,
+        max_processes=function.max_processes,
+        network=function.network,
+        cpu_seconds=function.cpu_seconds,
+        requirements=tuple(function.requirements),
     )
 
 
@@ -112,7 +127,8 @@ def _digest_scorer(scorer: JudgeReward | ModelReward, timeout_seconds: float) ->
 
 
 def _digest(settings: Settings, timeout_seconds: float) -> str:
-    """Where the file lies is left out: the same function elsewhere is the same function."""
+    """Where files lie is left out: the same function elsewhere is the same function."""
     parts = {**settings._asdict(), "timeout_seconds": timeout_seconds}
-    del parts["path"]
+    for place in ("path", "python", "scratch"):
+        del parts[place]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,8 @@
 
 Consumes requests (submit) and idle slots; produces one encoded ScoreResult a request, valid or invalid with a reason.
 A request with the same id and body as one under way joins it; a valid result is remembered for a while, so a retry
-after a lost answer costs nothing and cannot differ. Waits for a slot; unblocked by the pool's on_idle.
+after a lost answer costs nothing and cannot differ. With `cache`, equal content is enough (result_cache). Waits for a
+slot; unblocked by the pool's on_idle.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rljob_reward.metrics import VALID, Metrics
 from rljob_reward.pools import build_pool
 from rljob_reward.process import Ended, Started, Verdict
 from rljob_reward.program import Program
+from rljob_reward.result_cache import Follower, ResultCache, digest_content
 from rljob_reward.slots import Slot
 from rljob_reward.watchdog import Watchdog
 
@@ -56,13 +58,15 @@ class Waiter(Protocol):
 class Job:
     """One execution, and the requests that wait for it."""
 
-    __slots__ = ("arrived", "body", "id", "key", "lane", "started", "waiters")
+    __slots__ = ("arrived", "body", "content", "id", "key", "lane", "started", "waiters")
 
-    def __init__(self, request: ScoreRequest, body: bytes, key: Key, waiter: Waiter) -> None:
+    def __init__(self, request: ScoreRequest, body: bytes, key: Key, waiter: Waiter, content: bytes | None) -> None:
         self.id = request.id
         self.lane: Lane = request.lane
         self.body = body
         self.key = key
+        self.content = content
+        """What the cache knows it by; None without one."""
         self.waiters = [waiter]
         self.arrived = time.perf_counter()
         self.started: float | None = None
@@ -79,6 +83,8 @@ class Scorer:
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[Key, Job] = {}
         self._remembered: OrderedDict[Key, bytes] = OrderedDict()
+        self._cache = ResultCache() if program.cache else None
+        self._jobs_by_content: dict[bytes, Job] = {}
         self._mean_seconds = 0.0
         self._watchdog = Watchdog(self._loop, program.timeout_seconds, self._kill_late)
         self._idle = asyncio.Event()
@@ -102,15 +108,37 @@ class Scorer:
             self._remembered.move_to_end(key)
             waiter.deliver(remembered)
             return
-        job = Job(request, body, key, waiter)
+        content = digest_content(request) if self._cache else None
+        if content and self._answer_from_cache(content, request, waiter):
+            return
+        job = Job(request, body, key, waiter, content)
         if not self._lanes.admit(job.lane, job):
             self._drop_abandoned(job.lane)
             if not self._lanes.admit(job.lane, job):
                 self._metrics.record_refused(job.lane)
                 raise QueueFullError(self._retry_after(job.lane))
         self._jobs[key] = job
+        if content:
+            self._jobs_by_content[content] = job
         self._idle.clear()
         self._dispatch(fresh=job)
+
+    def _answer_from_cache(self, content: bytes, request: ScoreRequest, waiter: Waiter) -> bool:
+        """From an earlier result, or the one that an equal request is about to get. False: there is neither."""
+        assert self._cache is not None
+        cached = self._cache.get(content, request.id)
+        if cached is not None:
+            self._metrics.record_cache("hit")
+            waiter.deliver(cached)
+            return True
+        job = self._jobs_by_content.get(content)
+        # A request of the other lane must not wait in this one's queue.
+        if job is None or (job.lane != request.lane and job.started is None):
+            self._metrics.record_cache("miss")
+            return False
+        self._metrics.record_cache("joined")
+        job.waiters.append(Follower(request.id, waiter))
+        return True
 
     async def drained(self) -> None:
         """Wait until nothing runs or waits."""
@@ -184,8 +212,12 @@ class Scorer:
         )
         encoded = result.model_dump_json().encode()
         del self._jobs[job.key]
+        if job.content and self._jobs_by_content.get(job.content) is job:
+            del self._jobs_by_content[job.content]
         if result.valid:
             self._remember(job.key, encoded)
+            if self._cache and job.content:
+                self._cache.put(job.content, result)
         if job.started is not None:
             self._mean_seconds += _MEAN_WEIGHT * (result.execute_seconds - self._mean_seconds)
         outcome = VALID if result.reason is None else result.reason.value

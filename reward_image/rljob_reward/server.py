@@ -20,7 +20,6 @@ import uvicorn
 from rljob_api.contract import Path
 from rljob_api.errors import TransientError
 from rljob_reward.app import App
-from rljob_reward.isolation import protect_server
 from rljob_reward.metrics import Metrics
 from rljob_reward.orphans import Orphans
 from rljob_reward.process import Started
@@ -46,7 +45,6 @@ class _Http(uvicorn.Server):
 
 async def check(program: Program) -> Started:
     """Start one worker and end it again: UserError when the function cannot be served."""
-    protect_server()
     scorer = Scorer(program, Metrics(program.name, program.slots))
     try:
         return await scorer.start()
@@ -56,7 +54,6 @@ async def check(program: Program) -> Started:
 
 async def run(program: Program, host: str, port: int, token: str, grace_seconds: float) -> None:
     """Serve until SIGTERM or SIGINT. TransientError when the port is taken or workers cannot be kept alive."""
-    protect_server()
     _raise_open_files_limit()
     listener = _bind(host, port)
     metrics = Metrics(program.name, program.slots)

@@ -105,7 +105,7 @@ class Executor:
                 value = self._wait(value)
             outcome = self._bound.read(value)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this sample fails
-            outcome = invalid(EXCEPTION, explain(error, self._settings.path) + limit_hit(error, self._settings))
+            outcome = invalid(EXCEPTION, explain(error, self._bound.path) + limit_hit(error, self._settings))
         if self._wiper is not None:
             self._wiper.wipe()
         return outcome

@@ -24,17 +24,24 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., reward_process.Server]]:
-    """start_server(source, arguments=[], wait=True, **fields of the Reward in YAML's spelling)."""
+    """start_server(source, arguments=[], wait=True, environment={}, **fields of the Reward as in YAML).
+
+    Without a source, `function` says where it is.
+    """
     servers: list[reward_process.Server] = []
 
     def start(
-        source: str, arguments: list[str] | None = None, wait: bool = True, **fields: Any
+        source: str | None,
+        arguments: list[str] | None = None,
+        wait: bool = True,
+        environment: dict[str, str] | None = None,
+        **fields: Any,
     ) -> reward_process.Server:
         folder = tmp_path_factory.mktemp("reward")
-        function = {"inline": source, **fields.pop("function", {})}
+        function = ({"inline": source} if source is not None else {}) | fields.pop("function", {})
         (folder / "reward.yaml").write_text(yaml.safe_dump({"name": "test", "function": function, **fields}))
         host = f"127.10.{1 + os.getpid() % 200}.{next(_numbers) % 250 + 1}"
-        server = reward_process.Server(folder, host, ["--grace", "10", *(arguments or [])])
+        server = reward_process.Server(folder, host, ["--grace", "10", *(arguments or [])], environment or {})
         servers.append(server)
         if wait:
             reward_process.wait_for(server.is_ready, "the server to be ready")

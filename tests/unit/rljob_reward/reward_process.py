@@ -36,11 +36,11 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 class Server:
     """One running `python -m rljob_reward`."""
 
-    def __init__(self, folder: Path, host: str, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, host: str, arguments: list[str], environment: dict[str, str]) -> None:
         self.host = host
         self.log = folder / "log"
         command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
-        environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host}
+        environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host, **environment}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 

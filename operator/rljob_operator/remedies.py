@@ -28,6 +28,8 @@ from rljob_operator.world import (
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _LOST = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
+_SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
+"""Says that a busy kubelet has not read the object yet, and passes by itself; nothing is missing."""
 _STARTS = ("", "WaitingForPods", "WaitingForNames")
 """Reasons of a RewardModel that is not ready and needs nobody's help yet; "" is ready, or not looked at."""
 REMEDIES = {
@@ -97,8 +99,9 @@ def _causes_of_role(
             yield cause
     names = {name_of(pod) for pod in unready}
     for event in warnings:
-        if event.get("reason") == "FailedMount" and _about(event) in names:
-            yield Cause.of("FailedMount", path, f"{role.name}: {_stable(event.get('message', ''))}")
+        message = str(event.get("message", ""))
+        if event.get("reason") == "FailedMount" and _about(event) in names and not _SLOW_KUBELET.search(message):
+            yield Cause.of("FailedMount", path, f"{role.name}: {_stable(message)}")
     if len(role.pods) < role.desired:
         for message in _creation_failures(workload, children, warnings):
             yield _cause_of_refusal(role, path, message)

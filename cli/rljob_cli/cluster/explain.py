@@ -129,7 +129,10 @@ def _find_causes(look: Look, job: RLJob | None, status: RLJobStatus) -> list[Cau
         return []
     observed = look.as_observed()
     found = find_causes(job, observe_world(job, observed), observed)
-    cannot_know = any("list rewardmodels" in words for words in look.unseen)
+    # One that could not be listed, or is not of this rljob's version, may well be there.
+    cannot_know = any("list rewardmodels" in words for words in look.unseen) or (
+        len(look.reward_models) > len(observed.reward_models)
+    )
     return [cause for cause in found if not (cannot_know and cause.reason == "RewardModelMissing")]
 
 

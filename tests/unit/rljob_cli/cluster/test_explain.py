@@ -71,6 +71,18 @@ def test_nothing_is_said_of_claims_that_could_not_be_read() -> None:
     assert not explain(Look(job(), claims=None)).remedies
 
 
+def test_a_reward_model_is_missing_only_when_it_is_known_not_to_be_there() -> None:
+    using = job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
+    newer = {"metadata": {"name": "judge"}, "spec": {"novelty": 1}}
+    missing = "reward style: RewardModel judge does not exist"
+    assert any(missing in words for words in explain(Look(using, claims=None)).remedies)
+    for look in (
+        Look(using, claims=None, reward_models=[newer]),
+        Look(using, claims=None, unseen=["list rewardmodels"]),
+    ):
+        assert not any(missing in words for words in explain(look).remedies)
+
+
 def test_a_remedy_is_told_once() -> None:
     message = "waits for 1 Pod; rollout: image there/is:none cannot be pulled; correct spec.rollout.image, or name a "
     message += "Secret in spec.rollout.template.spec.imagePullSecrets"

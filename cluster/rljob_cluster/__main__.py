@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,19 +14,10 @@ import yaml
 from rljob_cluster import addons, sources, supervisor
 from rljob_cluster.build import BuildError, find_or_build
 from rljob_cluster.controlplane import ControlPlaneError
+from rljob_cluster.debian import NODE_PROGRAMS, PackagesError, install_missing
 from rljob_cluster.node import CommandError, Node, run
 
 CHART = Path(__file__).resolve().parents[2] / "charts/rljob"
-_DEBIAN_PACKAGES = {
-    "containerd": "containerd",
-    "ctr": "containerd",
-    "runc": "runc",
-    "nft": "nftables",
-    "ip": "iproute2",
-    "conntrack": "conntrack",
-    "openssl": "openssl",
-    "/usr/lib/cni/bridge": "containernetworking-plugins",
-}
 
 
 class ClusterError(Exception):
@@ -63,16 +52,7 @@ def _require_machine() -> None:
         raise ClusterError(
             "a cluster on this machine needs root (nodes are containerd and kubelet); E2E_CONTEXT= uses one"
         )
-    missing = sorted({package for program, package in _DEBIAN_PACKAGES.items() if not shutil.which(program)})
-    if missing and shutil.which("apt-get"):
-        print(f"installing {' '.join(missing)}", flush=True)
-        command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
-        subprocess.run(["apt-get", "update"], capture_output=True)
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ClusterError(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
-    elif missing:
-        raise ClusterError(f"missing on this machine: {', '.join(missing)}; install them, or use E2E_CONTEXT=")
+    install_missing(NODE_PROGRAMS)
 
 
 def load(state: Path, given: Sequence[str]) -> None:
@@ -161,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             install(state, options.values)
         else:
             volume(state, options.name, options.folder, options.namespace)
-    except (ClusterError, CommandError, BuildError, ControlPlaneError) as error:
+    except (ClusterError, CommandError, BuildError, ControlPlaneError, PackagesError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -21,6 +21,7 @@ from typing import Literal
 
 from rljob_cluster.base_image import DEFAULT_BASE, ImageBuildError, ensure_base
 from rljob_cluster.buildah_store import find_image
+from rljob_cluster.debian import BUILD_PROGRAMS, PackagesError, install_missing
 
 VERSION = "0.1.0"
 FOLDERS = {"trainer": "trainer_image", "reward": "reward_image", "operator": "operator"}
@@ -178,8 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in FOLDERS]:
         parser.error(f"no such image: {', '.join(unknown)}; there are {', '.join(FOLDERS)}")
     try:
+        if options.archive == "needed" and os.geteuid() == 0 and not any(map(shutil.which, ("buildah", "docker"))):
+            install_missing(BUILD_PROGRAMS)
         built = [build_image(Path.cwd(), name, options.archive) for name in options.names or FOLDERS]
-    except ImageBuildError as error:
+    except (ImageBuildError, PackagesError) as error:
         print(error, file=sys.stderr)
         return 1
     if options.output == "json":

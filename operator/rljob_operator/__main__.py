@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = parse(argv)
     level = settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    gc.freeze()  # what was imported stays: a collection need not look through half a million objects again and again
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
     try:
         asyncio.run(_run(settings))

@@ -41,9 +41,12 @@ ReconcileKey = Callable[[Any, Any, datetime], Awaitable[float | None]]
 
 
 class KeyedQueue:
-    """A de-duplicating queue of keys. Times are seconds of one clock that the caller passes in."""
+    """A de-duplicating queue of keys. Times are seconds of one clock that the caller passes in.
 
-    def __init__(self) -> None:
+    The first change of a key is acted on at once, those in the `seconds_between_looks` after it together."""
+
+    def __init__(self, seconds_between_looks: float = 0.0) -> None:
+        self._seconds_between_looks = seconds_between_looks
         self._ready: deque[Key] = deque()
         self._dirty: set[Key] = set()
         self._working: set[Key] = set()
@@ -51,6 +54,8 @@ class KeyedQueue:
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._since: dict[Key, float] = {}
+        self._taken: dict[Key, float] = {}
+        """When keys were taken, oldest first; only what was a moment ago."""
 
     def add(self, key: Key) -> None:
         """Work on `key` as soon as may be."""
@@ -66,6 +71,14 @@ class KeyedQueue:
             self._due[key] = when
             heapq.heappush(self._later, (when, key))
 
+    def add_changed(self, key: Key, now: float) -> None:
+        """Work on `key`, of which something has changed: at once, but not right after it was last worked on."""
+        earliest = self._taken.get(key, float("-inf")) + self._seconds_between_looks
+        if now >= earliest:
+            self.add(key)
+        elif key not in self._dirty:
+            self.add_at(key, earliest)
+
     def take(self, now: float) -> Key | None:
         """The next key to work on; None when none is due. The caller must call `finish` or `fail` with it."""
         self._move_due(now)
@@ -75,6 +88,10 @@ class KeyedQueue:
         self._since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
+        self._taken.pop(key, None)
+        self._taken[key] = now
+        while now - self._taken[first := next(iter(self._taken))] > self._seconds_between_looks:
+            del self._taken[first]
         self._due.pop(key, None)  # this look is the one that was asked for
         return key
 
@@ -160,7 +177,7 @@ async def run(
 
     tasks = [asyncio.create_task(work(), name=f"reconcile-{index}") for index in range(workers)]
     try:
-        await _feed(backend, queue, changed)
+        await _feed(backend, queue, changed, clock)
         async with changed:
             await changed.wait_for(lambda: queue.is_idle)
     finally:
@@ -169,13 +186,13 @@ async def run(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition) -> None:
+async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> None:
     """Put what the watch yields into the queue. A watch that breaks is begun again: it names every job then."""
     while True:
         try:
             async for key in backend.watch():
                 async with changed:
-                    queue.add(key)
+                    queue.add_changed(key, clock())
                     changed.notify()
             return
         except TransientError as error:

@@ -37,6 +37,8 @@ from rljob_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 _CRD_RETRY_SECONDS = 5.0
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""At one job upon changes: while its Pods start there are dozens."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -56,7 +58,7 @@ async def run_operator(
     kopf has started its watches, and with them its own handlers of signals."""
     own = api is None
     api = api or await connect(settings.kubeconfig)
-    queue, metrics = KeyedQueue(), Metrics()
+    queue, metrics = KeyedQueue(_SECONDS_BETWEEN_LOOKS), Metrics()
     health = Health(queue, metrics, clock)
     api.on_response = metrics.on_response
     runners = await health.serve(settings.health_port, settings.metrics_port)

@@ -55,6 +55,32 @@ def test_a_look_upon_a_change_replaces_the_one_that_was_due_later(queue):
     assert queue.next_due() is None
 
 
+def test_changes_right_after_a_look_are_looked_at_together_and_none_is_lost():
+    queue = KeyedQueue(seconds_between_looks=1.0)
+    queue.add_changed(A, 0.0)
+    assert queue.take(0.0) == A, "the first at once"
+    queue.add_changed(A, 0.1)
+    queue.finish(A)
+    queue.add_changed(A, 0.5)
+    queue.add_changed(B, 0.5)
+    assert (queue.take(0.9), queue.take(0.9), queue.next_due()) == (B, None, 1.0), "another key waits for nobody"
+    assert queue.take(1.0) == A
+    queue.add_changed(A, 2.5)
+    assert queue.take(2.5) is None, "never twice at once"
+    queue.finish(A)
+    assert queue.take(2.5) == A, "it had changed while it was looked at"
+    queue.finish(A)
+    queue.add_changed(A, 9.0)
+    assert queue.take(9.0) == A
+
+
+def test_a_queue_that_was_told_nothing_acts_on_each_change_at_once(queue):
+    for now in (0.0, 0.1):
+        queue.add_changed(A, now)
+        assert queue.take(now) == A
+        queue.finish(A)
+
+
 def test_failures_wait_longer_each_time_and_success_forgets_them(queue):
     delays = []
     now = 0.0

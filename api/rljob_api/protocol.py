@@ -140,6 +140,8 @@ class RewardDemand(Wire):
     """Those of them that are still to be scored."""
     is_open: bool = False
     """Whether it is under way: from the first prompt to the last score."""
+    is_first: bool = False
+    """Whether it is the first one of this driver: all that is said of its times is by its own part so far."""
     starts_in_seconds: float = 0.0
     """When not under way: time until it begins, by how long the last pause took."""
     elapsed_seconds: float = 0.0

@@ -28,6 +28,8 @@ _GROWTHS_A_LEAD = 6
 POLL_SECONDS = 2.0
 """How often a driver is asked while a reward of its job is autoscaled: of a generation of a minute, 10 s would be a
 sixth in which no Pod starts."""
+FAR_SECONDS = 10.0
+"""How often it is asked while its next collection is further off than that, or none is to come."""
 _SHORTEST_SECONDS = 1e-3
 REASON_UP, REASON_DOWN = "ScaledUp", "ScaledDown"
 
@@ -175,7 +177,7 @@ def _need(
 def _catch_up(policy: Policy, said: RewardDemand, latency: float, target: float) -> float:
     """Slots that score the rest in time: more than were planned when replicas died or never came, or when the scorer
     has become slow. What is late already takes its own time anyway, so no less than that is aimed at."""
-    due = policy.autoscaling.target_seconds or said.due_seconds or target
+    due = policy.autoscaling.target_seconds or max(said.due_seconds or 0.0, target)
     shortest = max(latency, said.latency_p95_seconds or 0.0)
     return min(float(said.expected), said.expected * latency / max(due - said.elapsed_seconds, shortest))
 
@@ -190,7 +192,7 @@ def _has_had_its_time(last: RewardScaling | None, now: datetime, seconds: float)
 
 def _latency(said: RewardDemand, last: RewardScaling | None) -> float | None:
     """Mean seconds of a sample: this driver's, else what the reward took before, else what the oldest has taken."""
-    known = said.latency_seconds if said.latency_seconds is not None else last.latency_seconds if last else None
+    known = _learn(said, said.latency_seconds, last.latency_seconds if last else None)
     if known is not None:
         return max(known, _SHORTEST_SECONDS)
     if said.in_flight <= said.waiting or said.oldest_seconds <= 0:  # without a replica, age is waiting
@@ -202,9 +204,16 @@ def _latency(said: RewardDemand, last: RewardScaling | None) -> float | None:
 def _target(policy: Policy, said: RewardDemand, last: RewardScaling | None) -> float | None:
     if policy.autoscaling.target_seconds is not None:
         return policy.autoscaling.target_seconds
-    if said.window_seconds is not None:
-        return max(said.window_seconds, _SHORTEST_SECONDS)  # of 0 when all samples come at the very end
-    return last.target_seconds if last else None
+    known = _learn(said, said.window_seconds, last.target_seconds if last else None)
+    return None if known is None else max(known, _SHORTEST_SECONDS)  # it is 0 when all samples come at the very end
+
+
+def _learn(said: RewardDemand, told: float | None, before: float | None) -> float | None:
+    """A driver's own figure, or the record's while it has none. In its first collection it knows the quick samples
+    alone, and no update: then the longer of the two."""
+    if told is None or before is None:
+        return before if told is None else told
+    return max(told, before) if said.is_first else told
 
 
 def _record_change(
@@ -259,6 +268,21 @@ def _show(seconds: float) -> str:
 
 def _round(seconds: float) -> float:
     return float(f"{seconds:.3g}")
+
+
+def next_look_seconds(policy: Policy, demands: Sequence[Demand], record: RewardScaling, now: datetime) -> float | None:
+    """When to ask and decide again; None: only when something changes."""
+    waits = []
+    if record.below_since is not None:
+        passed = (now - record.below_since).total_seconds()
+        waits.append(max(1.0, policy.autoscaling.scale_down_after_seconds - passed))
+    if demands:
+        is_near = any(
+            demand.said is None or (demand.said.samples and demand.said.starts_in_seconds < FAR_SECONDS)
+            for demand in demands
+        )
+        waits.append(POLL_SECONDS if is_near else FAR_SECONDS)
+    return min(waits, default=None)
 
 
 def derive_scaling_events(last: RewardScaling | None, new: RewardScaling | None, path: str) -> tuple[Event, ...]:

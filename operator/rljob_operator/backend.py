@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.protocol import DriverStatus
 from rljob_api.reward import RewardModel
 from rljob_api.status import RLJobStatus
+
+if TYPE_CHECKING:
+    from rljob_operator.autoscale import Demand
 
 Manifest = dict[str, Any]
 
@@ -59,6 +62,8 @@ class Observed:
     """Newest Events of type Warning about the job's Pods and workloads: why a Pod could not be made, or mounted."""
     reward_models: dict[str, RewardModel] = field(default_factory=dict)
     """The RewardModels of the namespace that the job names, as far as they exist."""
+    demands: tuple[Demand, ...] = ()
+    """Of a RewardModel with autoscaling: what the jobs that refer to it will ask of it."""
 
 
 @dataclass(frozen=True)

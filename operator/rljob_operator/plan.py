@@ -39,6 +39,7 @@ from rljob_operator.lifecycle import (
     wants_retry,
 )
 from rljob_operator.remedies import Cause, find_causes
+from rljob_operator.scaling import scale_job, scaling_events
 from rljob_operator.validate import find_problems
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
@@ -65,9 +66,16 @@ def plan(
     now = now.replace(microsecond=0)  # Kubernetes' times have no more; the same world must give the same status
     if not is_ours_to_manage(job):
         return Plan((), (), job.status)
-    world = observe_world(job, observed)
-    wanted = _plan_managed(job, world, observed, now, defaults, new_token)
-    return replace(wanted, delete=wanted.delete + world.stale)
+    scaled = scale_job(job, observed, now)
+    world = observe_world(scaled.job, observed)
+    wanted = _plan_managed(scaled.job, world, observed, now, defaults, new_token)
+    waits = [seconds for seconds in (wanted.requeue_after_seconds, scaled.next_look_seconds) if seconds is not None]
+    return replace(
+        wanted,
+        delete=wanted.delete + world.stale,
+        events=wanted.events + scaling_events(job.status.scaling, wanted.status.scaling),
+        requeue_after_seconds=min(waits, default=None),
+    )
 
 
 def _plan_managed(

@@ -23,6 +23,7 @@ from rljob_api.contract import LABEL_ROLE
 from rljob_api.errors import UserError
 from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition
+from rljob_operator.autoscale import derive_scaling_events
 from rljob_operator.backend import ChildKey, Event, JobKey, Manifest, Observed, key_of
 from rljob_operator.children import WORKLOAD_KINDS, sort_children
 from rljob_operator.children.common import HEAD, REWARD
@@ -35,17 +36,21 @@ from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
 from rljob_operator.remedies import Cause, find_model_causes
+from rljob_operator.scaling import scale_model
 from rljob_operator.validate import find_model_sources, find_source_problems, find_template_problems
 from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
 READY = "Ready"
 DEGRADED = "Degraded"
+SCALING = "Scaling"
 REASON_REFUSED = "Refused"
 REASON_WAITING_FOR_NAMES = "WaitingForNames"
 REFUSED_SECONDS = 30.0
 """How soon to try again what was refused: nothing tells when someone else's object goes."""
 _BAD_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
 _MAX_MESSAGE_LENGTH = 2000
+_SETTLE_SECONDS = 120.0
+"""For which Pods that an autoscaler has just asked for may be missing."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,15 @@ def plan_reward_model(
     new_token: Callable[[], str] = new_random_token,
 ) -> RewardModelPlan:
     """What should be now. Of a spec that cannot be built the plan says why, and leaves alone what runs."""
-    wanted = _plan_own(model, observed, now, defaults, new_token)
-    return replace(wanted, delete=wanted.delete + find_stale(model, observed))
+    scaled = scale_model(model, observed, now.replace(microsecond=0))
+    wanted = _plan_own(scaled.model, observed, now, defaults, new_token)
+    waits = [seconds for seconds in (wanted.requeue_after, scaled.next_look_seconds) if seconds is not None]
+    return replace(
+        wanted,
+        delete=wanted.delete + find_stale(model, observed),
+        events=wanted.events + derive_scaling_events(model.status.scaling, wanted.status.scaling, "scaled"),
+        requeue_after=min(waits, default=None),
+    )
 
 
 def _plan_own(
@@ -130,7 +142,8 @@ async def reconcile_reward_model(
         await backend.delete(key.namespace, extra)
     if refused:
         trouble = Trouble(REASON_REFUSED, refused)
-        wanted = _finish(model, observed, now, trouble=trouble, requeue_after=REFUSED_SECONDS)
+        scaled = scale_model(model, observed, now.replace(microsecond=0)).model
+        wanted = _finish(scaled, observed, now, trouble=trouble, requeue_after=REFUSED_SECONDS)
     if wanted.status != model.status:
         await backend.update_reward_model_status(model, wanted.status)
     for event in wanted.events:
@@ -202,7 +215,7 @@ def _build_status(
 ) -> RewardModelStatus:
     deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
-    served = model.spec.is_served
+    served, settles = model.spec.is_served, _settles(model, now)
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
     words = f"{ready} of {model.spec.replicas} Pods are ready"
@@ -215,20 +228,46 @@ def _build_status(
         is_ready, reason, message = True, "External", "an endpoint of someone else"
     elif ready:
         is_ready, reason, message = True, "Serving", words
+    elif model.status.scaling and not model.spec.replicas:
+        is_ready, reason, message = True, "ScaledToZero", "nothing is to be scored; Pods come before the next step does"
     else:
         is_ready, message = False, why
         reason = (cause or "WaitingForPods") if model.spec.replicas else "NoReplicas"
+    degraded = missing and not settles
+    why_degraded = (cause or "TooFewReady") if degraded else "Scaling" if missing else "AllReady"
     selector = build_model_selector(model.metadata.name)
     return RewardModelStatus(
         conditions=[
             _build_condition(model, READY, is_ready, reason, message, now),
-            _build_condition(model, DEGRADED, missing, (cause or "TooFewReady") if missing else "AllReady", why, now),
+            _build_condition(model, DEGRADED, degraded, why_degraded, why, now),
+            *([_build_scaling(model, replicas, ready, now)] if served else []),
         ],
         observed_generation=model.metadata.generation,
         replicas=replicas,
         ready_replicas=ready,
+        scaling=model.status.scaling,
         selector=",".join(f"{key}={value}" for key, value in selector.items()) if served else "",
     )
+
+
+def _settles(model: RewardModel, now: datetime) -> bool:
+    """Whether the autoscaler's last decision may still be on its way: Pods that start are no trouble."""
+    scaling = model.status.scaling
+    if scaling is None or scaling.last_scale_time is None:
+        return False
+    return (now - scaling.last_scale_time).total_seconds() < _SETTLE_SECONDS
+
+
+def _build_scaling(model: RewardModel, replicas: int, ready: int, now: datetime) -> Condition:
+    """Whether the number of Pods is on its way to another, and why it is that one."""
+    wanted, scaling = model.spec.replicas, model.status.scaling
+    why = scaling.message if scaling else f"spec.replicas is {wanted}"
+    if replicas > wanted:
+        return _build_condition(model, SCALING, True, "ScalingDown", why, now)
+    if ready < wanted:
+        return _build_condition(model, SCALING, True, "ScalingUp", why, now)
+    limited = scaling and scaling.slots > model.spec.slots * wanted
+    return _build_condition(model, SCALING, False, "AtMaximum" if limited else "Steady", why, now)
 
 
 def _build_condition(
@@ -254,6 +293,8 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     told = "\n".join(condition.message for condition in old.conditions)
     events = [Event("Warning", cause.reason, cause.words) for cause in causes if cause.words not in told]
     for condition in new.conditions:
+        if condition.type == SCALING:
+            continue  # told by derive_scaling_events
         bad = condition.type == DEGRADED or condition.reason in _BAD_REASONS
         is_new = condition.status == "True" and condition.type not in true
         is_new = is_new and (condition.type != DEGRADED or (READY in true and not causes))

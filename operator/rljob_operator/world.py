@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rljob_api import API_VERSION
 from rljob_api.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY, ExitCode
 from rljob_api.job import RLJob
+from rljob_api.reward import Reward
 from rljob_api.roles import Role
 from rljob_operator.backend import ChildKey, Manifest, Observed
 from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, Owner, child_name
@@ -42,7 +43,10 @@ class RoleView:
 
     @property
     def needed(self) -> int:
-        """Ready Pods without which the job cannot go on: the group whole, of a fleet one."""
+        """Ready Pods without which the job cannot go on: the group whole, of a fleet one. Of a reward that may have
+        none, none: its samples wait."""
+        if isinstance(self.spec, Reward) and self.spec.autoscaling:
+            return min(1, self.spec.autoscaling.min_replicas)
         return self.desired if self.kind in (HEAD, TRAINER) else min(1, self.desired)
 
     @property

@@ -30,6 +30,7 @@ class Outlook:
     samples: int = 0
     expected: int = 0
     is_open: bool = False
+    is_first: bool = False
     starts_in_seconds: float = 0.0
     elapsed_seconds: float = 0.0
     due_seconds: float | None = None
@@ -90,13 +91,20 @@ class Forecast:
                 return Outlook()
             pause = 0.0 if self._pause_seconds is None or self._scored_at is None else self._pause_seconds
             left = max(0.0, pause - (now - (self._scored_at or now)))
-            num, due = self._samples_a_step, self._due.get("train")
-            return Outlook(num, num, False, left, 0.0, due, self._ends.get("train", ()))
+            return Outlook(
+                samples=self._samples_a_step,
+                expected=self._samples_a_step,
+                is_first="train" not in self._due,
+                starts_in_seconds=left,
+                due_seconds=self._due.get("train"),
+                ends=self._ends.get("train", ()),
+            )
         elapsed = now - progress.started_at
         return Outlook(
             samples=progress.num_samples,
             expected=progress.num_samples - progress.num_scored,
             is_open=True,
+            is_first=progress.lane not in self._due,
             elapsed_seconds=elapsed,
             due_seconds=self._due.get(progress.lane) or self._project(progress, elapsed),
             ends=self._ends.get(progress.lane, ()),

@@ -109,6 +109,7 @@ class RewardClient:
             samples=outlook.samples,
             expected=outlook.expected,
             is_open=outlook.is_open,
+            is_first=outlook.is_first,
             starts_in_seconds=outlook.starts_in_seconds,
             elapsed_seconds=outlook.elapsed_seconds,
             due_seconds=outlook.due_seconds,

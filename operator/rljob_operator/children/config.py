@@ -9,6 +9,7 @@ import base64
 
 from rljob_api.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
 from rljob_api.job import RLJob
+from rljob_api.reward import Reward
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import Owner, build_metadata, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
@@ -17,11 +18,12 @@ from rljob_operator.children.reward import RewardService
 
 def build_job_config(job: RLJob) -> Manifest:
     """ConfigMap NAME-config. Of the metadata only what identifies the job: the rest changes with every write."""
+    spec = job.spec.model_copy(update={"rewards": [_as_read(reward) for reward in job.spec.rewards]})
     document = {
         "apiVersion": job.api_version,
         "kind": job.kind,
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
-        "spec": job.spec.to_manifest(),
+        "spec": spec.to_manifest(),
     }
     return {
         "apiVersion": "v1",
@@ -33,7 +35,7 @@ def build_job_config(job: RLJob) -> Manifest:
 
 def build_reward_config(service: RewardService) -> Manifest:
     """ConfigMap of a reward's name. A source from the user's own ConfigMap is mounted from there instead."""
-    data = {FILE_REWARD: to_yaml(service.reward.to_manifest())}
+    data = {FILE_REWARD: to_yaml(_as_read(service.reward).to_manifest())}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
     return {
@@ -42,6 +44,11 @@ def build_reward_config(service: RewardService) -> Manifest:
         "metadata": build_metadata(service.owner, service.name, service.selector),
         "data": data,
     }
+
+
+def _as_read(reward: Reward) -> Reward:
+    """Without the number of the moment, which no program reads: an autoscaler's decision changes no file."""
+    return reward.model_copy(update={"replicas": 1}) if reward.autoscaling else reward
 
 
 def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:

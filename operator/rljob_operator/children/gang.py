@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rljob_api.contract import SCHEDULING_GATE
 from rljob_api.job import RLJob
+from rljob_api.reward import Reward
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import build_metadata
 
@@ -39,9 +40,14 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 
 
 def count_wanted_pods(job: RLJob) -> int:
-    """Pods of the whole job. Rewards that others serve have none."""
+    """Pods of the whole job. Rewards that others serve have none, and of autoscaled ones the fewest count."""
     spec = job.spec
-    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(r.replicas for r in spec.rewards if r.is_served)
+    of_rewards = sum(_least_replicas(reward) for reward in spec.rewards if reward.is_served)
+    return 1 + spec.trainer.replicas + spec.rollout.replicas + of_rewards
+
+
+def _least_replicas(reward: Reward) -> int:
+    return reward.autoscaling.min_replicas if reward.autoscaling else reward.replicas
 
 
 def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:

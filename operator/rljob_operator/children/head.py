@@ -20,7 +20,7 @@ from rljob_api.contract import (
     ExitCode,
 )
 from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.reward import Reward, RewardModel
 from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs
@@ -128,6 +128,11 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
         "schedule": pods.read_settings(spec.schedule, {"steps"}),
         "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
-        "rewards": [pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_REWARD) for reward in spec.rewards],
+        "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],
         "head": pods.read_settings(spec.head, {"backoffLimit"}),
     }
+
+
+def _not_read(reward: Reward) -> frozenset[str]:
+    """A RewardModel's slots are but a hint to the driver: they restart nothing."""
+    return pods.POD_FIELDS | _READ_BY_REWARD | ({"slots"} if reward.reward_model_ref else set())

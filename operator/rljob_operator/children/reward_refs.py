@@ -96,4 +96,6 @@ def _resolve(reward: Reward, models: Mapping[str, RewardModel]) -> Reward:
     update: dict[str, object] = {"timeout_seconds": model.spec.timeout_seconds}
     if model.spec.http is not None:
         update |= {"http": model.spec.http, "reward_model_ref": None}
+    else:
+        update["slots"] = model.spec.slots  # they bound what the driver sends to one replica at once
     return reward.model_copy(update=update)

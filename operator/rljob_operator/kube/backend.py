@@ -19,12 +19,15 @@ from rljob_api import API_VERSION
 from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_api.errors import TransientError, UserError
 from rljob_api.job import RLJob
+from rljob_api.protocol import DriverStatus
 from rljob_api.reward import RewardModel
 from rljob_api.status import RLJobStatus
+from rljob_operator.autoscale import POLL_SECONDS as SCALING_POLL_SECONDS
+from rljob_operator.autoscale import Demand
 from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, utc_now
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings
+from rljob_operator.kube.cache import Cache, OwnerKey, names_model, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
 from rljob_operator.kube.driver import Driver, DriverClient, find_driver
 from rljob_operator.kube.invalid import (
@@ -42,7 +45,9 @@ from rljob_operator.kube.resources import (
     resource_of,
     resources_of_kind,
 )
+from rljob_operator.plan import POLL_SECONDS
 from rljob_operator.reconcile import InvalidJobError
+from rljob_operator.scaling import is_autoscaled, read_demands
 from rljob_operator.world import find_pods
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
@@ -92,7 +97,11 @@ class KubernetesBackend:
                 except ValidationError:
                     continue  # its own status says what is wrong with it
         seen = Observed(children, pods, None, warnings, models)
-        return replace(seen, driver=await self.driver.ask(self.find_driver(job, seen)))
+        return replace(seen, driver=await self._ask(job, seen, is_scaled=is_autoscaled(job)))
+
+    async def _ask(self, job: RLJob, seen: Observed, *, is_scaled: bool) -> DriverStatus | None:
+        # Progress may be old; by demand a reward must be scaled before its burst comes.
+        return await self.driver.ask(self.find_driver(job, seen), SCALING_POLL_SECONDS if is_scaled else POLL_SECONDS)
 
     @staticmethod
     def find_driver(job: RLJob, observed: Observed) -> Driver | None:
@@ -113,7 +122,25 @@ class KubernetesBackend:
         children, pods, warnings = self._owned(
             OwnerKey(REWARD_MODEL.kind, model.metadata.namespace, model.metadata.name)
         )
-        return Observed(children, pods, None, warnings)
+        demands = await self._observe_demands(model) if model.spec.autoscaling else ()
+        return Observed(children, pods, None, warnings, demands=demands)
+
+    async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
+        """What each job of the namespace that refers to the model will ask of it."""
+        demands: list[Demand] = []
+        for key in self.cache.names(RLJOB):
+            manifest = self.cache.get(*key) if key.namespace == model.metadata.namespace else None
+            if manifest is None or not names_model(manifest, model.metadata.name):
+                continue
+            try:
+                job = RLJob.model_validate(manifest)
+            except ValidationError:
+                continue  # it has no Pods that are ours
+            children, pods, _ = self._owned(OwnerKey(*key))
+            seen = Observed(children, pods)
+            seen = replace(seen, driver=await self._ask(job, seen, is_scaled=True))
+            demands += read_demands(job, seen, model.metadata.name)
+        return tuple(demands)
 
     def _owned(self, owner: OwnerKey) -> tuple[dict[ChildKey, Manifest], tuple[Manifest, ...], tuple[Manifest, ...]]:
         objects = self.cache.owned(owner)

@@ -288,3 +288,9 @@ def _unpack(kind: str, entry: _Entry) -> Manifest:
     # Items of a LIST do not say what they are.
     manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
     return manifest
+
+
+def names_model(job: Manifest | None, name: str) -> bool:
+    """Whether an RLJob refers to the RewardModel `name`."""
+    rewards = ((job or {}).get("spec") or {}).get("rewards") or []
+    return any((reward.get("rewardModelRef") or {}).get("name") == name for reward in rewards)

@@ -1,6 +1,7 @@
 """What a job's driver says of itself: GET /status on the head Pod's address, with the job's token.
 
-Invariant: a driver is asked at most once in POLL_SECONDS, and one that hangs holds a look up for TIMEOUT_SECONDS.
+Invariant: a driver is asked at most once in POLL_SECONDS, unless a caller needs fresher words, and one that hangs holds
+a look up for TIMEOUT_SECONDS.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class DriverClient:
         self._session: aiohttp.ClientSession | None = None
         self._num_asked = 0
 
-    async def ask(self, driver: Driver | None) -> DriverStatus | None:
+    async def ask(self, driver: Driver | None, max_age_seconds: float = POLL_SECONDS) -> DriverStatus | None:
         """None when there is no driver, or when it did not answer."""
         if driver is None:
             return None
         now = self._clock()
         asked_at, said = self._said.get(driver.uid, (float("-inf"), None))
         # A little less, or a poll that comes on time would be told what the one before it was.
-        if now - asked_at >= POLL_SECONDS * 0.9 and self._num_asked < _MAX_ASKED:
+        if now - asked_at >= max_age_seconds * 0.9 and self._num_asked < _MAX_ASKED:
             self._said = {key: value for key, value in self._said.items() if now - value[0] < POLL_SECONDS * 10}
             self._said[driver.uid] = (now, said)
             self._num_asked += 1

@@ -62,7 +62,7 @@ class Resting:
 
     async def _holds(self, rest: _Rest, now: datetime) -> bool:
         cache, driver = self._backend.cache, self._backend.driver
-        if now >= rest.until or await driver.ask(rest.driver) != rest.said:
+        if now >= rest.until or _without_demand(await driver.ask(rest.driver)) != rest.said:
             return False
         return all(cache.changed_at(owner) <= rest.seen_at for owner in rest.owners)
 
@@ -73,4 +73,10 @@ class Resting:
         owners = [OwnerKey(RLJOB.kind, *key), *(OwnerKey(REWARD_MODEL.kind, key.namespace, name) for name in models)]
         latest = now + timedelta(seconds=MAX_REST_SECONDS - hash(key) % _SPREAD_SECONDS)
         driver = self._backend.find_driver(job, observed)
-        return _Rest(seen_at, tuple(owners), driver, observed.driver, min(latest, holds_until))
+        said = _without_demand(observed.driver)
+        return _Rest(seen_at, tuple(owners), driver, said, min(latest, holds_until))
+
+
+def _without_demand(said: DriverStatus | None) -> DriverStatus | None:
+    """Demand has times that pass, and no job at rest is scaled by it."""
+    return said.model_copy(update={"demand": {}}) if said else None

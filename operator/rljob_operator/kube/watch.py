@@ -18,7 +18,7 @@ import kopf
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey
-from rljob_operator.kube.cache import Cache, OwnerKey
+from rljob_operator.kube.cache import Cache, OwnerKey, names_model
 from rljob_operator.kube.client import ApiError, KubeApi, translate
 from rljob_operator.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.queue import Key, RewardModelKey
@@ -155,11 +155,21 @@ class Feed:
     def _enqueue(self, owner: OwnerKey) -> None:
         if owner.kind == RLJOB.kind:
             self._changed.put_nowait(JobKey(owner.namespace, owner.name))
+            self._enqueue_scaled_models(owner)
             return
         self._changed.put_nowait(RewardModelKey(owner.namespace, owner.name))
         for key in self._cache.names(RLJOB):
-            if key.namespace == owner.namespace and _names_model(self._cache.get(*key), owner.name):
+            if key.namespace == owner.namespace and names_model(self._cache.get(*key), owner.name):
                 self._changed.put_nowait(JobKey(key.namespace, key.name))
+
+    def _enqueue_scaled_models(self, job: OwnerKey) -> None:
+        """A job that comes, goes or gets its head changes what its autoscaled RewardModels are asked for."""
+        manifest = self._cache.get(*job)
+        for key in self._cache.names(REWARD_MODEL):
+            if key.namespace == job.namespace and names_model(manifest, key.name):
+                model = self._cache.get(*key) or {}
+                if (model.get("spec") or {}).get("autoscaling"):
+                    self._changed.put_nowait(RewardModelKey(key.namespace, key.name))
 
     async def _watch(self) -> None:
         registry = kopf.OperatorRegistry()
@@ -205,11 +215,6 @@ async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=_END_SECONDS) if pending else (set(), set())
     if pending:
         log.warning("these watches did not end: %s", ", ".join(task.get_name() for task in pending))
-
-
-def _names_model(job: dict[str, Any] | None, name: str) -> bool:
-    rewards = ((job or {}).get("spec") or {}).get("rewards") or []
-    return any((reward.get("rewardModelRef") or {}).get("name") == name for reward in rewards)
 
 
 def _settings() -> kopf.OperatorSettings:

@@ -109,6 +109,13 @@ def test_what_an_earlier_job_taught_is_used_until_this_one_knows():
     assert decide(policy(), [first], taught, NOW).replicas == 33
 
 
+def test_in_its_first_collection_a_driver_is_not_believed_to_be_quicker_than_the_record():
+    guess = {"is_first": True, "latency_seconds": 4.0, "window_seconds": 60.0, "due_seconds": 60.0}
+    taught = having(0, latency_seconds=20.5, target_seconds=251.0)
+    assert decide(policy(), [demand(**guess)], taught, NOW).replicas == 33
+    assert decide(policy(), [demand(**guess | {"latency_seconds": 41.0})], taught, NOW).replicas == 66
+
+
 def test_while_no_score_has_come_the_oldest_request_says_how_long_one_takes_at_least():
     first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_seconds": 9.0}
     assert decide(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)

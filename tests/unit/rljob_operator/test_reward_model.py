@@ -51,7 +51,11 @@ def test_the_token_is_made_once_and_kept():
 
 def test_some_ready_pods_serve_but_are_degraded():
     status = plan_reward_model(make_model(), make_observed(make_model(), 1), NOW).status
-    assert holds(status) == {"Ready": ("True", "Serving"), "Degraded": ("True", "TooFewReady")}
+    assert holds(status) == {
+        "Ready": ("True", "Serving"),
+        "Degraded": ("True", "TooFewReady"),
+        "Scaling": ("True", "ScalingUp"),
+    }
     assert (status.replicas, status.ready_replicas, status.observed_generation) == (2, 1, 3)
 
 

@@ -78,6 +78,10 @@ def test_between_two_collections_it_says_when_the_next_begins():
     forecast.record_end(progress, 100)
     early = forecast.foretell(progress, 1100.0, is_open=False, is_last=False)
     assert (early.samples, early.expected, early.starts_in_seconds) == (N, N, 0), "no pause is known: it may be now"
+    assert (early.is_first, Forecast(N, 1).foretell(progress, 1100.0, is_open=True, is_last=False).is_first) == (
+        False,
+        True,
+    )
     forecast.record_begin(1160.0)
     forecast.record_end(progress := collected(evenly(40), started_at=1160.0, scored_at=1220.0), 100)
     assert forecast.foretell(progress, 1250.0, is_open=False, is_last=False).starts_in_seconds == 70

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_api.protocol import DriverStatus
+from rljob_api.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import JobKey
 from rljob_operator.children.common import WORKLOAD_KINDS
 from rljob_operator.defaults import DEFAULTS
@@ -45,7 +45,7 @@ class Driver:
     said = None
     num_asked = 0
 
-    async def ask(self, driver):
+    async def ask(self, driver, max_age_seconds=POLL_SECONDS):
         self.num_asked += 1
         return self.said if driver else None
 
@@ -161,6 +161,16 @@ async def test_another_answer_of_the_driver_ends_the_rest():
     stage.driver.said = DriverStatus(step=2)
     assert (await stage.look())[0]
     assert stage.api.objects[RLJOB.path(*KEY)]["status"]["progress"]["step"] == 2
+
+
+async def test_a_driver_whose_demand_alone_moves_lets_it_rest():
+    stage = await Stage().settle()
+    stage.start_head()
+    stage.driver.said = DriverStatus(step=1)
+    await stage.settle()
+    for seconds in range(1, 5):
+        stage.driver.said = DriverStatus(step=1, demand={"correct": RewardDemand(elapsed_seconds=seconds)})
+        assert not (await stage.look(seconds))[0]
 
 
 async def test_a_reward_model_that_comes_or_goes_ends_the_rest_of_who_names_it():

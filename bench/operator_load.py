@@ -1,7 +1,8 @@
 """`make bench-operator`: how fast the operator makes many jobs' Pods, and what it costs while they only run.
 
 A real control plane with KWOK's nodes, the operator as its own process, and this process, which submits the jobs and
-watches Pods by their metadata. A job's time goes from its POST to the moment in which its last Pod is seen; nothing
+watches workloads and Pods by their metadata. A job's time goes from its POST to the moment in which the last of its
+workloads is seen (the operator's part: they are applied last), and of its Pods (with the controllers' part); nothing
 polls. What is not the operator's is kept from being the limit: the controllers may ask as often as they like.
 Last line: one JSON object. (A file operator.py here would hide the standard library's from every benchmark.)
 """
@@ -40,6 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "bench"
 NUM_NODES = 50
 PODS_A_JOB = 7
+WORKLOADS = ("apis/batch/v1", "jobs"), ("apis/apps/v1", "statefulsets"), ("apis/apps/v1", "deployments")
+WORKLOADS_A_JOB = 4
 SUBMITTERS = 20
 START_SECONDS = 60.0
 DEADLINE_SECONDS = 420.0
@@ -134,32 +137,32 @@ class Operator:
 
 
 class Arrivals:
-    """When each job was submitted, and when its last Pod was seen."""
+    """When each job's last object of a sort was seen."""
 
-    def __init__(self) -> None:
-        self.submitted: dict[str, float] = {}
+    def __init__(self, num_a_job: int) -> None:
         self.complete: dict[str, float] = {}
-        self.num_pods = 0
-        self._pods: dict[str, set[str]] = defaultdict(set)
+        self.num = 0
+        self._num_a_job = num_a_job
+        self._seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
         self.changed = asyncio.Event()
 
-    def record_pod(self, job: str, name: str) -> None:
-        pods = self._pods[job]
-        if name in pods:
+    def record(self, job: str, kind: str, name: str) -> None:
+        seen = self._seen[job]
+        if (kind, name) in seen:
             return
-        pods.add(name)
-        self.num_pods += 1
-        if len(pods) == PODS_A_JOB:
+        seen.add((kind, name))
+        self.num += 1
+        if len(seen) == self._num_a_job:
             self.complete[job] = time.monotonic()
         self.changed.set()
 
-    def seconds(self, jobs: list[str]) -> list[float]:
-        return sorted(self.complete[job] - self.submitted[job] for job in jobs)
+    def seconds(self, submitted: dict[str, float], jobs: list[str]) -> list[float]:
+        return sorted(self.complete[job] - submitted[job] for job in jobs)
 
 
-async def watch_pods(api: KubeApi, arrivals: Arrivals) -> None:
-    """Consume the metadata of the namespace's Pods, from before the first of them, until cancelled."""
-    url = f"{api.server}/api/v1/namespaces/{NAMESPACE}/pods"
+async def watch_added(api: KubeApi, group: str, plural: str, arrivals: Arrivals) -> None:
+    """Consume the metadata of the namespace's objects of a kind, from before the first of them, until cancelled."""
+    url = f"{api.server}/{group}/namespaces/{NAMESPACE}/{plural}"
     query = {"labelSelector": LABEL_JOB, "watch": "true", "resourceVersion": "0", "allowWatchBookmarks": "true"}
     endless = aiohttp.ClientTimeout(total=None)
     headers = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
@@ -177,41 +180,44 @@ async def watch_pods(api: KubeApi, arrivals: Arrivals) -> None:
         async for line in answer.content:
             event = json.loads(line)
             if event["type"] == "ERROR":
-                sys.exit(f"the watch of the Pods ended: {event['object'].get('message')}")
+                sys.exit(f"the watch of the {plural} ended: {event['object'].get('message')}")
             if event["type"] == "ADDED":
                 metadata = event["object"]["metadata"]
-                arrivals.record_pod(metadata["labels"][LABEL_JOB], metadata["name"])
-    sys.exit("the API server ended the watch of the Pods")
+                arrivals.record(metadata["labels"][LABEL_JOB], plural, metadata["name"])
+    sys.exit(f"the API server ended the watch of the {plural}")
 
 
-async def submit(api: KubeApi, arrivals: Arrivals, names: list[str]) -> None:
+async def submit(api: KubeApi, submitted: dict[str, float], names: list[str]) -> None:
     """All at once, on as many connections as a client keeps; a job's clock starts when its request leaves."""
     body, free = yaml.safe_load(JOB), asyncio.Semaphore(SUBMITTERS)
 
     async def one(name: str) -> None:
         async with free:
-            arrivals.submitted[name] = time.monotonic()
+            submitted[name] = time.monotonic()
             await api.request("POST", RLJOB.path(NAMESPACE), body=body | {"metadata": {"name": name}})
 
     await asyncio.gather(*(one(name) for name in names))
 
 
-async def wait_complete(arrivals: Arrivals, operator: Operator, watching: asyncio.Task[None], bar: Bar) -> None:
-    """Until every submitted job has all its Pods."""
+async def wait_complete(
+    arrivals: Arrivals, num_jobs: int, operator: Operator, watching: list[asyncio.Task[None]], bar: Bar
+) -> None:
+    """Until that many jobs have all their objects."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while len(arrivals.complete) < len(arrivals.submitted):
-        if watching.done():
-            watching.result()
+    while len(arrivals.complete) < num_jobs:
+        for task in watching:
+            if task.done():
+                task.result()
         operator.check()
         if time.monotonic() > deadline:
             sys.exit(
-                f"{len(arrivals.complete)} of {len(arrivals.submitted)} jobs had all Pods after {DEADLINE_SECONDS:.0f} "
+                f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {DEADLINE_SECONDS:.0f} "
                 f"s; take fewer --jobs\n{operator.log.read_text()[-3000:]}"
             )
         arrivals.changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(arrivals.changed.wait(), 1.0)
-        bar.show(arrivals.num_pods)
+        bar.show(arrivals.num)
 
 
 class Bar:
@@ -229,23 +235,28 @@ class Bar:
 async def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
     timed = [f"timed-{index}" for index in range(min(options.timed, options.jobs))]
     rest = [f"more-{index}" for index in range(options.jobs - len(timed))]
-    arrivals = Arrivals()
+    pods, workloads, submitted = Arrivals(PODS_A_JOB), Arrivals(WORKLOADS_A_JOB), dict[str, float]()
     async with _api(plane) as api:
         await operator.wait_ready()
-        watching = asyncio.create_task(watch_pods(api, arrivals))
+        watching = [asyncio.create_task(watch_added(api, "api/v1", "pods", pods))]
+        watching += [asyncio.create_task(watch_added(api, *kind, workloads)) for kind in WORKLOADS]
+        cpu = operator.cpu_seconds()
         try:
             bar.phase(f"Pods of {len(timed)} jobs", len(timed) * PODS_A_JOB)
-            await submit(api, arrivals, timed)
-            await wait_complete(arrivals, operator, watching, bar)
+            await submit(api, submitted, timed)
+            for arrivals in (workloads, pods):
+                await wait_complete(arrivals, len(timed), operator, watching, bar)
+            cpu = operator.cpu_seconds() - cpu
             bar.phase(f"Pods of {options.jobs} jobs", options.jobs * PODS_A_JOB)
-            await submit(api, arrivals, rest)
-            await wait_complete(arrivals, operator, watching, bar)
+            await submit(api, submitted, rest)
+            await wait_complete(pods, options.jobs, operator, watching, bar)
         finally:
-            watching.cancel()
-    seconds = arrivals.seconds(timed)
+            for task in watching:
+                task.cancel()
     figures = {
-        "apply_to_pods_p50_seconds": round(percentile(seconds, 50), 2),
-        "apply_to_pods_p99_seconds": round(percentile(seconds, 99), 2),
+        **_percentiles("apply_to_children", workloads.seconds(submitted, timed)),
+        **_percentiles("apply_to_pods", pods.seconds(submitted, timed)),
+        "burst_cpu_seconds": round(cpu, 1),
         "timed_jobs": len(timed),
         "jobs": options.jobs,
         "operator_cpu_seconds": round(operator.cpu_seconds(), 1),
@@ -305,6 +316,10 @@ async def prepare(plane: ControlPlane) -> None:
                 log = (plane.folder / "logs/kube-controller-manager.log").read_text()
                 sys.exit(f"the controller manager made no service account:\n{log[-1000:]}")
             await asyncio.sleep(0.1)
+
+
+def _percentiles(name: str, ordered: list[float]) -> dict[str, float]:
+    return {f"{name}_p{percent}_seconds": round(percentile(ordered, percent), 2) for percent in (50, 99)}
 
 
 def percentile(ordered: list[float], percent: int) -> float:

@@ -84,7 +84,8 @@ def write_in(
         if found is None:
             rewards.append(reward)
             continue
-        if found.model.spec.is_served and found.model.spec.replicas == 0:
+        scales = found.model.spec.autoscaling is not None
+        if found.model.spec.is_served and found.model.spec.replicas == 0 and not scales:
             line = found.document.line_of(("spec", "replicas"))
             problems.append(Problem("spec.replicas", line, "must be at least 1 for `rljob run`, got 0; raise it"))
         rewards.append(_merge(reward, found.model))

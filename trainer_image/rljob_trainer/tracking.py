@@ -140,6 +140,13 @@ class Prometheus:
             registry=registry,
             buckets=SCORE_BUCKETS,
         )
+        # A histogram with bounds below 0 has no sum, and a counter cannot fall: a gauge, for delta().
+        self._score_sum = Gauge(
+            "rljob_reward_score_accumulated",
+            "Sum of what rljob_reward_score counts.",
+            ["reward", "lane", "component"],
+            registry=registry,
+        )
         self._invalid = Counter(
             "rljob_reward_invalid",
             "Samples without a valid score, after the last attempt.",
@@ -185,10 +192,14 @@ class Prometheus:
             if result.reason is not None:
                 self._invalid.labels(name, lane, result.reason.value).inc()
             elif result.score is not None:
-                self._score.labels(name, lane, SCORE).observe(result.score)
+                self._record_value(name, lane, SCORE, result.score)
                 for component, value in result.components.items():
                     if self._has_room(name, component):
-                        self._score.labels(name, lane, component).observe(value)
+                        self._record_value(name, lane, component, value)
+
+    def _record_value(self, reward: str, lane: Lane, component: str, value: float) -> None:
+        self._score.labels(reward, lane, component).observe(value)
+        self._score_sum.labels(reward, lane, component).inc(value)
 
     def _has_room(self, reward: str, component: str) -> bool:
         """Whether a component gets a histogram: user code may return ever new keys, and each is a series for good."""

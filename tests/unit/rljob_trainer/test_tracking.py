@@ -74,6 +74,7 @@ def test_zero_and_one_have_buckets_of_their_own():
     edges = ("-0.001", "0.0", "0.999", "1.0")
     counts = [value(prometheus, "rljob_reward_score_bucket", le=edge, **labels) for edge in edges]
     assert counts == [1, 3, 4, 5]
+    assert value(prometheus, "rljob_reward_score_accumulated", **labels) == 1.94, "the mean is to be had, too"
 
 
 def test_ever_new_components_make_a_bounded_number_of_series():

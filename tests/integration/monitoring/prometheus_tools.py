@@ -1,0 +1,96 @@
+"""The real prometheus and promtool: from PATH, else Debian's package, unpacked into the cache without root.
+
+Building them from Go source takes minutes and gives no other answers; Debian's are 20 MB. Where neither can be had, the
+tests skip and say so; under CI they fail, so that a green run has run them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rljob_cluster.build import cache_root
+
+_CACHE = cache_root().parent / "prometheus"
+_DEADLINE_SECONDS = 120.0
+
+
+def find(name: str) -> str:
+    """Path of `prometheus` or `promtool`."""
+    found = shutil.which(name) or shutil.which(name, path=str(_CACHE / "usr/bin"))
+    if found:
+        return found
+    why = _unpack() if shutil.which("apt-get") and shutil.which("dpkg-deb") else "neither on PATH nor a Debian machine"
+    found = shutil.which(name, path=str(_CACHE / "usr/bin"))
+    if not found:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} cannot be had: {why}; put it on PATH")
+    return found
+
+
+def _unpack() -> str:
+    """Debian's package into the cache. The last words of what failed."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    download = ["apt-get", "download", "prometheus"]
+    done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
+    if done.returncode and os.geteuid() == 0:  # no package lists yet
+        subprocess.run(["apt-get", "update"], capture_output=True)
+        done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
+    for package in _CACHE.glob("prometheus_*.deb"):
+        done = subprocess.run(["dpkg-deb", "-x", package, _CACHE], capture_output=True, text=True)
+        package.unlink()
+    return done.stderr.strip()[-500:]
+
+
+class Prometheus:
+    """A running Prometheus."""
+
+    def __init__(self, folder: Path, address: str, scrape_configs: list[dict[str, Any]]) -> None:
+        self.url = f"http://{address}:9090"
+        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": scrape_configs}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self._log = (folder / "prometheus.log").open("w")
+        command = [
+            find("prometheus"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'tsdb'}",
+            f"--web.listen-address={address}:9090",
+        ]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(_DEADLINE_SECONDS)
+        self._log.close()
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """The `data` of an API call. AssertionError with what Prometheus said where it refused."""
+        query = urllib.parse.urlencode(parameters)
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                raise ConnectionError("it starts") from None
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def wait_until_up(self, num_targets: int) -> None:
+        """Wait until that many targets were scraped."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        targets: list[Any] = []
+        while sum(target["health"] == "up" for target in targets) < num_targets:
+            assert time.monotonic() < deadline, f"not scraped: {targets}"
+            time.sleep(0.2)
+            try:
+                targets = self.ask("targets")["activeTargets"]
+            except OSError:
+                assert self._process.poll() is None, "Prometheus has ended; see its log"

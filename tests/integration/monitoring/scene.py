@@ -1,0 +1,196 @@
+"""What a Prometheus watches in these tests: a job whose rewards run in real reward servers, and the operator's metrics.
+
+Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
+functions raise, crash, abstain and are slow for some samples; the operator's server of metrics. Stand-ins (those of the
+driver's unit tests): the rollouts and the trainer group. The operator's decisions are what `Scene.operate` records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from rljob_api.contract import PORT_DRIVER, PORT_REWARD
+from rljob_operator.health import Health
+from rljob_operator.metrics import Metrics
+from rljob_operator.queue import KeyedQueue
+from rljob_trainer.status import StatusServer
+
+_UNIT_TESTS = Path(__file__).resolve().parents[2] / "unit" / "rljob_trainer"
+_TOKEN = "token"
+_DEADLINE_SECONDS = 120.0
+NETWORK = os.environ.get("RLJOB_TEST_MONITORING", "127.37.1")
+"""First three numbers of the scene's addresses."""
+OPERATOR, PROMETHEUS, HEAD = f"{NETWORK}.1", f"{NETWORK}.2", f"{NETWORK}.3"
+REWARDS = {"correct": f"{NETWORK}.11", "style": f"{NETWORK}.12"}
+
+_CORRECT = """
+import hashlib, os, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    draw = int(hashlib.sha256(solution_str.encode()).hexdigest(), 16) % 100
+    time.sleep(0.05 + draw / 200)
+    if draw < 6:
+        raise ValueError("cannot read the answer")
+    if draw < 9:
+        return None
+    if draw < 12:
+        return float("nan")
+    if draw < 14:
+        os._exit(3)
+    value = int(solution_str.split()[0]) / 100
+    found = {"score": float(value > 0.5), "closeness": value}
+    return found | {"steps": float(len(solution_str.split()))} if draw % 2 else found
+"""
+_STYLE = """
+import time
+
+def reward(prompts, completions, **columns):
+    time.sleep(0.02)
+    return [1.0 - 0.2 * len(completion.split()) for completion in completions]
+"""
+
+
+def _load_driver_world() -> ModuleType:
+    """The surroundings of the driver's unit tests."""
+    name = "driver_world"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, _UNIT_TESTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
+    """The scene's targets with the labels that the chart's monitors give."""
+    ours = {"namespace": "team", "rljob_dev_job": "sums"}
+
+    def target(address: str, port: int, **labels: str) -> dict[str, Any]:
+        return {"targets": [f"{address}:{port}"], "labels": labels}
+
+    servers = [target(address, PORT_REWARD, **ours, rljob_dev_reward=name) for name, address in REWARDS.items()]
+    operator = target(OPERATOR, operator_port, namespace="rljob")
+    return [
+        {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **ours), *servers]},
+        {"job_name": "rljob", "honor_labels": True, "static_configs": [operator]},
+    ]
+
+
+NUM_TARGETS = 4
+
+
+class Scene:
+    """A job under way."""
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self._folder = folder
+        self._world_module = _load_driver_world()
+        job = self._world_module.make_job(
+            rewards=[
+                {"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"retries": 1}},
+                {"name": "style", "weight": 0.2, "function": {"inline": "x"}},
+            ],
+            schedule={"steps": 10_000, "promptsPerStep": 4},
+            evaluation={"accuracy": "score", "everySteps": 4},
+            checkpoint={"everySteps": 3},
+        )
+        self.world = self._world_module.World(folder, monkeypatch, job, network="240", num_rewards=0)
+        hosts = [f"{rollout.address} rollouts" for rollout in self.world.rollouts]
+        self.world.hosts.write_text("\n".join([*hosts, *(f"{a} reward-{n}" for n, a in REWARDS.items())]) + "\n")
+        monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: f"reward-{name}" for name in REWARDS}))
+        self.operator = Metrics()
+        with socket.socket() as free:
+            free.bind((OPERATOR, 0))
+            self.operator_port = free.getsockname()[1]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Scene]:
+        """Everything serves, and the job trains until the scene ends."""
+        servers = [self._start_reward("correct", _CORRECT, slots=4), self._start_reward("style", _STYLE, slots=2)]
+        try:
+            await self._until_ready(servers)
+            async with self.world, self.world.driver() as driver:
+                status = StatusServer(self.world.board, self.world.prometheus.render)
+                await status.start(HEAD)
+                runners = await self._serve_operator()
+                tasks = [asyncio.create_task(driver.run()), asyncio.create_task(self._operate())]
+                try:
+                    yield self
+                    for task in tasks:
+                        if task.done():
+                            task.result()  # it should still be at it
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    for runner in runners:
+                        await runner.cleanup()
+                    await status.close()
+        finally:
+            for server in servers:
+                server.terminate()
+            for server in servers:
+                server.wait(_DEADLINE_SECONDS)
+
+    def _start_reward(self, name: str, source: str, slots: int) -> subprocess.Popen[bytes]:
+        folder = self._folder / name
+        folder.mkdir()
+        reward = {"name": name, "function": {"inline": source}, "slots": slots, "timeoutSeconds": 20}
+        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
+        environment = {**os.environ, "RLJOB_TOKEN": _TOKEN, "RLJOB_POD_IP": REWARDS[name]}
+        with (folder / "log").open("wb") as log:
+            command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml")]
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    async def _until_ready(self, servers: list[subprocess.Popen[bytes]]) -> None:
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        for server, (name, address) in zip(servers, REWARDS.items(), strict=True):
+            while True:
+                said = (self._folder / name / "log").read_text()
+                assert server.poll() is None, f"reward {name} has ended: {said}"
+                assert time.monotonic() < deadline, f"reward {name} does not serve: {said}"
+                try:
+                    reader, writer = await asyncio.open_connection(address, PORT_REWARD)
+                    writer.write(b"GET /rljob/ready HTTP/1.0\r\n\r\n")
+                    answer = await reader.read()
+                    writer.close()
+                except OSError:
+                    answer = b""
+                if b" 200 " in answer:
+                    break
+                await asyncio.sleep(0.1)
+
+    async def _serve_operator(self) -> list[Any]:
+        """As `python -m rljob_operator` does."""
+        return await Health(KeyedQueue(), self.operator).serve(0, self.operator_port)
+
+    async def _operate(self) -> None:
+        """What an operator with this job would record: decisions by Little's law over what the driver has under way."""
+        while True:
+            demand = self.world.board.snapshot().demand
+            for name in REWARDS:
+                said = demand.get(name)
+                slots = float(said.in_flight) if said else 0.0
+                wanted = max(1, min(2, round(slots / 4)))
+                self.operator.record_scaling("team", "sums", name, slots=slots, wanted=wanted, most=2)
+            self.operator.leader.set(1)
+            with self.operator.reconcile.labels("RLJob").time():
+                await asyncio.sleep(0.01)
+            self.operator.on_response("get", "/apis/rljob.dev/v1alpha1/namespaces/team/rljobs/sums", 200)
+            self.operator.errors.labels("TransientError").inc(0)
+            await asyncio.sleep(0.5)

@@ -36,9 +36,11 @@ DEADLINE_SECONDS = 90.0
 STILL_WINDOWS = 3
 """So often may something be written yet when all is as it should be: the last words of a status."""
 HOUR_SECONDS = 3600
+NUMBERS = st.sampled_from([1, 2, 1, 3, 2, 4, 6, 9, 13, 19])
+"""Of requests. An edit takes a few writes, a new job thirty."""
 FAULTS = st.tuples(
-    st.dictionaries(st.integers(1, 20), st.sampled_from(WRITE_FAULTS), max_size=4),
-    st.dictionaries(st.integers(1, 20), st.sampled_from(LIST_FAULTS), max_size=1),
+    st.dictionaries(NUMBERS, st.sampled_from(WRITE_FAULTS), min_size=1, max_size=4),
+    st.dictionaries(NUMBERS, st.sampled_from(LIST_FAULTS), max_size=1),
 )
 SECOND_REWARD = {"name": "style", "function": {"inline": INLINE}, "replicas": 2}
 INVALID = {"bogus": 1}
@@ -268,14 +270,14 @@ class OperatorMachine(RuleBasedStateMachine):
         deadline = time.monotonic() + DEADLINE_SECONDS
         for _ in range(STILL_WINDOWS):
             self.wait(deadline)
-            before = self.versions()
-            self.wait_for_two_looks(deadline)
-            after = self.versions()
-            if before == after:
+            before, num_writes = self.versions(), len(self.writes)
+            self.wait_for_a_look(deadline)
+            after, written = self.versions(), self.writes[num_writes:]
+            if before == after and not written:
                 break
         else:
             changed = sorted(str(key) for key in {**before, **after} if before.get(key) != after.get(key))
-            pytest.fail(f"looks at a settled job still write: {changed}")
+            pytest.fail(f"looks at a settled job still write: {[w[0] for w in written]}, which changes {changed}")
         self.check_what_stays()
         self.check_writes()
 
@@ -322,13 +324,13 @@ class OperatorMachine(RuleBasedStateMachine):
             return "Failed" if age + time.timezone > seconds else "Active"
         return "Active"
 
-    def wait_for_two_looks(self, deadline: float) -> None:
-        """Each after a LIST of everything. The first may have begun before."""
+    def wait_for_a_look(self, deadline: float) -> None:
+        """A whole one, and a whole LIST of everything. The first that ends may have begun before, so two must."""
         incarnation, num_resyncs = self.operator.num_resyncs
         num_looks = self.operator.num_looks
         while True:
             now, resyncs = self.operator.num_resyncs
-            has_looked = not self.has_job or self.operator.num_looks >= num_looks + 3
+            has_looked = not self.has_job or self.operator.num_looks >= num_looks + 2
             if has_looked and now == incarnation and resyncs >= num_resyncs + 2:
                 return
             if now != incarnation:
@@ -467,4 +469,4 @@ def test_the_whole_operator_converges_whatever_happens(api_client, crds, control
     )
     STRUCK.clear()
     run_state_machine_as_test(OperatorMachine, settings=options)
-    assert len(STRUCK) >= 4, f"few faults have struck, so this says little: {STRUCK}"
+    assert sum(STRUCK.values()) >= 10, f"few faults have struck, so this says little: {STRUCK}"

@@ -243,7 +243,7 @@ class ReconcileMachine(RuleBasedStateMachine):
 def test_the_core_converges_whatever_happens(api_client, crds):
     ReconcileMachine.api = dynamic.DynamicClient(api_client)
     options = settings(
-        max_examples=6,
+        max_examples=3,
         stateful_step_count=10,
         deadline=None,
         derandomize=True,

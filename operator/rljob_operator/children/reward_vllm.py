@@ -31,6 +31,9 @@ _CPU_ENVIRONMENT = {
     # The sampler compiles small kernels with a C++ compiler at the first request, 20 s of it, even without graphs.
     "TORCH_COMPILE_DISABLE": "1",
 }
+_UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+# A model that may write white space between the parts of its JSON may write nothing else until its tokens are used up.
+_STRUCTURED_OUTPUTS = '{"backend":"xgrammar","disable_any_whitespace":true}'
 _SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
 
 
@@ -78,6 +81,8 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
     ]
     if reward.model is not None:
         command += ["--runner", "pooling", "--convert", "classify"]
+    elif reward.judge is not None and reward.judge.parser.json_schema is not None:
+        command += ["--structured-outputs-config", _STRUCTURED_OUTPUTS]
     if model.revision:
         command += ["--revision", model.revision, "--tokenizer-revision", model.revision]
     if model.trust_remote_code:
@@ -93,5 +98,7 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
         # Compiling costs more than it gains on CPUs. The share is a check of free memory there, which on a shared node
         # fails without need: the cache's size is given.
         command += ["--enforce-eager", "--gpu-memory-utilization", "0.1"]
+        # One process for scheduler and worker saves an import of vLLM, a third of the start.
+        command += ["--distributed-executor-backend", _UNIPROCESS_EXECUTOR]
         command += ["--kv-cache-memory-bytes", str(int((model.kv_cache_gib or 1.0) * _GIB_BYTES))]
     return [*command, *model.extra_args]

@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ MODEL = EXAMPLES.parent / ".models/smollm2-135m-instruct"
 NAMESPACE = "rljob-demo"
 NAME = "quickstart"
 _POLL_SECONDS = 2.0
+_LINE_LENGTH = 110
 _POD_MODE = 0o777  # the claim is a folder of this machine, and Pods run as another user
 
 
@@ -73,7 +75,7 @@ def describe(status: dict[str, Any]) -> str:
     if not progress.get("step"):
         running: dict[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Running"), {})
         waits = running.get("message") if running.get("status") != "True" else progress.get("phase")
-        return f"{phase}: {waits or 'its Pods start'}"
+        return textwrap.shorten(f"{phase}: {waits or 'its Pods start'}", _LINE_LENGTH, placeholder=" ...")
     reward = progress.get("reward")
     shown = "" if reward is None else f"  reward {float(reward):.3f}"
     return f"{phase}: step {progress['step']}/{progress['totalSteps']}{shown}"

@@ -38,7 +38,7 @@ def score(example: str, completion: str, truth: str, truncated: bool = False) ->
 
 
 def test_the_examples_are_there() -> None:
-    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "quickstart", "tiny"]
+    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "judge", "quickstart", "tiny"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -50,6 +50,9 @@ def test_an_example_is_a_valid_job_whose_files_fit_it(folder: Path) -> None:
         assert {source.prompt, source.answer} <= set(first)
         assert set(re.findall(r"{(\w+)}", spec.data.template)) <= {*first, "prompt"}
     for reward in spec.rewards:
+        if reward.served_model:
+            assert (folder / reward.served_model.source).resolve().parent == EXAMPLES.parent / ".models"
+            continue
         assert reward.function is not None
         assert reward.function.file is not None
         file = folder / reward.function.file

@@ -72,6 +72,8 @@ class KubernetesBackend:
         self.api, self.cache, self.driver = api, cache, driver
         self._keys, self._may_write, self._now = keys, may_write, now
         self._foreign: set[tuple[str, str, str]] = set()
+        self.on_read: Callable[[JobKey, str, RLJob | RewardModel | None], None] = lambda key, kind, owner: None
+        """Told of each job and RewardModel that a look begins with; None: it is gone."""
 
     def watch(self) -> AsyncIterator[Any]:
         return self._keys()
@@ -79,11 +81,14 @@ class KubernetesBackend:
     async def get_job(self, key: JobKey) -> RLJob | None:
         manifest = self.cache.get(RLJOB.kind, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self.on_read(key, RLJOB.kind, None)
             return None
         try:
-            return RLJob.model_validate(manifest)
+            job = RLJob.model_validate(manifest)
         except ValidationError as error:
             raise InvalidJobError(build_unreadable_job(manifest), find_problems(error)) from None
+        self.on_read(key, RLJOB.kind, job)
+        return job
 
     async def observe(self, job: RLJob) -> Observed:
         namespace = job.metadata.namespace
@@ -112,11 +117,14 @@ class KubernetesBackend:
     async def get_reward_model(self, key: JobKey) -> RewardModel | None:
         manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self.on_read(key, REWARD_MODEL.kind, None)
             return None
         try:
-            return RewardModel.model_validate(manifest)
+            model = RewardModel.model_validate(manifest)
         except ValidationError as error:
             raise InvalidRewardModelError(build_unreadable_model(manifest), find_problems(error)) from None
+        self.on_read(key, REWARD_MODEL.kind, model)
+        return model
 
     async def observe_reward_model(self, model: RewardModel) -> Observed:
         children, pods, warnings = self._owned(

@@ -101,6 +101,7 @@ async def _lead(
     backend = KubernetesBackend(
         api, cache, driver, keys=feed.keys, may_write=lambda: lease is None or lease.is_held, now=now
     )
+    backend.on_read = health.metrics.record_owner
     resting, defaults = Resting(backend), Defaults(settings.trainer_image, settings.reward_image)
 
     async def reconcile_key(_: KubernetesBackend, key: Key, at: datetime) -> float | None:

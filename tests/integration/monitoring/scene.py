@@ -2,7 +2,7 @@
 
 Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
 functions raise, crash, abstain and are slow for some samples; the operator's server of metrics. Stand-ins (those of the
-driver's unit tests): the rollouts and the trainer group. The operator's decisions are what `Scene.operate` records.
+driver's unit tests): the rollouts and the trainer group. The operator's decisions are made up by the scene.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 import yaml
 
 from rljob_api.contract import PORT_DRIVER, PORT_REWARD
+from rljob_api.job import RLJob
+from rljob_operator.backend import JobKey
 from rljob_operator.health import Health
 from rljob_operator.metrics import Metrics
 from rljob_operator.queue import KeyedQueue
@@ -180,17 +182,20 @@ class Scene:
         return await Health(KeyedQueue(), self.operator).serve(0, self.operator_port)
 
     async def _operate(self) -> None:
-        """What an operator with this job would record: decisions by Little's law over what the driver has under way."""
+        """What an operator with this job records. Its decisions: as many slots as samples wait."""
+        manifest = self.world.job.to_manifest()
+        for reward in manifest["spec"]["rewards"]:
+            reward["autoscaling"] = {"maxReplicas": 2}
         while True:
             demand = self.world.board.snapshot().demand
-            for name in REWARDS:
-                said = demand.get(name)
-                slots = float(said.in_flight) if said else 0.0
-                wanted = max(1, min(2, round(slots / 4)))
-                self.operator.record_scaling("team", "sums", name, slots=slots, wanted=wanted, most=2)
-            self.operator.leader.set(1)
+            slots = {name: said.in_flight for name, said in demand.items()}
+            scaling = [
+                {"name": name, "slots": count, "replicas": max(1, min(2, count // 4))} for name, count in slots.items()
+            ]
+            job = RLJob.model_validate({**manifest, "status": {"scaling": scaling}})
             with self.operator.reconcile.labels("RLJob").time():
-                await asyncio.sleep(0.01)
+                self.operator.record_owner(JobKey("team", "sums"), "RLJob", job)
+            self.operator.leader.set(1)
             self.operator.on_response("get", "/apis/rljob.dev/v1alpha1/namespaces/team/rljobs/sums", 200)
             self.operator.errors.labels("TransientError").inc(0)
             await asyncio.sleep(0.5)

@@ -16,6 +16,7 @@ from rljob_api.status import RLJobStatus
 from rljob_operator import conditions
 from rljob_operator.backend import ChildKey, JobKey, Observed, key_of
 from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.lifecycle import USER_ERROR
 from rljob_operator.reconcile import InvalidJobError, reconcile
 
 KEY = JobKey("default", "gsm8k")
@@ -356,6 +357,9 @@ class Operator(RuleBasedStateMachine):
 
     @invariant()
     def an_end_is_for_ever(self):
+        generation = self.job.metadata.generation
+        if self.ended and self.ended.reason == USER_ERROR and self.ended.observed_generation < generation:
+            self.ended = None  # a changed spec undoes a mistake of the user's
         if self.ended:
             assert conditions.find(self.job.status, self.ended.type).status == "True"
             assert self.job.status.completion_time is not None

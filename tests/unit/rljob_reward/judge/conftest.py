@@ -55,10 +55,7 @@ def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Any) -> Iter
         reward = {"name": "test", "judge": {**smallest, **judge}, "timeoutSeconds": 20, **fields}
         folder = tmp_path_factory.mktemp("judge")
         (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in (environment or {}).items():
-                patch.setenv(name, value)
-            server = Server(folder, host or new_address(), ["--grace", "2"])
+        server = Server(folder, host or new_address(), ["--grace", "2"], environment or {})
         servers.append(server)
         if wait:
             wait_for(server.is_ready, "the server to be ready")

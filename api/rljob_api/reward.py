@@ -137,6 +137,11 @@ class RewardBase(RewardServer):
         return self.function is not None or self.model is not None or self.judge is not None
 
     @property
+    def kind(self) -> str:
+        """The field that says what it is: function, model, judge or http; empty for a reference."""
+        return next((kind for kind in ("function", "model", "judge", "http") if getattr(self, kind) is not None), "")
+
+    @property
     def served_model(self) -> ServedModel | None:
         """The checkpoint that vLLM serves beside the reward server; None where there is none."""
         return self.model or (self.judge.model if self.judge else None)

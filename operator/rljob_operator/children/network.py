@@ -103,7 +103,15 @@ def _build_reward_egress(reward: Reward) -> list[Manifest]:
     ports = _env_ports(reward) if function is None or function.requirements else set()
     if function and function.requirements:
         ports.add(_HTTPS_PORT)
+    ports |= _scorer_ports(reward)
     return [_DNS, *_outside(ports)] if ports else []
+
+
+def _scorer_ports(reward: Reward) -> set[int]:
+    """A judge's endpoint; the hub that a model comes from."""
+    ports = _source_ports(reward.served_model.source) if reward.served_model else set()
+    endpoint = reward.judge.endpoint if reward.judge else None
+    return ports | ({_url_port(endpoint.url)} if endpoint else set())
 
 
 def _build_policy(

@@ -1,0 +1,33 @@
+"""The chart's dashboard and alerts agree with what the driver exports."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from rljob_trainer.tracking import LATENCY_BUCKETS_SECONDS
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "rljob"
+
+
+def test_an_alerts_latency_is_a_bucket_of_the_drivers_histogram():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    allowed = schema["properties"]["prometheusRules"]["properties"]["latency"]["properties"]["seconds"]["enum"]
+    assert set(allowed) <= set(LATENCY_BUCKETS_SECONDS)
+
+
+def test_every_latency_that_may_be_chosen_finds_its_bucket(render):
+    for seconds in (0.1, 0.3, 1, 3, 10, 30, 100, 300):
+        objects = render("--set-json", f'prometheusRules={{"enabled":true,"latency":{{"seconds":{seconds}}}}}')
+        [rules] = [o for o in objects if o["kind"] == "PrometheusRule"]
+        pattern = re.search(r'le=~"(.+?)"', rules["spec"]["groups"][0]["rules"][0]["expr"])[1].replace("\\\\", "\\")
+        found = [bucket for bucket in LATENCY_BUCKETS_SECONDS if re.fullmatch(pattern, f"{float(bucket)}")]
+        assert found == [seconds], "as prometheus_client writes a bucket's bound"
+
+
+def test_the_config_map_holds_the_dashboard_as_it_is(render):
+    [config] = [
+        o for o in render("--set", "dashboards.enabled=true") if o["metadata"]["name"] == "rljob-operator-dashboard"
+    ]
+    assert json.loads(config["data"]["rljob.json"]) == json.loads((CHART / "dashboards" / "rljob.json").read_text())

@@ -125,14 +125,18 @@ class Job:
         return {str(event["reason"]) for event in self.cluster.events(self.name)}
 
     def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
-        """As `wait_for`, but a job that has failed is told at once, with what its Pods logged last."""
+        """As `wait_for`, but a job that has ended is told at once, with what its Pods logged last."""
         say(f"{self.name}: waiting for {what}")
 
         def look() -> Any:
             failed = self.condition("Failed")
             if failed.get("status") == "True":
                 raise AssertionError(f"{self.name} failed before {what}: {failed['message']}\n{self.describe()}")
-            return condition()
+            has_succeeded = self.condition("Succeeded").get("status") == "True"  # asked first: the next may come true
+            found = condition()
+            if not found and has_succeeded:
+                raise AssertionError(f"{self.name} succeeded before {what}: the fault came too late to be one")
+            return found
 
         try:
             return wait_for(f"{self.name}: {what}", look, seconds)

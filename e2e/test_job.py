@@ -107,8 +107,8 @@ def test_a_job_survives_several_faults_in_one_run(submit: Callable[..., Job], pl
     strike(kill_reward, job)
     strike(delete_rollout, job)
     job.wait_for_step(4)
-    strike(kill_operator, job)
     strike(delete_head, job)
+    strike(kill_operator, job)
     job.wait_for_step(7)
     strike(suspend_and_resume, job)
     assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]

@@ -112,12 +112,14 @@ class Isolation:
         return f"the server lacks {', '.join('CAP_' + name for name in absent)}" if absent else None
 
     def _probe(self, uid: int) -> str | None:
-        """Whether that user can run a worker here at all: the interpreter may lie in a folder of root's."""
-        beside = os.path.dirname(self._settings.path) if os.path.isabs(self._settings.path) else "/"
-        code = "import os, sys; os.listdir(sys.argv[1]); import rljob_reward.worker, asyncio"
+        """Whether that user can run a worker here at all: interpreter and folders may lie in one of root's."""
+        needed = [self.python, str(self._folder)]
+        if os.path.isabs(self._settings.path):
+            needed.append(os.path.dirname(self._settings.path))
+        code = "import os, sys; [os.stat(f'{path}/.') for path in sys.argv[1:]]; import rljob_reward.worker, asyncio"
         try:
             subprocess.run(
-                [self.python, "-P", "-c", code, beside],
+                [self.python, "-P", "-c", code, *needed[1:]],
                 user=uid,
                 group=uid,
                 extra_groups=[],
@@ -129,7 +131,7 @@ class Isolation:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
-            return f"another user cannot read {self.python} or {beside}, so workers run as the server's own user"
+            return f"no other user can reach {', '.join(needed)}, so workers run as the server's own user"
         return None
 
 

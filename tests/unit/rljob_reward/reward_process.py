@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 TOKEN = "secret"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
+"""For failures alone. A function that imports torch takes minutes on a machine that is busy."""
 _numbers = itertools.count(1)
 
 
@@ -36,13 +37,23 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 class Server:
     """One running `python -m rljob_reward`."""
 
-    def __init__(self, folder: Path, host: str, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        python: str = sys.executable,
+        user: int | None = None,
+    ) -> None:
         self.host = host
         self.log = folder / "log"
-        command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
+        command = [python, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
         environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host, **environment}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, user=user, group=user, extra_groups=user and []
+            )
 
     @property
     def pid(self) -> int:

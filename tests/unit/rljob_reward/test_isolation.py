@@ -213,6 +213,7 @@ def test_what_is_not_a_functions_business_is_refused(server: Server, behaviour: 
 
 def test_a_worker_cannot_touch_another_one(server: Server) -> None:
     _skip_without(server, "landlock" if "gate" in server.without else "")
+    server.score("fine")
     wait_for(lambda: len(server.children()) == 2, "both workers to be there")
     pids = " ".join(str(child.pid) for child in server.children())
     result = server.score("touch", ground_truth=pids)

@@ -111,6 +111,10 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 	$(BIN)/python examples/prepare.py quickstart
 	$(BIN)/python bench/seeds.py
 
+.PHONY: bench-autoscale
+bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
+	$(BIN)/python bench/autoscale_day.py
+
 .PHONY: bench-operator
 bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and what the operator costs while they run
 	$(BIN)/python bench/operator_load.py

@@ -100,7 +100,7 @@ def decide(
         seconds = settings.scale_down_after_seconds
         message = f"wants {replicas}: the most that was asked for in the last {_show(seconds)} s"
     if last is None or replicas != last.replicas:
-        record = _record_change(record, needs, slots, replicas, message, now)
+        record = _record_change(record, demands, needs, slots, replicas, message, now)
     return Decision(record, slots, message)
 
 
@@ -217,12 +217,24 @@ def _learn(said: RewardDemand, told: float | None, before: float | None) -> floa
 
 
 def _record_change(
-    record: RewardScaling, needs: Sequence[_Need], slots: float, replicas: int, message: str, now: datetime
+    record: RewardScaling,
+    demands: Sequence[Demand],
+    needs: Sequence[_Need],
+    slots: float,
+    replicas: int,
+    message: str,
+    now: datetime,
 ) -> RewardScaling:
-    """The record of a change, with its inputs. What is not known now stays what it was."""
+    """The record of a change, with its inputs. What is not known now stays what it was. At the end nothing is asked
+    for, but drivers still know how long one took, and the next job begins with that."""
     samples = sum(need.samples for need in needs)
-    latency = _weighted([(need.samples, need.latency) for need in needs])
-    target = _weighted([(need.samples, need.target) for need in needs])
+    latencies = [(need.samples, need.latency) for need in needs]
+    targets = [(need.samples, need.target) for need in needs]
+    if not needs:
+        known = [demand.said for demand in demands if demand.said and not demand.said.is_first]
+        latencies = [(1, said.latency_seconds) for said in known]
+        targets = [(1, said.window_seconds) for said in known]
+    latency, target = _weighted(latencies), _weighted(targets)
     return record.model_copy(
         update={
             "replicas": replicas,

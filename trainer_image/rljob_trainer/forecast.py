@@ -87,8 +87,12 @@ class Forecast:
     def foretell(self, progress: Progress, now: float, *, is_open: bool, is_last: bool) -> Outlook:
         """`is_open`: `progress` is of the collection under way. `is_last`: no other comes after it."""
         if not is_open:
-            if is_last:
-                return Outlook()
+            if is_last:  # what it took is told all the same: the next job begins with it
+                return Outlook(
+                    is_first="train" not in self._due,
+                    due_seconds=self._due.get("train"),
+                    ends=self._ends.get("train", ()),
+                )
             pause = 0.0 if self._pause_seconds is None or self._scored_at is None else self._pause_seconds
             left = max(0.0, pause - (now - (self._scored_at or now)))
             return Outlook(

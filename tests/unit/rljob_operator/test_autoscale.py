@@ -172,6 +172,13 @@ def test_after_the_last_step_all_go_once_few_have_been_enough_for_long():
     assert record.message == "wants 0: nothing is to be scored"
 
 
+def test_what_a_job_learned_is_remembered_when_its_pods_go():
+    over = Demand("a", RewardDemand(latency_seconds=1.0, window_seconds=40.0))
+    last = having(33, latency_seconds=0.5, target_seconds=6.0)
+    record, _ = run([over], last, 310, policy())
+    assert (record.replicas, record.latency_seconds, record.target_seconds) == (0, 1.0, 40.0)
+
+
 def test_a_pause_between_two_steps_that_is_soon_over_writes_nothing():
     pause = demand(is_open=False, starts_in_seconds=200.0)
     assert run([pause], having(33), 150, policy())[0] == having(33)

@@ -91,7 +91,8 @@ def test_between_two_collections_it_says_when_the_next_begins():
 def test_after_the_last_collection_nothing_is_expected():
     forecast = Forecast(N, 1)
     forecast.record_end(progress := collected(evenly(40)), 100)
-    assert forecast.foretell(progress, 1100.0, is_open=False, is_last=True).samples == 0
+    outlook = forecast.foretell(progress, 1100.0, is_open=False, is_last=True)
+    assert (outlook.samples, outlook.due_seconds, outlook.is_first) == (0, 40, False), "but what it took is still told"
 
 
 def test_evaluation_has_a_forecast_of_its_own():

@@ -1,0 +1,371 @@
+"""Jobs, Pods and requests of a day, event by event. Owns time and what it costs; leaves the replicas to a scaler.
+
+The drivers' half of autoscaling is the real one (rljob_trainer.forecast), and a step has the published shape: samples
+end during a generation of 40.6 s, log-probs take 83.5 s, four mini-batches of 126.6 s in all start when their samples
+are scored. Invariant: every sample is scored exactly once, whatever dies.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rljob_api.protocol import RewardDemand
+from rljob_operator.autoscale import Demand
+from rljob_trainer.collection import Progress
+from rljob_trainer.forecast import Forecast
+
+GENERATE_SECONDS, LOGPROB_SECONDS, UPDATE_SECONDS = 40.6, 83.5, 126.6
+PUBLISH_SECONDS = 4.0
+STARTING_SECONDS = 90.0
+"""Of a trainer and vLLM, before a job's first step."""
+MINI_BATCHES = 4
+POD_START_SECONDS = (20.0, 60.0)
+SAMPLE_SECONDS = 10.0
+"""How often a day's curves are drawn from."""
+_NUM_LATENCIES = 2048
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job of the day. Times are seconds from midnight."""
+
+    name: str
+    begins: float
+    ends: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Day:
+    """What happens, the same for every scaler."""
+
+    jobs: tuple[JobSpec, ...]
+    slots: int
+    """Of one Pod."""
+    seconds: float
+    slow: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    """From, to, and by which factor the scorer is slower."""
+    deaths: tuple[float, ...] = ()
+    """When a ready Pod dies and starts again."""
+    shortage: tuple[float, float, int] = (0.0, 0.0, 10**9)
+    """From, to, and how many Pods find a node meanwhile."""
+    seed: int = 0
+
+
+class Scaler(Protocol):
+    """Decides on replicas."""
+
+    interval_seconds: float
+    first_replicas: int
+
+    def decide(self, now: float, world: World) -> int: ...
+
+
+@dataclass
+class Sample:
+    job: Job
+    seconds: float
+
+
+@dataclass(eq=False)
+class Pod:
+    """One replica. It costs from the moment when it has a node."""
+
+    index: int
+    placed_at: float | None = None
+    ready: bool = False
+    leaving: bool = False
+    dead: int = 0
+    """Deaths so far: an execution of an earlier life never ends."""
+    running: dict[int, Sample] = field(default_factory=dict)
+
+
+@dataclass
+class Step:
+    """One step's outcome."""
+
+    job: str
+    begin: float
+    seconds: float
+    reaction_seconds: float
+
+
+class Job:
+    """A driver: its steps, and what it says of its demand."""
+
+    def __init__(self, spec: JobSpec, draw: random.Random) -> None:
+        self.spec, self.draw = spec, draw
+        self.forecast = Forecast(spec.samples, MINI_BATCHES)
+        self.progress = Progress()
+        self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
+        self.scored: list[float] = []
+        self.begun_at: dict[int, float] = {}
+        self.is_active = self.is_open = self.is_last = False
+        self.first_ended_at: float | None = None
+        self.met_at: float | None = None
+
+    def demand(self, now: float, num_asked: int, oldest: float) -> Demand:
+        outlook = self.forecast.foretell(self.progress, now, is_open=self.is_open, is_last=self.is_last)
+        ordered = sorted(self.latencies)
+        mean = sum(ordered) / len(ordered) if ordered else None
+        in_flight = self.progress.num_generated - self.progress.num_scored
+        names = ("samples", "expected", "is_open", "is_first", "due_seconds")
+        fields = {name: getattr(outlook, name) for name in names}
+        said = RewardDemand(
+            **fields,
+            starts_in_seconds=outlook.starts_in_seconds,
+            elapsed_seconds=outlook.elapsed_seconds,
+            window_seconds=outlook.window_seconds(mean),
+            in_flight=in_flight,
+            waiting=in_flight - num_asked,
+            oldest_seconds=oldest,
+            latency_seconds=mean,
+            latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
+        )
+        return Demand(self.spec.name, said)
+
+
+class World:
+    """The day. `run` plays it."""
+
+    def __init__(self, day: Day, scaler: Scaler) -> None:
+        self.day, self.scaler, self.now = day, scaler, 0.0
+        self.jobs = [Job(spec, random.Random(f"{day.seed}/{spec.name}")) for spec in day.jobs]
+        self.pods: list[Pod] = []
+        self.queue: deque[Sample] = deque()
+        self.steps: list[Step] = []
+        self.curves: list[tuple[float, float, int, int]] = []
+        """(time, slots by Little's law, slots ready, slots busy)"""
+        self.paid_slot_seconds = self.used_slot_seconds = self.busy_slot_seconds = 0.0
+        self.num_changes = 0
+        self.desired = 0
+        self._draw = random.Random(f"{day.seed}/pods")
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._indices = itertools.count()
+        self._executions = itertools.count()
+        self._since = 0.0
+
+    # ---- time ----
+
+    def run(self) -> World:
+        for job in self.jobs:
+            self._at(job.spec.begins, self._start_job(job))
+        for moment in self.day.deaths:
+            self._at(moment, self._kill_one)
+        for moment in self.day.shortage[:2]:
+            self._at(moment, self._place_all)
+        self._set_desired(self.scaler.first_replicas)
+        self._at(0.0, self._look)
+        self._at(0.0, self._sample)
+        while self._events and (self._events[0][0] <= self.day.seconds or any(job.is_active for job in self.jobs)):
+            moment, _, act = heapq.heappop(self._events)
+            self._pass(moment)
+            act()
+        return self
+
+    def _at(self, when: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), act))
+
+    def _pass(self, moment: float) -> None:
+        """Count what the time until `moment` cost."""
+        passed = moment - self.now
+        if passed > 0:
+            self.paid_slot_seconds += passed * self.day.slots * sum(pod.placed_at is not None for pod in self.pods)
+            self.busy_slot_seconds += passed * self.num_busy
+        self.now = moment
+
+    @property
+    def num_busy(self) -> int:
+        return sum(len(pod.running) for pod in self.pods)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(pod.ready and not pod.leaving for pod in self.pods)
+
+    def little(self) -> float:
+        """Slots that the open steps need, by what nobody could know: the true mean latency and window."""
+        due = GENERATE_SECONDS + (LOGPROB_SECONDS + UPDATE_SECONDS) * (MINI_BATCHES - 1) / MINI_BATCHES
+        mean = 20.5 * self._slowness()
+        return sum(job.spec.samples * mean / due for job in self.jobs if job.is_open)
+
+    def demands(self) -> list[Demand]:
+        found = []
+        for job in self.jobs:
+            if job.is_active:
+                asked = [s for pod in self.pods for s in pod.running.values() if s.job is job]
+                ages = [self.now - job.begun_at[id(sample)] for sample in asked]
+                found.append(job.demand(self.now, len(asked), max(ages, default=0.0)))
+        return found
+
+    def _look(self) -> None:
+        self._set_desired(self.scaler.decide(self.now, self))
+        self._at(self.now + self.scaler.interval_seconds, self._look)
+
+    def _sample(self) -> None:
+        self.curves.append((self.now, self.little(), self.num_ready * self.day.slots, self.num_busy))
+        self._at(self.now + SAMPLE_SECONDS, self._sample)
+
+    # ---- Pods ----
+
+    def _set_desired(self, replicas: int) -> None:
+        self.num_changes += replicas != self.desired
+        self.desired = replicas
+        staying = [pod for pod in self.pods if not pod.leaving]
+        for _ in range(replicas - len(staying)):
+            self.pods.append(Pod(next(self._indices)))
+        # As a ReplicaSet: those without a node, then those not ready, then the newest.
+        goers = sorted(staying, key=lambda pod: (pod.placed_at is not None, pod.ready, -pod.index))
+        for pod in goers[: max(0, len(staying) - replicas)]:
+            pod.leaving = True
+        self._reap()
+        self._place_all()
+
+    def _reap(self) -> None:
+        self.pods = [pod for pod in self.pods if not pod.leaving or (pod.ready and pod.running)]
+
+    def _place_all(self) -> None:
+        begin, end, most = self.day.shortage
+        room = most if begin <= self.now < end else 10**9
+        placed = sum(pod.placed_at is not None for pod in self.pods)
+        for pod in self.pods:
+            if pod.placed_at is None and placed < room:
+                pod.placed_at = self.now
+                placed += 1
+                self._start_pod(pod)
+
+    def _start_pod(self, pod: Pod) -> None:
+        life = pod.dead
+
+        def become_ready() -> None:
+            if pod in self.pods and pod.dead == life:
+                pod.ready = True
+                self._dispatch()
+                self._note_ready()
+
+        self._at(self.now + self._draw.uniform(*POD_START_SECONDS), become_ready)
+
+    def _kill_one(self) -> None:
+        ready = [pod for pod in self.pods if pod.ready and not pod.leaving]
+        if not ready:
+            return
+        pod = self._draw.choice(ready)
+        self.queue.extendleft(pod.running.values())
+        pod.running.clear()
+        pod.ready, pod.dead = False, pod.dead + 1
+        self._start_pod(pod)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        usable = [pod for pod in self.pods if pod.ready and not pod.leaving and len(pod.running) < self.day.slots]
+        while self.queue and usable:
+            pod = min(usable, key=lambda pod: len(pod.running))
+            self._execute(pod, self.queue.popleft())
+            if len(pod.running) >= self.day.slots:
+                usable.remove(pod)
+
+    def _execute(self, pod: Pod, sample: Sample) -> None:
+        number, life = next(self._executions), pod.dead
+        pod.running[number] = sample
+        sample.job.begun_at[id(sample)] = self.now
+
+        def end() -> None:
+            if pod.dead != life:
+                return
+            del pod.running[number]
+            self.used_slot_seconds += sample.seconds
+            self._record_score(sample)
+            self._reap()
+            self._dispatch()
+
+        self._at(self.now + sample.seconds, end)
+
+    # ---- jobs ----
+
+    def _start_job(self, job: Job) -> Callable[[], None]:
+        def start() -> None:
+            job.is_active = True
+            self._at(self.now + STARTING_SECONDS, lambda: self._begin_step(job))
+
+        return start
+
+    def _begin_step(self, job: Job) -> None:
+        if self.now >= job.spec.ends:
+            job.is_active = False
+            return
+        job.forecast.record_begin(self.now)
+        job.progress = Progress("train", job.spec.samples, started_at=self.now)
+        job.is_open, job.first_ended_at, job.met_at, job.scored = True, None, None, []
+        job.is_last = False
+        for end in _ends(job):
+            self._at(self.now + end, self._ended(job))
+
+    def _ended(self, job: Job) -> Callable[[], None]:
+        def act() -> None:
+            progress = job.progress
+            progress.num_generated += 1
+            progress.ended_at.append(self.now)
+            progress.generated_at = self.now
+            if job.first_ended_at is None:
+                job.first_ended_at = self.now
+                self._note_ready()
+            self.queue.append(Sample(job, job.draw.uniform(1, 40) * self._slowness()))
+            self._dispatch()
+
+        return act
+
+    def _slowness(self) -> float:
+        begin, end, factor = self.day.slow
+        return factor if begin <= self.now < end else 1.0
+
+    def _note_ready(self) -> None:
+        """When a burst had, for the first time, as many slots as the law asks for."""
+        if self.num_ready * self.day.slots >= min(self.little(), self._all_open()):
+            for job in self.jobs:
+                if job.is_open and job.first_ended_at is not None and job.met_at is None:
+                    job.met_at = self.now
+
+    def _all_open(self) -> int:
+        return sum(job.spec.samples for job in self.jobs if job.is_open)
+
+    def _record_score(self, sample: Sample) -> None:
+        job = sample.job
+        del job.begun_at[id(sample)]
+        job.latencies.append(sample.seconds)
+        job.progress.num_scored += 1
+        job.progress.scored_at = self.now
+        job.scored.append(self.now)
+        if len(job.scored) == job.spec.samples:
+            self._finish_step(job)
+
+    def _finish_step(self, job: Job) -> None:
+        """All is scored: the rest of the step is the GPUs'."""
+        begin, size = job.progress.started_at, job.spec.samples // MINI_BATCHES
+        done = begin + GENERATE_SECONDS + LOGPROB_SECONDS
+        for k in range(MINI_BATCHES):
+            done = max(done, job.scored[min((k + 1) * size, job.spec.samples) - 1]) + UPDATE_SECONDS / MINI_BATCHES
+        job.is_open = False
+        ends = max(done, self.now) + PUBLISH_SECONDS
+        job.is_last = ends >= job.spec.ends
+        job.forecast.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
+        first = job.first_ended_at or begin
+        reaction = (job.met_at if job.met_at is not None else self.now) - first
+        self.steps.append(Step(job.spec.name, begin, ends - begin, reaction))
+        self._at(ends, lambda: self._begin_step(job))
+
+
+def _ends(job: Job) -> Iterator[float]:
+    """Seconds from the begin at which the samples end: lengths are uneven, and the last one ends the generation."""
+    for _ in range(job.spec.samples - 1):
+        yield GENERATE_SECONDS * job.draw.betavariate(2, 2)
+    yield GENERATE_SECONDS
+
+
+FLOOR_SECONDS = GENERATE_SECONDS + LOGPROB_SECONDS + UPDATE_SECONDS + PUBLISH_SECONDS
+"""A step whose rewards take no time."""

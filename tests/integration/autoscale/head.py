@@ -1,0 +1,76 @@
+"""A driver without model, rollouts and trainers: the real collector, reward client, forecast and status server.
+
+Its steps have a generation, a burst of rewards and an update of given lengths. After the last one it stays a while with
+nothing to ask for, so that what scales back can be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from rljob_trainer.collection import Collector, Plan
+from rljob_trainer.data import Prompt
+from rljob_trainer.forecast import Forecast
+from rljob_trainer.head_environment import Environment, read_environment
+from rljob_trainer.http_client import open_session
+from rljob_trainer.live_status import describe_live
+from rljob_trainer.rewards import Rewards
+from rljob_trainer.status import Board, StatusServer
+from rljob_trainer.types import Trajectory
+
+GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
+
+
+class Agent:
+    """Conversations that take their time and sample nothing."""
+
+    async def run(self, prompt, group, sample, generate):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
+        return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], "text", False, "g:0")
+
+
+async def run(environment: Environment) -> None:
+    job, board, forecast = environment.job, Board(), Forecast.of(environment.job.spec)
+    spec = job.spec
+    rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
+    server = StatusServer(board, lambda: b"")
+    await server.start(environment.address)
+    async with open_session() as session:
+        rewards = Rewards(spec.rewards, session, patience_seconds=5.0)
+        collector = Collector(Agent(), rollouts, rewards, spec.rewards)  # type: ignore[arg-type]
+        board.describe_live = lambda status: describe_live(status, collector.progress, rewards, rollouts, forecast)  # type: ignore[arg-type]
+        board.update(total_steps=spec.schedule.steps)
+        await rewards.start()
+        prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
+        for step in range(1, spec.schedule.steps + 1):
+            board.enter("generate")
+            began = time.monotonic()
+            forecast.record_begin(began)
+            plan = Plan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
+            found = [group async for group in collector.collect(prompts, plan)]
+            results = [result for group in found for t in group.trajectories for result in t.results.values()]
+            record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - began)
+            board.enter("update")
+            await asyncio.sleep(UPDATE_SECONDS)
+            forecast.record_end(collector.progress, UPDATE_SECONDS)
+            board.update(step=step)
+        board.enter("done")
+        await asyncio.sleep(LINGER_SECONDS)
+
+
+def record(folder: Path, step: int, valid: list[bool], seconds: float) -> None:
+    row = {"step": step, "num_valid": sum(valid), "num_invalid": len(valid) - sum(valid), "seconds": seconds}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "steps.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    import os
+
+    asyncio.run(run(read_environment(dict(os.environ))))

@@ -56,14 +56,19 @@ def fill_claim(folder: Path) -> None:
 
 
 def follow() -> dict[str, Any]:
-    """Print what changes until the job has ended. Returns it as it is then."""
-    start, said = time.monotonic(), ""
+    """Print what changes until the job has ended, and once where its Pods are. Returns it as it is then."""
+    start, said, has_run = time.monotonic(), "", False
     while True:
         job: dict[str, Any] = json.loads(kubectl("get", "rljob", NAME, "-n", NAMESPACE, "-o", "json"))
         line = describe(job.get("status") or {})
         if line != said:
             print(f"[{time.monotonic() - start:4.0f}s] {line}", flush=True)
             said = line
+        if not has_run and find_true(job, "Running"):
+            has_run = True
+            print(
+                kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide", "-l", f"rljob.dev/job={NAME}"), end="", flush=True
+            )
         if find_true(job, "Succeeded") or find_true(job, "Failed"):
             return job
         time.sleep(_POLL_SECONDS)
@@ -107,7 +112,6 @@ def main() -> int:
     print(kubectl("apply", "-n", NAMESPACE, "-k", str(EXAMPLES / NAME)), end="", flush=True)
     applied = time.monotonic()
     job = follow()
-    print(kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide", "-l", f"rljob.dev/job={NAME}"), end="")
     if failed := find_true(job, "Failed"):
         print(f"{failed['reason']}: {failed['message']}", file=sys.stderr)
         return 1

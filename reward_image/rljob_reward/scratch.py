@@ -37,18 +37,21 @@ def make(folder: Path, mark: int, uid: int | None) -> Path:
 
 def remove(path: str | Path) -> None:
     """Remove a tree, however its owner may have closed its folders. What cannot be removed stays."""
+    top = os.fspath(path)
 
     def open_up(_: object, failed: str, __: object) -> None:
-        parent = os.path.dirname(failed)
         with contextlib.suppress(OSError):
-            os.chmod(parent, stat.S_IRWXU)
+            if failed == top and not os.path.lexists(top):
+                return
+            if failed != top:  # what is above the tree is not ours to open
+                os.chmod(os.path.dirname(failed), stat.S_IRWXU)
             if os.path.isdir(failed) and not os.path.islink(failed):
                 os.chmod(failed, stat.S_IRWXU)
                 shutil.rmtree(failed, ignore_errors=True)
             else:
                 os.unlink(failed)
 
-    shutil.rmtree(path, onerror=open_up)
+    shutil.rmtree(top, onerror=open_up)
 
 
 class Wiper:

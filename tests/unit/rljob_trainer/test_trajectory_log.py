@@ -104,6 +104,19 @@ async def test_a_step_that_is_done_again_replaces_its_file(tmp_path):
     assert [file.name for file in (tmp_path / "trajectories").iterdir()] == ["step-000003.train.parquet"]
 
 
+async def test_a_write_that_breaks_off_leaves_the_file_before_as_it_was(tmp_path, monkeypatch):
+    before = await write(tmp_path, group_of(sample(0, correct=valid(1.0))))
+
+    def die(descriptor):
+        raise OSError("the node went away")
+
+    monkeypatch.setattr(trajectory_log.os, "fsync", die)
+    with pytest.raises(OSError, match="went away"):
+        await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
+    [file] = list_trajectory_files(tmp_path)
+    assert pq.read_table(file.path).to_pylist() == before
+
+
 async def test_training_and_evaluation_of_one_step_have_files_of_their_own(tmp_path):
     await write(tmp_path, group_of(sample(0)), lane="train")
     await write(tmp_path, group_of(sample(0)), lane="eval")

@@ -54,11 +54,12 @@ def save_tokenizer(folder: Path) -> int:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    # Padding is no token of a text: Hugging Face scores the last token that is not padding.
+    special = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([TEMPLATE], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", chat_template=TEMPLATE
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=TEMPLATE
     )
     fast.save_pretrained(folder)
     return len(fast)
@@ -69,7 +70,7 @@ def save_model(folder: Path, kind: type, **config: Any) -> Path:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MAX_TOKENS}
     vocabulary = save_tokenizer(folder)
-    model = kind(Qwen3Config(vocab_size=vocabulary, pad_token_id=0, eos_token_id=0, **sizes, **heads, **config))
+    model = kind(Qwen3Config(vocab_size=vocabulary, pad_token_id=1, eos_token_id=0, **sizes, **heads, **config))
     model.eval().float().save_pretrained(folder)
     return folder
 

@@ -6,6 +6,7 @@ worker applies it (sandbox). Invariant: no two living workers share a user of th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -75,10 +76,10 @@ class Isolation:
         return environment | dict.fromkeys(("HOME", "TMPDIR", "TMP", "TEMP"), cage.scratch)
 
     def release(self, cage: Cage, had_children: bool) -> None:
-        """The worker is dead: end what it left, and remove its directory."""
+        """The worker is dead: end what it left, and remove its directory, which may take a while."""
         if had_children:
             marks.end(cage.mark)
-        scratch.remove(cage.scratch)
+        asyncio.get_running_loop().run_in_executor(None, scratch.remove, cage.scratch)
         if cage.uid is not None:
             self._used_uids.discard(cage.uid)
 

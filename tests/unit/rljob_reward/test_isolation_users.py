@@ -118,15 +118,18 @@ def server(request: pytest.FixtureRequest, packages: Path) -> Iterator[Server]:
 
 def test_each_worker_has_a_user_of_its_own_where_the_server_may_give_it(server: Server) -> None:
     server.score("uid")
-    wait_for(lambda: len(server.children()) == 2, "both workers to be there")
-    users = {child.uids().real for child in server.children()}
     if server.user == 0:
-        assert len(users) == 2
-        assert min(users) >= 20_000
+        users = wait_for(lambda: _own_users(server), "two workers with two users of their own")
         assert server.score("uid")["score"] in users
     else:
-        assert users == {NOBODY}
+        assert {child.uids().real for child in server.children()} == {NOBODY}
         assert "uid: the server lacks CAP_" in server.log.read_text()
+
+
+def _own_users(server: Server) -> set[int]:
+    """A worker begins as root, and changes before it runs any user code."""
+    users = {child.uids().real for child in server.children()}
+    return users if len(users) == 2 and min(users) >= 20_000 else set()
 
 
 @pytest.mark.parametrize("behaviour", ["read", "files"])

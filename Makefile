@@ -97,7 +97,7 @@ images: $(SYNCED) ## Build the trainer, reward and operator images (docs/images.
 
 ##@ Measure
 .PHONY: bench-reward
-bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo, 1 to 4,096 in flight
+bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo, 1 to 16,000 in flight
 	$(BIN)/python bench/reward.py
 
 .PHONY: bench-trainer

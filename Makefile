@@ -115,6 +115,11 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
 	$(BIN)/python bench/autoscale_day.py
 
+.PHONY: bench-overlap
+bench-overlap: $(SYNCED) ## What slow rewards cost a step: batch scoring, streamed, streamed with the autoscaler
+	$(BIN)/python examples/prepare.py gsm8k
+	$(BIN)/python bench/overlap.py
+
 .PHONY: bench-operator
 bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and what the operator costs while they run
 	$(BIN)/python bench/operator_load.py

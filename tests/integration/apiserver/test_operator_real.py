@@ -26,7 +26,7 @@ from rljob_cluster import build
 
 from rljob_api.contract import LABEL_JOB
 
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 120.0
 NAME = "smallest"
 ROOT = Path(__file__).resolve().parents[3]
 

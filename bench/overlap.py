@@ -1,0 +1,142 @@
+"""What slow rewards cost a step: synchronous batch scoring, streamed with fixed slots, streamed with the autoscaler.
+
+The published setting, scaled in time by 20: GSM8K, groups of 5, a reward that takes U(1, 40) s / 20, one slot for each
+20 samples of a step (256 for 5,120). Real vLLM and FSDP2 under `rljob run`; the floor is the same job with a reward
+that takes no time. Last line: one JSON object; a ratio is a variant's median step time over the floor's.
+
+The slots are equivalent only where a step's own work takes what it took there, 251 s / 20 = 12.5 s: the table says
+what it took here. Choose --prompts so that it comes near.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+HERE = ROOT / "bench/overlap"
+JOB = ROOT / "examples/gsm8k/rljob.yaml"
+GROUP_SIZE = 5
+LOW_SECONDS, HIGH_SECONDS = 1 / 20, 40 / 20
+SAMPLES_A_SLOT = 5120 // 256
+PUBLISHED_STEP_SECONDS = 251 / 20
+SLOTS_A_POD = 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to score."""
+
+    name: str
+    words: str
+    reward: dict[str, Any]
+    """Changes to the job's one reward."""
+    head: dict[str, Any] = field(default_factory=dict)
+
+
+def build_variants(num_samples: int) -> list[Variant]:
+    num_slots = max(1, num_samples // SAMPLES_A_SLOT)
+    wait = {"low": LOW_SECONDS, "high": HIGH_SECONDS}
+    fixed = {"replicas": 1, "slots": num_slots, "kwargs": wait}
+    command = [sys.executable, str(HERE / "sync_head.py")]
+    synchronous = {"template": {"spec": {"containers": [{"name": "head", "command": command}]}}}
+    scaled = {
+        "slots": SLOTS_A_POD,
+        "kwargs": wait,
+        "autoscaling": {"minReplicas": 0, "maxReplicas": -(-num_samples // SLOTS_A_POD)},
+    }
+    return [
+        Variant("floor", "a reward of 0 s", {"replicas": 1, "slots": 8, "kwargs": {}}),
+        Variant("sync", f"batch scoring after the rollout, {num_slots} slots", fixed, synchronous),
+        Variant("fixed_256", f"streamed, {num_slots} slots", fixed),
+        Variant("autoscaler", f"streamed, 0 to {num_samples} slots by demand", scaled),
+    ]
+
+
+def build_job(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The job's manifest, with absolute paths."""
+    job: dict[str, Any] = yaml.safe_load(JOB.read_text())
+    spec = job["spec"]
+    job["metadata"]["name"] = variant.name.replace("_", "-")
+    spec["model"]["source"] = str(ROOT / ".models/smollm2-135m-instruct")
+    spec["data"]["train"]["source"] = str(ROOT / "examples/gsm8k/data/train.jsonl")
+    del spec["data"]["eval"], spec["evaluation"]
+    reward = dict(variant.reward)
+    kwargs = reward.pop("kwargs")
+    function = {"file": str(HERE / "reward.py"), "kwargs": kwargs}
+    spec["rewards"] = [{"name": "correct", "function": function, "queueLength": 65536, **reward}]
+    spec["algorithm"]["groupSize"] = GROUP_SIZE
+    spec["schedule"] = {"steps": arguments.steps, "promptsPerStep": arguments.prompts, "seed": 0}
+    spec["trainer"]["replicas"] = 1
+    spec["rollout"]["sampling"] = {"maxTokens": arguments.max_tokens}
+    spec["head"] = variant.head
+    return job
+
+
+def run_variant(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train with one variant. Raises CalledProcessError when the job does not succeed."""
+    folder = arguments.dir / variant.name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "rljob.yaml"
+    path.write_text(yaml.safe_dump(build_job(variant, arguments), sort_keys=False))
+    rljob = Path(sys.executable).with_name("rljob")
+    command = [rljob, "run", path, "--dir", folder / "run", "--fresh"]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    summary = Path(ended.stdout.strip().splitlines()[-1])
+    records = [json.loads(line) for line in (summary.parent / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["type"] == "step"][1:]  # the first one warms everything up
+    phases = {
+        name: statistics.median(step["phase_seconds"].get(name, 0.0) for step in steps)
+        for name in ("generate", "score", "update", "publish", "sync")
+    }
+    return {
+        "step_seconds": statistics.median(step["step_seconds"] for step in steps),
+        "num_invalid": sum(step["num_invalid"] for step in steps),
+        **phases,
+    }
+
+
+def print_table(variants: list[Variant], results: dict[str, dict[str, Any]], floor: float) -> None:
+    table = Table("variant", "step s", "ratio", "generate s", "unhidden reward s", "update s", "invalid")
+    for variant in variants:
+        row = results[variant.name]
+        cells = [row["step_seconds"], row["step_seconds"] / floor, row["generate"], row["score"], row["update"]]
+        table.add_row(variant.words, *(f"{cell:.2f}" for cell in cells), str(row["num_invalid"]))
+    Console().print(table)
+    Console().print(f"A step's own work takes {floor:.1f} s here; {PUBLISHED_STEP_SECONDS:.1f} s would be equivalent.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8, help="a step, each sampled 5 times")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--only", nargs="+", help="names of variants, beside the floor")
+    parser.add_argument("--dir", type=Path, default=ROOT / "runs/bench-overlap")
+    arguments = parser.parse_args()
+    variants = [
+        variant
+        for variant in build_variants(arguments.prompts * GROUP_SIZE)
+        if not arguments.only or variant.name in ("floor", *arguments.only)
+    ]
+    results = {variant.name: run_variant(variant, arguments) for variant in variants}
+    floor = results["floor"]["step_seconds"]
+    print_table(variants, results, floor)
+    ratios = {
+        f"ratio_{name}": round(row["step_seconds"] / floor, 3) for name, row in results.items() if name != "floor"
+    }
+    print(json.dumps({**ratios, "floor_seconds": round(floor, 2), "variants": results}))
+
+
+if __name__ == "__main__":
+    main()

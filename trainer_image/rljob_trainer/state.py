@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ FILE_DRIVER = "driver.json"
 FILE_COMPLETE = "COMPLETE"
 FILE_METRICS = "metrics.jsonl"
 FILE_SUMMARY = "driver-summary.json"
+_TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
 _BYTES_A_PARAMETER = 12
 """Of a checkpoint: fp32 weights and two Adam moments."""
 
@@ -82,11 +84,9 @@ def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
 
 def list_trajectory_files(run_dir: Path) -> list[TrajectoryFile]:
     """All whole files of the trajectory log, oldest first."""
-    found = []
-    for path in (run_dir / "trajectories").glob("step-*.*.parquet"):
-        step, lane, _ = path.name.removeprefix("step-").split(".")
-        found.append(TrajectoryFile(int(step), lane, path))
-    return sorted(found)
+    paths = (run_dir / "trajectories").glob("step-*.parquet")
+    named = [(match, path) for path in paths if (match := _TRAJECTORY_NAME.fullmatch(path.name))]
+    return sorted(TrajectoryFile(int(match[1]), match[2], path) for match, path in named)
 
 
 def checkpoint_is_there(run_dir: Path, step: int) -> bool:

@@ -37,6 +37,7 @@ async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
+    (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's own")
     history, found = resume(tmp_path)
     assert found == folder
     assert history == saved
@@ -45,6 +46,7 @@ async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
         "step-000001.eval.parquet",
         "step-000001.train.parquet",
         "step-000002.train.parquet",  # step 2 was evaluated after the checkpoint, and will be again
+        "step-000003.train.copy.parquet",
     ]
 
 

@@ -49,9 +49,9 @@ class Isolation:
         self.python = settings.python or sys.executable
         self._without = [name for name in os.environ.get(ENV_WITHOUT, "").replace(" ", "").split(",") if name]
         self._own_root = None if _is_writable(settings.scratch) else tempfile.mkdtemp(prefix="rljob-reward-")
-        root = Path(self._own_root or settings.scratch)
-        root.chmod(root.stat().st_mode | 0o011)  # the other users must pass through
-        self._folder = scratch.prepare(root)
+        if self._own_root:
+            os.chmod(self._own_root, 0o711)  # the other users must pass through
+        self._folder = scratch.prepare(Path(self._own_root or settings.scratch))
         self._uid_base, self._no_uid = self._find_users()
         self._used_uids: set[int] = set()
         self.missing: list[str] = []

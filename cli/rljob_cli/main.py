@@ -82,7 +82,7 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new fo
 @app.command("test-reward")
 def try_reward(
     job: JobArgument,
-    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the job's first that has Pods.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Its name. Default: the first that has Pods.")] = None,
     completion: Annotated[str | None, typer.Option(help="What the model wrote.")] = None,
     answer: Annotated[str | None, typer.Option(help="The ground truth.")] = None,
     prompt: Annotated[str, typer.Option(help="What the model was given.")] = "",

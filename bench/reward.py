@@ -94,7 +94,7 @@ def _rss_mib(pid: int) -> float:
 
 def _measure(host: str, level: int) -> dict[str, float]:
     command = [sys.executable, __file__, "client", host, str(level)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # type: ignore[no-any-return]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # type: ignore[no-any-return]
 
 
 def _echo() -> None:

@@ -51,7 +51,8 @@ class Isolation:
         self._own_root = None if _is_writable(settings.scratch) else tempfile.mkdtemp(prefix="rljob-reward-")
         if self._own_root:
             os.chmod(self._own_root, 0o711)  # the other users must pass through
-        self._folder = scratch.prepare(Path(self._own_root or settings.scratch))
+        # Resolved: /var/run is a link, and a function must find its working directory to be $TMPDIR.
+        self._folder = scratch.prepare(Path(self._own_root or settings.scratch).resolve())
         self._uid_base, self._no_uid = self._find_users()
         self._used_uids: set[int] = set()
         self.missing: list[str] = []

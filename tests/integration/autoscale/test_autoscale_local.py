@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rljob_api.job import RLJob
@@ -84,9 +85,17 @@ async def watch(folder: Path) -> tuple[Watcher, Run]:
     watcher = Watcher()
     run = Run(build_job(), folder, claim("autoscale", os.environ.get("RLJOB_TEST_BLOCK")), {}, watcher)
     watcher.stop = run._interrupted.set
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await run.execute()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await run.execute()
+    except TimeoutError:
+        pytest.fail(describe_trouble(watcher, folder))
     return watcher, run
+
+
+def describe_trouble(watcher: Watcher, folder: Path) -> str:
+    logs = [f"{path.name}: {path.read_text()[-2000:]}" for path in sorted(folder.rglob("*head*.log"))]
+    return "\n".join([f"not over within {DEADLINE_SECONDS} s", *map(str, watcher.seen), *logs])
 
 
 def test_replicas_come_before_the_burst_and_go_after_it_and_no_request_is_lost() -> None:

@@ -125,7 +125,14 @@ def _publish(scratch: Path, target: Path) -> None:
 
 SMOLLM2 = ("smollm2-135m-instruct", build_smollm2)
 TINY = ("tiny-qwen3", build_tiny)
-MODEL_OF_EXAMPLE = {"quickstart": SMOLLM2, "chat": SMOLLM2, "gsm8k": SMOLLM2, "judge": SMOLLM2, "tiny": TINY}
+MODEL_OF_EXAMPLE = {
+    "quickstart": SMOLLM2,
+    "chat": SMOLLM2,
+    "gsm8k": SMOLLM2,
+    "judge": SMOLLM2,
+    "retrieval": SMOLLM2,
+    "tiny": TINY,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ def score(example: str, completion: str, truth: str, truncated: bool = False) ->
 
 
 def test_the_examples_are_there() -> None:
-    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "judge", "quickstart", "tiny"]
+    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "judge", "quickstart", "retrieval", "tiny"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

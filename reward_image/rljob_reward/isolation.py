@@ -7,6 +7,7 @@ worker applies it (sandbox). Invariant: no two living workers share a user of th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import re
@@ -27,8 +28,9 @@ ENV_WITHOUT = "RLJOB_REWARD_WITHOUT"
 """Means of isolation that are not to be used, separated by commas: a way out where one stands in a function's way."""
 
 _PR_SET_DUMPABLE = 4
-_MAX_WORKERS = 4096
-_UID_BASES = (100_000_000 + os.getpid() % 100_000 * _MAX_WORKERS, 20_000)
+_NUM_USERS = 8192
+"""Twice as many as a server has workers."""
+_UID_BASES = (100_000_000 + os.getpid() % 100_000 * _NUM_USERS, 20_000)
 """Far from users that exist, and for each server of a machine another; else what a container's 65,536 users have."""
 _NEEDED_CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 _PROBE_TIMEOUT_SECONDS = 60
@@ -53,16 +55,17 @@ class Isolation:
             os.chmod(self._own_root, 0o711)  # the other users must pass through
         # Resolved: /var/run is a link, and a function must find its working directory to be $TMPDIR.
         self._folder = scratch.prepare(Path(self._own_root or settings.scratch).resolve())
-        self._uid_base, self._no_uid = self._find_users()
+        first, self._no_uid = self._find_users()
+        self._users = None if first is None else itertools.cycle(range(first, first + _NUM_USERS))
         self._used_uids: set[int] = set()
         self.missing: list[str] = []
 
     def make_cage(self) -> Cage:
         """Where the next worker will live."""
         mark, uid = next(marks.MARKS), None
-        if self._uid_base is not None:
-            every = range(self._uid_base, self._uid_base + _MAX_WORKERS)
-            uid = next(candidate for candidate in every if candidate not in self._used_uids)
+        if self._users is not None:
+            # In turn: what the last worker of a user left is dead, but counts as its processes until it is reaped.
+            uid = next(user for user in self._users if user not in self._used_uids)
             self._used_uids.add(uid)
         path = scratch.make(self._folder, mark, uid)
         return Cage(str(path), mark, uid, os.getpid(), self._without)
@@ -98,7 +101,7 @@ class Isolation:
         lacking = self._why_no_users()
         if lacking is None:
             for base in _UID_BASES:
-                if _are_mapped(base, base + _MAX_WORKERS):
+                if _are_mapped(base, base + _NUM_USERS):
                     problem = self._probe(base)
                     return (base, []) if problem is None else (None, [f"uid: {problem}"])
             lacking = "this user namespace has too few users"

@@ -117,10 +117,16 @@ def _set_limits(limits: Limits, cage: Cage) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(min(wanted, hard) for wanted in _OPEN_FILES))  # type: ignore[arg-type]
     resource.setrlimit(RLIMIT_LOCKS, (cage.mark, cage.mark))
-    if cage.uid is not None:
-        # The kernel counts by user over the whole machine, so this makes sense for a user of one's own alone.
-        most = limits.processes + 1
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _limit_processes(limits: Limits, cage: Cage) -> list[str]:
+    """Where no gate counts: the kernel counts by user over the whole machine, which makes sense for a user of one's own
+    alone. The dead that nobody waited for count too, so a worker that hit it may fail its next calls as well."""
+    if cage.uid is None:
+        return ["the number of processes is not restricted"]
+    most = limits.processes + 1
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    return []
 
 
 def _filter_calls(limits: Limits, cage: Cage, handover: socket.socket, *, signals_are_scoped: bool) -> list[str]:
@@ -147,7 +153,7 @@ def _filter_calls(limits: Limits, cage: Cage, handover: socket.socket, *, signal
         seccomp.install(build(False), listen=False)
     except OSError as error:
         return [f"seccomp: {error}: the network, the number of processes and signals are not restricted"]
-    lacking = [f"gate: {reason}: the number of processes is not restricted"] if cage.uid is None else []
+    lacking = [f"gate: {reason}: {what}" for what in _limit_processes(limits, cage)]
     if not signals_are_scoped and cage.uid is None:
         lacking.append("gate: signals to other workers are not refused")
     return lacking

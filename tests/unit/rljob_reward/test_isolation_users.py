@@ -5,6 +5,7 @@ Both need an interpreter and packages that every user can read, so the server ru
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -154,17 +155,24 @@ def test_it_cannot_write_to_what_its_user_could_write_to(server: Server) -> None
 
 def test_a_fork_bomb_costs_one_result(server: Server) -> None:
     result = server.score("fork_bomb")
-    assert result["reason"] in ("worker_died", "exception"), "the gate's or, for a user of its own, the kernel's limit"
+    assert result["reason"] == "worker_died"
+    assert "more than 20 processes and threads (maxProcesses)" in result["message"]
     assert server.score("read", ground_truth=str(server.pid))["score"] == 1.0
 
 
 def test_what_it_leaves_ends_with_it_although_its_user_is_another(server: Server) -> None:
-    daemon = psutil.Process(int(server.score("daemon")["score"]))
+    result = server.score("daemon")
+    assert result["valid"], result["message"]
+    daemon = psutil.Process(int(result["score"]))
     for _ in range(2):
         server.score("exit")
     wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to be gone")
 
 
 def test_the_token_is_in_no_workers_environment(server: Server) -> None:
+    looked = 0
     for child in server.children():
-        assert TOKEN not in child.environ().values()
+        with contextlib.suppress(psutil.Error):  # what a test before this one ended
+            assert TOKEN not in child.environ().values()
+            looked += 1
+    assert looked

@@ -7,30 +7,33 @@ nobody should want it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from rljob_api.protocol import ScoreRequest, ScoreResult
+from rljob_api.protocol import ScoreRequest
+from rljob_api.reward import Reward
 from rljob_trainer import collection, head
+from rljob_trainer.agents import AgentLoop
 from rljob_trainer.rewards import Rewards
+from rljob_trainer.rollouts import Rollouts
+from rljob_trainer.types import Scored
 
 
 class LateRewards:
     """Rewards that wait until the whole collection is generated."""
 
-    def __init__(self, rewards: Rewards, progress: collection.Progress) -> None:
-        self._rewards, self._progress = rewards, progress
+    def __init__(self, rewards: Rewards, collector: collection.Collector) -> None:
+        self._rewards, self._collector = rewards, collector
 
-    async def score(self, request: ScoreRequest) -> dict[str, ScoreResult]:
-        await self._progress.all_generated.wait()
+    async def score(self, request: ScoreRequest) -> dict[str, Scored]:
+        await self._collector.progress.all_generated.wait()
         return await self._rewards.score(request)
 
 
 class SynchronousCollector(collection.Collector):
     """A Collector whose samples wait for each other between generation and reward."""
 
-    async def _sample(self, group, sample, plan, progress):  # type: ignore[no-untyped-def]
-        streaming = self._rewards
-        late = collection.Collector(self._agent, self._rollouts, LateRewards(streaming, progress), self._specs)  # type: ignore[arg-type]
-        return await collection.Collector._sample(late, group, sample, plan, progress)
+    def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: Rewards, specs: Sequence[Reward]) -> None:
+        super().__init__(agent, rollouts, LateRewards(rewards, self), specs)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

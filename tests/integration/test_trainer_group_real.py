@@ -25,7 +25,7 @@ from rljob_trainer.types import TrainSample
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
 HEAD, PODS = "127.14.1.1", ("127.14.2.1", "127.14.2.2")
-TOKEN = "0123456789abcdef0123456789abcdef"
+TOKEN = os.environ["RAY_AUTH_TOKEN"]  # conftest.py
 PROMPT = [5, 6, 7]
 DEADLINE_SECONDS = 120
 PROMPT_DEATH_SECONDS = 30

@@ -45,27 +45,22 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
     reward = _read_reward(config_path)
     scorer = reward.judge or reward.model
     if scorer is not None:
-        return Program(
-            name=reward.name,
-            slots=reward.slots,
-            queue_length=reward.queue_length,
-            timeout_seconds=reward.timeout_seconds,
-            cache=reward.cache,
-            backend=scorer,
-            version=_digest_scorer(scorer, reward.timeout_seconds),
-            kind="judge" if reward.judge else "model",
-        )
-    if reward.function is None:
+        backend: Settings | JudgeReward | ModelReward = scorer
+        version = _digest_scorer(scorer, reward.timeout_seconds)
+    elif reward.function is not None:
+        backend = _build_settings(reward.function, config_path, function_path)
+        version = _digest(backend, reward.timeout_seconds)
+    else:
         raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
-    settings = _build_settings(reward.function, config_path, function_path)
     return Program(
         name=reward.name,
         slots=reward.slots,
         queue_length=reward.queue_length,
         timeout_seconds=reward.timeout_seconds,
         cache=reward.cache,
-        backend=settings,
-        version=_digest(settings, reward.timeout_seconds),
+        backend=backend,
+        version=version,
+        kind="judge" if reward.judge else "model" if reward.model else "function",
     )
 
 

@@ -99,8 +99,10 @@ class Path(enum.StrEnum):
     """Rollout: RolloutWeights. `?want=GENERATION:VERSION&timeout=SECONDS` waits until it serves that version."""
     SCORE = "/v1/score"
     """Reward: ScoreRequest -> ScoreResult."""
+    SCORE_GROUP = "/v1/score-group"
+    """Reward: GroupRequest -> GroupResult."""
     INFO = "/v1/info"
-    """Reward: name, signature, slots, version of the function."""
+    """Reward: name, signature, scope, slots, version of the function."""
 
 
 class ExitCode(enum.IntEnum):

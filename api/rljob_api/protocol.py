@@ -38,6 +38,8 @@ class InvalidReason(enum.StrEnum):
     """The function returned None: it has no opinion on this sample."""
     UNREACHABLE = "unreachable"
     """Client side: no replica answered within the sample's deadline."""
+    DEADLINE = "deadline"
+    """Client side: deadlineSeconds went by without a result."""
     CANCELLED = "cancelled"
     """The server shut down, or the client left, before execution ended."""
 
@@ -86,6 +88,35 @@ class ScoreResult(Wire):
         if self.valid != finite or self.valid != (self.reason is None):
             raise ValueError("a result is valid with a finite score and no reason, or invalid with a reason")
         return self
+
+
+class GroupRequest(Wire):
+    """The trajectories of one prompt, to be scored together."""
+
+    id: str = Field(min_length=1, max_length=256)
+    """Unique per attempt-independent group: a retry carries the same id."""
+    lane: Lane = "train"
+    samples: list[ScoreRequest] = Field(min_length=1, max_length=4096)
+    """In the order of the group. Their lanes are the group's."""
+    results: list[ScoreResult] | None = None
+    """What each sample got when it was scored alone (scope: sampleThenGroup): as many as samples, all of them valid.
+    Null where nothing was (scope: group)."""
+
+    @model_validator(mode="after")
+    def _one_result_a_sample(self) -> GroupRequest:
+        if self.results is None:
+            return self
+        if len(self.results) != len(self.samples) or not all(result.valid for result in self.results):
+            raise ValueError("results has one valid result for each of samples, or is null")
+        return self
+
+
+class GroupResult(Wire):
+    """The outcome of each sample of a group."""
+
+    id: str
+    results: list[ScoreResult]
+    """[samples] In the order of the request's. A group that failed as a whole gives each sample the same reason."""
 
 
 class WeightManifest(Wire):

@@ -44,7 +44,8 @@ def build_reference(schemas: dict[str, Schema]) -> str:
     parts += [
         "\n## RewardModel\n",
         f"{schemas['RewardModel']['description']} ",
-        "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, save name, weight and failurePolicy.\n\n",
+        "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, save name, weight, failurePolicy, "
+        "deadlineSeconds and hedging.\n\n",
         "### status\n",
         f"{reward_model['status']['description']}\n\n",
         _table("status", reward_model["status"]),

@@ -100,6 +100,16 @@ class FailurePolicy(Spec):
     """After the last attempt: mask the sample, mask its whole group, or fail the job."""
 
 
+class Hedging(Spec):
+    """A second request for a sample that takes unusually long, to another replica. The first answer counts."""
+
+    percentile: float = Field(default=95, ge=50, lt=100)
+    """A request is hedged once it has executed for longer than this percentile of the newest ones."""
+    max_percent: float = Field(default=10, gt=0, le=100)
+    """Most requests that are hedged, in percent of all: a reward that is slow as a whole is not asked for twice as
+    much."""
+
+
 class RewardServer(Role):
     """The Pods that run a reward."""
 
@@ -128,6 +138,11 @@ class RewardBase(RewardServer):
     """A chat model that is asked for a verdict."""
     http: HttpReward | None = None
     """Someone else's endpoint."""
+    scope: Literal["sample", "group", "sampleThenGroup"] = "sample"
+    """What is scored at once. sample: each trajectory alone, the moment it ends. group: all trajectories of a prompt,
+    the moment the last of them ends (rankings, pairwise judges, lengths relative to the group). sampleThenGroup: each
+    alone the moment it ends, and then the valid results of the group together, by a class with `compute_score` and
+    `post_process_scores`. With rewardModelRef: the RewardModel's."""
     timeout_seconds: float = Field(default=30, gt=0)
     """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
 
@@ -188,6 +203,30 @@ _LIMITS = (
         _limit_cel("requestsPerMinute", 2),
     ),
 )
+_SCOPE = (
+    Rule(
+        ("scope", "model"),
+        "must be sample for a model: a classifier sees one text at a time",
+        "remove scope, or use a judge with compare",
+        lambda reward: reward.model is None or reward.scope == "sample",
+        "!has(self.model) || !has(self.scope) || self.scope == 'sample'",
+    ),
+    Rule(
+        ("scope", "judge.compare"),
+        "must be group exactly when judge.compare is given",
+        "set scope: group and judge.compare together",
+        lambda reward: reward.judge is None or reward.scope == ("group" if reward.judge.compare else "sample"),
+        "!has(self.judge) || (has(self.scope) ? self.scope : 'sample') == "
+        "(has(self.judge.compare) ? 'group' : 'sample')",
+    ),
+    Rule(
+        ("scope", "http"),
+        "must be sample or group for an endpoint",
+        "sampleThenGroup is for a class of yours; use group",
+        lambda reward: reward.http is None or reward.scope != "sampleThenGroup",
+        "!has(self.http) || !has(self.scope) || self.scope != 'sampleThenGroup'",
+    ),
+)
 _NO_PODS_TO_SCALE = Rule(
     ("autoscaling", "http"),
     "must not be set beside http",
@@ -210,6 +249,7 @@ class RewardModelSpec(RewardBase):
             "[has(self.function), has(self.model), has(self.judge), has(self.http)].filter(given, given).size() == 1",
         ),
         *_LIMITS,
+        *_SCOPE,
         _NO_PODS_TO_SCALE,
     )
 
@@ -236,6 +276,7 @@ class Reward(RewardBase):
             ".filter(given, given).size() == 1",
         ),
         *_LIMITS,
+        *_SCOPE,
         _NO_PODS_TO_SCALE,
         Rule(
             ("autoscaling", "rewardModelRef"),
@@ -256,6 +297,11 @@ class Reward(RewardBase):
     """Factor in the weighted sum."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What an invalid result means."""
+    deadline_seconds: float = Field(default=3600, gt=0)
+    """Most time from a trajectory's end (with scope group, that of the group's last) to its result, waits and retries
+    included; after it the sample is invalid, with reason deadline."""
+    hedging: Hedging | None = None
+    """Second requests for the slowest samples. Null: none."""
 
 
 class RewardModelStatus(Spec):

@@ -159,6 +159,13 @@ class JudgeReward(Spec):
             "!has(self.votes) || self.votes == 1 || "
             "(has(self.sampling) && has(self.sampling.temperature) && self.sampling.temperature > 0.0)",
         ),
+        Rule(
+            ("compare", "parser.jsonSchema"),
+            "must have jsonSchema for ranking and listwise: the answer is a list",
+            "give parser.jsonSchema, or compare: pairwise",
+            lambda judge: judge.compare not in ("ranking", "listwise") or judge.parser.json_schema is not None,
+            "!has(self.compare) || self.compare == 'pairwise' || has(self.parser.jsonSchema)",
+        ),
     )
 
     model: ServedModel | None = None
@@ -167,13 +174,19 @@ class JudgeReward(Spec):
     """An endpoint of someone else's."""
     template: LongText
     """Jinja template (sandboxed) of the user's message, over the fields of a ScoreRequest: `prompt` (text), `messages`
-    (its turns), `completion`, `ground_truth`, `data_source`, `extra_info`."""
+    (its turns), `completion` (see compare), `ground_truth`, `data_source`, `extra_info`."""
     system_prompt: LongText | None = None
     """System message. Null: none is sent."""
     parser: JudgeParser
     """How an answer becomes a score."""
     votes: int = Field(default=1, ge=1, le=64)
     """Answers to each question. More than half of them must be readable; `votes` is then a component."""
+    compare: Literal["pairwise", "ranking", "listwise"] | None = None
+    """With scope group: how the completions of a group are compared. pairwise: each two are asked about in both orders;
+    the template has `first` and `second` in place of `completion`, the answer's score is the first one's (1 it wins, 0
+    it loses), and a sample's score is the mean of its comparisons. ranking: one question with `completions`; the answer
+    (a jsonSchema's, at scorePath) lists their numbers from 1, the best first, and scores go evenly from 1 to 0.
+    listwise: the same question; the answer lists a score for each completion in its order."""
     aggregate: Literal["mean", "majority"] = "mean"
     """What the votes come to: their mean, or the score that most of them have (tied ones: their mean)."""
     sampling: JudgeSampling = JudgeSampling()

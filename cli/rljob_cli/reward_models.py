@@ -1,7 +1,8 @@
 """The RewardModels beside a job in its file, and the job as it is with them written into its rewards.
 
 On a cluster a RewardModel runs by itself; `rljob run` has one job, whose own reward it becomes. Leaves reading the job
-to jobfile. Invariant: what a reward says of itself (name, weight, failurePolicy) stays; all else is the model's.
+to jobfile. Invariant: what a reward says of itself (name, weight, failurePolicy, deadlineSeconds, hedging) stays; all
+else is the model's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rljob_api.job import RLJob
 from rljob_api.load import InvalidManifest, Problem, load_manifests
 from rljob_api.reward import Reward, RewardModel
 
-_OF_THE_REWARD = {"name", "weight", "failurePolicy", "rewardModelRef"}
+_OF_THE_REWARD = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
 _REMEDY = "add it as a document of its own (kind: RewardModel, after ---)"
 
 

@@ -46,7 +46,7 @@ _DRAIN_SECONDS = 10
 """For the answers to leave after the last execution has ended."""
 _LEAVE_SECONDS = 5
 """A server that goes is out of the Service at once; so long the driver may still send it requests."""
-_READ_BY_DRIVER = {"weight", "failurePolicy"}
+_READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
 _NAME_IN_SERVER = "rewardmodel"
 """A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
 

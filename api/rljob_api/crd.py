@@ -142,8 +142,10 @@ def _without_defaults(node: Schema) -> Schema:
     return result
 
 
-def _column(name: str, kind: str, path: str, description: str = "") -> Schema:
-    return {"name": name, "type": kind, "jsonPath": path, **({"description": description} if description else {})}
+def _column(name: str, kind: str, path: str, description: str = "", *, is_wide: bool = False) -> Schema:
+    """`is_wide`: shown by `kubectl get -o wide` alone."""
+    column: Schema = {"name": name, "type": kind, "jsonPath": path}
+    return column | ({"description": description} if description else {}) | ({"priority": 1} if is_wide else {})
 
 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp")
@@ -158,6 +160,10 @@ _JOB_COLUMNS = [
 _REWARD_COLUMNS = [
     _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
     _column("Replicas", "integer", ".status.replicas"),
+    _column("P95", "number", ".status.latencyP95Seconds", "Seconds that 95 % of the newest samples stayed below"),
+    _column("Updating", "string", '.status.conditions[?(@.type=="Updating")].status', "Two versions", is_wide=True),
+    _column("Endpoint", "string", ".status.endpoints[0]", "Where it answers", is_wide=True),
+    _column("Scaled", "string", ".status.scaling.message", "Why so many Pods", is_wide=True),
     _AGE,
 ]
 _SCALE = {

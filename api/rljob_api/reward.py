@@ -23,6 +23,8 @@ from rljob_api.scaling import Autoscaling, RewardScaling
 from rljob_api.scorers import JudgeReward, Limits, ModelReward, ServedModel
 from rljob_api.status import Condition
 
+Scope = Literal["sample", "group", "sampleThenGroup"]
+
 
 class ConfigMapKeyRef(Spec):
     """A key of a ConfigMap in the job's namespace."""
@@ -62,12 +64,15 @@ class FunctionReward(Spec):
     """Packages that the function needs, as lines of a pip requirements file without options. Installed once when a Pod
     starts, apart from the server's own packages. The index is told by env (UV_INDEX_URL, PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
-    """Name of the function. Null means the first of compute_score, reward_func, reward that the source defines."""
+    """Name of the function; with scope sampleThenGroup, of the class. Null means the first of compute_score,
+    reward_func, reward that the source defines, or the first class with `compute_score` and `post_process_scores`."""
     signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
     """Convention of the function: verl `(data_source, solution_str, ground_truth, extra_info)`, TRL
-    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. auto reads the parameter names."""
+    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. With scope group each gets lists with
+    one element a sample; verl's parameters are then called data_sources, solution_strs, ground_truths, extra_infos.
+    auto reads the parameter names."""
     kwargs: dict[str, Any] = Field(default={}, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
-    """Further keyword arguments of each call."""
+    """Further keyword arguments of each call; of a class, those that it is made with."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
     """Address space that one process of the function may use, in MiB."""
     max_file_mib: int = Field(default=256, ge=1, alias="maxFileMiB")
@@ -124,7 +129,7 @@ class RewardServer(Role):
     """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
     cache: bool = False
     """Whether a request that equals an earlier one in all but its id and lane gets that one's valid result. For rewards
-    that give the same score for the same sample."""
+    that give the same score for the same sample. With scope sampleThenGroup it is what each sample gets alone."""
 
 
 class RewardBase(RewardServer):
@@ -138,13 +143,14 @@ class RewardBase(RewardServer):
     """A chat model that is asked for a verdict."""
     http: HttpReward | None = None
     """Someone else's endpoint."""
-    scope: Literal["sample", "group", "sampleThenGroup"] = "sample"
+    scope: Scope = "sample"
     """What is scored at once. sample: each trajectory alone, the moment it ends. group: all trajectories of a prompt,
     the moment the last of them ends (rankings, pairwise judges, lengths relative to the group). sampleThenGroup: each
     alone the moment it ends, and then the valid results of the group together, by a class with `compute_score` and
     `post_process_scores`. With rewardModelRef: the RewardModel's."""
     timeout_seconds: float = Field(default=30, gt=0)
-    """Most time that one execution may take, from its start (waiting does not count); then it is killed."""
+    """Most time that one execution may take, from its start (waiting does not count); then it is killed. With scope
+    group an execution is that of the whole group; where a judge compares, each of its questions is one."""
 
     @property
     def is_served(self) -> bool:
@@ -225,6 +231,13 @@ _SCOPE = (
         "sampleThenGroup is for a class of yours; use group",
         lambda reward: reward.http is None or reward.scope != "sampleThenGroup",
         "!has(self.http) || !has(self.scope) || self.scope != 'sampleThenGroup'",
+    ),
+    Rule(
+        ("cache", "scope"),
+        "must be false where whole groups are scored: no group comes twice",
+        "remove cache; a retry gets the result of its first attempt anyway",
+        lambda reward: not reward.cache or reward.scope != "group",
+        "!has(self.cache) || !self.cache || !has(self.scope) || self.scope != 'group'",
     ),
 )
 _NO_PODS_TO_SCALE = Rule(
@@ -310,13 +323,19 @@ class RewardModelStatus(Spec):
     conditions: list[Condition] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """Ready, Degraded."""
+    """Ready, Degraded, Scaling, Updating."""
     observed_generation: int = 0
     """The generation of spec that this status speaks of."""
     replicas: int = 0
     """Pods that exist."""
     ready_replicas: int = 0
     """Pods that answer."""
+    endpoints: list[str] = []
+    """Where it answers: host name and port of the Service of its ready Pods, or the URL of someone else's endpoint.
+    Empty while no Pod is ready."""
+    latency_p95_seconds: float | None = None
+    """Execution time that 95 % of the newest samples stayed below, as the drivers of its jobs saw it; of several, the
+    longest. It is written when it has changed by more than a tenth, and stays when no job runs."""
     scaling: RewardScaling | None = None
     """The last decision of spec.autoscaling."""
     selector: str = ""

@@ -64,7 +64,7 @@ class RLJobStatus(Spec):
     conditions: list[Condition] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict."""
+    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed."""
     observed_generation: int = 0
     """The generation of spec that this status speaks of."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""

@@ -20,10 +20,11 @@ SUCCEEDED = "Succeeded"
 FAILED = "Failed"
 POOLS_ISOLATED = "PoolsIsolated"
 NAME_CONFLICT = "NameConflict"
+REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
 """Always there."""
-OPTIONAL_TYPES = (POOLS_ISOLATED, NAME_CONFLICT)
-"""There once there is something to say of them."""
+OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, NAME_CONFLICT)
+"""There once there is something to say of them. The last is where with_conflicts puts it."""
 
 REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
@@ -155,6 +156,9 @@ def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str
         if condition.status == "True" and not is_true(old, condition.type):
             kind: Literal["Normal", "Warning"] = "Warning" if condition.type in _BAD_NEWS else "Normal"
             events.append(Event(kind, condition.reason, condition.message))
+    mixed = find(new, REWARD_VERSIONS_MIXED)
+    if mixed and mixed.status == "False" and is_true(old, REWARD_VERSIONS_MIXED):
+        events.append(Event("Normal", mixed.reason, mixed.message))
     before = {role.name: role.restarts for role in old.roles}
     events.extend(
         Event("Warning", "RoleRestarted", f"{role.name} restarted; {role.restarts} restarts so far")

@@ -41,6 +41,7 @@ from rljob_operator.lifecycle import (
 from rljob_operator.remedies import Cause, find_causes
 from rljob_operator.scaling import scale_job, scaling_events
 from rljob_operator.validate import find_problems
+from rljob_operator.versions import SETTLED, UPDATING, describe_mixed_rewards
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
 POLL_SECONDS = 10.0
@@ -246,6 +247,10 @@ def _plan_active(
     if isolation := judge_isolation(world):
         holds, reason, message = isolation
         (true if holds else why_not)[conditions.POOLS_ISOLATED] = (reason, message)
+    if mixed := describe_mixed_rewards(world.roles):
+        true[conditions.REWARD_VERSIONS_MIXED] = (UPDATING, mixed)
+    elif conditions.find(job.status, conditions.REWARD_VERSIONS_MIXED):
+        why_not[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, "the ready Pods of each reward are of one version")
     status = _with_conditions(job, status, true, why_not, now)
     deadline = deadline_of(job)
     moments = [moment for moment in (deadline, gang.next_look(job)) if moment]

@@ -102,15 +102,15 @@ def _causes_of_role(
         message = str(event.get("message", ""))
         if event.get("reason") == "FailedMount" and _about(event) in names and not _SLOW_KUBELET.search(message):
             yield Cause.of("FailedMount", path, f"{role.name}: {_stable(message)}")
-    if len(role.pods) < role.desired:
-        for message in _creation_failures(workload, children, warnings):
-            yield _cause_of_refusal(role, path, message)
+    for message in _creation_failures(workload, children, warnings if len(role.pods) < role.desired else ()):
+        yield _cause_of_refusal(role, path, message)
 
 
 def _creation_failures(
     workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
 ) -> Iterator[str]:
-    """What the API server said last when the workload's controller asked for a Pod."""
+    """What the API server said last when the workload's controller asked for a Pod: a condition says that it is so
+    now (an update's first new Pod among them, which comes on top), an Event that it was once."""
     for key, child in children.items():
         if key.name == workload:
             for condition in (child.get("status") or {}).get("conditions") or []:

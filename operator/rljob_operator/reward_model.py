@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, Protocol
 
-from rljob_api.contract import LABEL_ROLE
+from rljob_api.contract import LABEL_ROLE, PORT_REWARD
 from rljob_api.errors import UserError
 from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition
@@ -38,11 +38,13 @@ from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
 from rljob_operator.remedies import Cause, find_model_causes
 from rljob_operator.scaling import scale_model
 from rljob_operator.validate import find_model_sources, find_source_problems, find_template_problems
+from rljob_operator.versions import SETTLED, describe_update
 from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
 READY = "Ready"
 DEGRADED = "Degraded"
 SCALING = "Scaling"
+UPDATING = "Updating"
 REASON_REFUSED = "Refused"
 REASON_WAITING_FOR_NAMES = "WaitingForNames"
 REFUSED_SECONDS = 30.0
@@ -51,6 +53,10 @@ _BAD_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
 _MAX_MESSAGE_LENGTH = 2000
 _SETTLE_SECONDS = 120.0
 """For which Pods that an autoscaler has just asked for may be missing."""
+_LATENCY_SECONDS = 30.0
+"""How often the drivers of its jobs are asked how long a sample takes, where nothing is scaled by it."""
+_LATENCY_TOLERANCE = 0.1
+"""Within this share of the one that was written, a p95 is no news: it is never twice the same."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def plan_reward_model(
     """What should be now. Of a spec that cannot be built the plan says why, and leaves alone what runs."""
     scaled = scale_model(model, observed, now.replace(microsecond=0))
     wanted = _plan_own(scaled.model, observed, now, defaults, new_token)
-    waits = [seconds for seconds in (wanted.requeue_after, scaled.next_look_seconds) if seconds is not None]
+    looks = (wanted.requeue_after, scaled.next_look_seconds, _LATENCY_SECONDS if observed.demands else None)
+    waits = [seconds for seconds in looks if seconds is not None]
     return replace(
         wanted,
         delete=wanted.delete + find_stale(model, observed),
@@ -196,7 +203,9 @@ def _finish(
     requeue_after: float | None = None,
 ) -> RewardModelPlan:
     causes = [] if trouble else _find_causes(model, observed)
-    status = _build_status(model, observed, now.replace(microsecond=0), trouble, causes)
+    template = next((child["spec"]["template"] for child in children if child["kind"] == "Deployment"), None)
+    update = describe_update(find_pods(model, observed), template) if model.spec.is_served else None
+    status = _build_status(model, observed, now.replace(microsecond=0), trouble, causes, update)
     return RewardModelPlan(children, delete, status, _derive_events(model.status, status, causes), requeue_after)
 
 
@@ -211,14 +220,19 @@ def _view(model: RewardModel, observed: Observed) -> RoleView:
 
 
 def _build_status(
-    model: RewardModel, observed: Observed, now: datetime, trouble: Trouble | None, causes: Sequence[Cause]
+    model: RewardModel,
+    observed: Observed,
+    now: datetime,
+    trouble: Trouble | None,
+    causes: Sequence[Cause],
+    update: tuple[str, str] | None,
 ) -> RewardModelStatus:
     deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
     served, settles = model.spec.is_served, _settles(model, now)
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
-    words = f"{ready} of {model.spec.replicas} Pods are ready"
+    words = f"{min(ready, model.spec.replicas)} of {model.spec.replicas} Pods are ready"
     waits = describe_waiting(_view(model, observed)) if missing else ""
     why = "; ".join(filter(None, [waits, *(cause.words for cause in causes)])) or words
     cause = causes[0].reason if causes else ""
@@ -240,11 +254,14 @@ def _build_status(
         conditions=[
             _build_condition(model, READY, is_ready, reason, message, now),
             _build_condition(model, DEGRADED, degraded, why_degraded, why, now),
-            *([_build_scaling(model, replicas, ready, now)] if served else []),
+            *([_build_scaling(model, replicas, ready, update is not None, now)] if served else []),
+            *([_build_updating(model, update, causes, now)] if served else []),
         ],
         observed_generation=model.metadata.generation,
         replicas=replicas,
         ready_replicas=ready,
+        endpoints=_find_endpoints(model, ready),
+        latency_p95_seconds=_observe_p95(model, observed),
         scaling=model.status.scaling,
         selector=",".join(f"{key}={value}" for key, value in selector.items()) if served else "",
     )
@@ -258,11 +275,39 @@ def _settles(model: RewardModel, now: datetime) -> bool:
     return (now - scaling.last_scale_time).total_seconds() < _SETTLE_SECONDS
 
 
-def _build_scaling(model: RewardModel, replicas: int, ready: int, now: datetime) -> Condition:
+def _find_endpoints(model: RewardModel, ready: int) -> list[str]:
+    if model.spec.http is not None:
+        return [model.spec.http.url]
+    host = f"{child_name(model.metadata.name)}.{model.metadata.namespace}.svc"
+    return [f"{host}:{PORT_REWARD}"] if ready else []
+
+
+def _observe_p95(model: RewardModel, observed: Observed) -> float | None:
+    """The longest that a driver tells; the last one while it is about that, or while none tells any."""
+    before = model.status.latency_p95_seconds
+    said = [demand.said.latency_p95_seconds for demand in observed.demands if demand.said]
+    longest = max((seconds for seconds in said if seconds is not None), default=None)
+    if longest is None or (before is not None and abs(longest - before) <= _LATENCY_TOLERANCE * before):
+        return before
+    return float(f"{longest:.3g}")
+
+
+def _build_updating(
+    model: RewardModel, update: tuple[str, str] | None, causes: Sequence[Cause], now: datetime
+) -> Condition:
+    """Whether Pods of more than one version live, and how many of each are ready."""
+    if update is None:
+        return _build_condition(model, UPDATING, False, SETTLED, "", now)
+    reason, words = update
+    message = "; ".join([words, *(cause.words for cause in causes)])
+    return _build_condition(model, UPDATING, True, reason, message, now)
+
+
+def _build_scaling(model: RewardModel, replicas: int, ready: int, is_updating: bool, now: datetime) -> Condition:
     """Whether the number of Pods is on its way to another, and why it is that one."""
     wanted, scaling = model.spec.replicas, model.status.scaling
     why = scaling.message if scaling else f"spec.replicas is {wanted}"
-    if replicas > wanted:
+    if replicas > wanted and not is_updating:  # an update's new Pods come on top
         return _build_condition(model, SCALING, True, "ScalingDown", why, now)
     if ready < wanted:
         return _build_condition(model, SCALING, True, "ScalingUp", why, now)
@@ -297,6 +342,8 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
             continue  # told by derive_scaling_events
         bad = condition.type == DEGRADED or condition.reason in _BAD_REASONS
         is_new = condition.status == "True" and condition.type not in true
+        if condition.type == UPDATING and condition.status == "False" and UPDATING in true:
+            events.append(Event("Normal", "Updated", "all Pods are of one version"))
         is_new = is_new and (condition.type != DEGRADED or (READY in true and not causes))
         if is_new or (condition.reason in _BAD_REASONS and (condition.reason, condition.message) not in said):
             events.append(Event("Warning" if bad else "Normal", condition.reason, condition.message))

@@ -46,6 +46,8 @@ _DRAIN_SECONDS = 10
 """For the answers to leave after the last execution has ended."""
 _LEAVE_SECONDS = 5
 """A server that goes is out of the Service at once; so long the driver may still send it requests."""
+_MAX_SURGE = "25%"
+"""Rounded up: one Pod at least."""
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
 _NAME_IN_SERVER = "rewardmodel"
 """A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
@@ -111,11 +113,20 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
             "metadata": build_metadata(owner, name, selector),
             "spec": {
                 "replicas": service.reward.replicas,
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": _build_rolling(owner)},
                 "selector": {"matchLabels": selector},
                 "template": pods.build_pod_template(owner, _build_parts(service, token, defaults)),
             },
         },
     ]
+
+
+def _build_rolling(owner: Owner) -> Manifest:
+    """No capacity is lost: an old Pod goes when a new one is ready. Kueue fixes how many Pods a group has, and would
+    remove the one that comes first."""
+    if isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue":
+        return {"maxSurge": 0, "maxUnavailable": 1}
+    return {"maxSurge": _MAX_SURGE, "maxUnavailable": 0}
 
 
 def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:

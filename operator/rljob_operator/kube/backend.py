@@ -130,8 +130,7 @@ class KubernetesBackend:
         children, pods, warnings = self._owned(
             OwnerKey(REWARD_MODEL.kind, model.metadata.namespace, model.metadata.name)
         )
-        demands = await self._observe_demands(model) if model.spec.autoscaling else ()
-        return Observed(children, pods, None, warnings, demands=demands)
+        return Observed(children, pods, None, warnings, demands=await self._observe_demands(model))
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
         """What each job of the namespace that refers to the model will ask of it."""
@@ -146,7 +145,7 @@ class KubernetesBackend:
                 continue  # it has no Pods that are ours
             children, pods, _ = self._owned(OwnerKey(*key))
             seen = Observed(children, pods)
-            seen = replace(seen, driver=await self._ask(job, seen, is_scaled=True))
+            seen = replace(seen, driver=await self._ask(job, seen, is_scaled=model.spec.autoscaling is not None))
             demands += read_demands(job, seen, model.metadata.name)
         return tuple(demands)
 

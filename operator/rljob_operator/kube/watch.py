@@ -155,21 +155,20 @@ class Feed:
     def _enqueue(self, owner: OwnerKey) -> None:
         if owner.kind == RLJOB.kind:
             self._changed.put_nowait(JobKey(owner.namespace, owner.name))
-            self._enqueue_scaled_models(owner)
+            self._enqueue_models_of(owner)
             return
         self._changed.put_nowait(RewardModelKey(owner.namespace, owner.name))
         for key in self._cache.names(RLJOB):
             if key.namespace == owner.namespace and names_model(self._cache.get(*key), owner.name):
                 self._changed.put_nowait(JobKey(key.namespace, key.name))
 
-    def _enqueue_scaled_models(self, job: OwnerKey) -> None:
-        """A job that comes, goes or gets its head changes what its autoscaled RewardModels are asked for."""
+    def _enqueue_models_of(self, job: OwnerKey) -> None:
+        """A job that comes, goes or gets its head changes what its RewardModels are asked for, and who tells how long
+        a sample takes."""
         manifest = self._cache.get(*job)
         for key in self._cache.names(REWARD_MODEL):
             if key.namespace == job.namespace and names_model(manifest, key.name):
-                model = self._cache.get(*key) or {}
-                if (model.get("spec") or {}).get("autoscaling"):
-                    self._changed.put_nowait(RewardModelKey(key.namespace, key.name))
+                self._changed.put_nowait(RewardModelKey(key.namespace, key.name))
 
     async def _watch(self) -> None:
         registry = kopf.OperatorRegistry()

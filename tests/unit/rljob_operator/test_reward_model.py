@@ -55,6 +55,7 @@ def test_some_ready_pods_serve_but_are_degraded():
         "Ready": ("True", "Serving"),
         "Degraded": ("True", "TooFewReady"),
         "Scaling": ("True", "ScalingUp"),
+        "Updating": ("False", "OneVersion"),
     }
     assert (status.replicas, status.ready_replicas, status.observed_generation) == (2, 1, 3)
 

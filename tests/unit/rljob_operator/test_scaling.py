@@ -206,6 +206,7 @@ def test_a_model_says_what_it_does_and_why():
         "Ready": ("True", "ScaledToZero"),
         "Degraded": ("False", "AllReady"),
         "Scaling": ("False", "Steady"),
+        "Updating": ("False", "OneVersion"),
     }
     made, model = look_at_model(model, [Demand("a/correct", BURST)], 10)
     assert holds(model.status)["Scaling"] == ("True", "ScalingUp")

@@ -13,6 +13,7 @@ from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.driver import Driver, DriverClient
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.watch import Feed
+from rljob_operator.plan import POLL_SECONDS as PROGRESS_SECONDS
 from rljob_operator.queue import RewardModelKey
 
 SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
@@ -85,16 +86,17 @@ async def test_a_driver_that_is_silent_is_unknown_and_a_job_without_a_head_asks_
     assert await stage.demands(**SCALED) == (Demand("a/correct", None),)
 
 
-async def test_nobody_is_asked_for_a_model_with_a_fixed_number():
+async def test_a_model_with_a_fixed_number_is_content_with_what_drivers_last_said():
     stage = Stage()
     stage.store_job("a")
     stage.start_head("a", "10.0.0.1")
-    assert await stage.demands() == ()
-    assert stage.drivers.ages == []
+    stage.drivers.said["10.0.0.1"] = DriverStatus(demand={"correct": BURST})
+    assert await stage.demands() == (Demand("a/correct", BURST),)
+    assert stage.drivers.ages == [PROGRESS_SECONDS]
 
 
-@pytest.mark.parametrize(("spec", "woken"), [(SCALED, True), ({}, False)])
-async def test_a_change_of_a_job_wakes_the_scaled_models_that_it_names(spec, woken):
+@pytest.mark.parametrize("spec", [SCALED, {}])
+async def test_a_change_of_a_job_wakes_the_models_that_it_names(spec):
     stage = Stage()
     feed = Feed(None, stage.cache, (), 600)
     stage.store(REWARD_MODEL.kind, "math", spec=SCORE | spec)
@@ -103,7 +105,7 @@ async def test_a_change_of_a_job_wakes_the_scaled_models_that_it_names(spec, wok
     job["metadata"] = job["metadata"] | {"resourceVersion": "900"}
     feed.take_in(RLJOB.kind, {"type": "MODIFIED", "object": job})
     keys = [feed._changed.get_nowait() for _ in range(feed._changed.qsize())]
-    assert keys == [JobKey("ns", "a"), *([RewardModelKey("ns", "math")] if woken else [])]
+    assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]
 
 
 async def test_a_driver_is_asked_again_only_when_its_words_are_too_old_for_the_asker():

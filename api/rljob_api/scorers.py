@@ -192,14 +192,21 @@ class JudgeReward(Spec):
     sampling: JudgeSampling = JudgeSampling()
     """How answers are sampled."""
 
+    @property
+    def answers_a_list(self) -> bool:
+        """Whether an answer speaks of all completions of a group."""
+        return self.compare in ("ranking", "listwise")
+
 
 def find_judge_problems(judge: JudgeReward) -> Iterator[tuple[str, str]]:
     """(field, what is wrong with it), as far as types and rules cannot tell. Leaves the template to the server."""
     parser = judge.parser
     if parser.regex is not None:
         yield from (("parser.regex", problem) for problem in _find_regex_problems(parser.regex))
-    if parser.json_schema is not None and (problem := _find_path_problem(parser.json_schema, parser.score_path)):
-        yield "parser.scorePath", problem
+    if parser.json_schema is not None:
+        problem = _find_path_problem(parser.json_schema, parser.score_path, judge.answers_a_list)
+        if problem:
+            yield "parser.scorePath", problem
 
 
 def _find_regex_problems(pattern: str) -> Iterator[str]:
@@ -212,8 +219,8 @@ def _find_regex_problems(pattern: str) -> Iterator[str]:
         yield "has no group; put the score in parentheses, as in `Score: (\\d+)`"
 
 
-def _find_path_problem(schema: dict[str, Any], path: str) -> str:
-    """Why the schema cannot have anything at the path; empty where it can, or where it does not say."""
+def _find_path_problem(schema: dict[str, Any], path: str, needs_list: bool) -> str:
+    """Why the schema cannot have what is needed at the path; empty where it can, or where it does not say."""
     for index, part in enumerate(path.split(".")):
         properties = schema.get("properties")
         if "$ref" in schema or not (isinstance(properties, dict) or "items" in schema):
@@ -227,4 +234,6 @@ def _find_path_problem(schema: dict[str, Any], path: str) -> str:
             schema = schema["items"]
         if not isinstance(schema, dict):
             return ""
-    return ""
+    if not needs_list or "type" not in schema or "array" in schema["type"]:
+        return ""
+    return f"names {path}, which is of type {schema['type']}; compare: ranking and listwise need an array there"

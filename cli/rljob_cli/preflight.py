@@ -185,7 +185,7 @@ def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
         yield Finding(f"{path}.function.configMapKeyRef", "needs a cluster; `rljob run` takes function.file or inline")
     elif function.inline is not None:
         name = f"{path}.function.inline"
-        for problem in check_function(function.inline, name, function):
+        for problem in check_function(function.inline, name, function, reward.scope):
             line, _, message = problem.removeprefix(f"{name}:").partition(": ")
             yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
     elif function.file is not None:
@@ -213,7 +213,7 @@ def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Find
     except (OSError, UnicodeDecodeError) as error:
         yield Finding(path, f"{file} cannot be read: {error}")
         return
-    for problem in check_function(source, str(file), reward.function):
+    for problem in check_function(source, str(file), reward.function, reward.scope):
         yield Finding(path, problem)
 
 

@@ -37,6 +37,8 @@ def judge(**changes: Any) -> dict[str, Any]:
 
 LESS_THAN_LEAST = {"minReplicas": 3, "maxReplicas": 2}
 ELSEWHERE: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
+WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
+ENDPOINT: dict[str, Any] = {"http": {"url": "https://example.com"}}
 ANOTHERS: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
 
 # (type, beginning of the message, kind of object, changes to the smallest one that break the rule)
@@ -71,6 +73,17 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
         for message, limits, more in (
             ("must be at least votes x replicas", {"concurrency": 3}, {f"{path}replicas": 4}),
             ("must be at least 2 x votes x replicas", {"requestsPerMinute": 7.5}, {f"{path}replicas": 4}),
+        )
+    ),
+    ("JudgeReward", "must have jsonSchema for ranking", "RewardModel", {"judge": judge(compare="ranking")}),
+    *(
+        (type_name, message, kind, {f"{path}{name}": value for name, value in changes.items()})
+        for type_name, kind, path in (("Reward", "RLJob", "rewards.0."), ("RewardModelSpec", "RewardModel", ""))
+        for message, changes in (
+            ("must be sample for a model", {**WITHOUT_FUNCTION, "model": {"source": "/m"}, "scope": "group"}),
+            ("must be group exactly when", {**WITHOUT_FUNCTION, "judge": judge(compare="pairwise")}),
+            ("must be sample or group", {**WITHOUT_FUNCTION, **ENDPOINT, "scope": "sampleThenGroup"}),
+            ("must be false where whole groups", {"cache": True, "scope": "group"}),
         )
     ),
     ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": LESS_THAN_LEAST}),

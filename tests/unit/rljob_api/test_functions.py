@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.functions import CONVENTION_ARGUMENTS, check_function, detect_signature
-from rljob_api.reward import FunctionReward
+from rljob_api.functions import FORMS, Form, check_function, detect_form
+from rljob_api.reward import FunctionReward, Scope
 
 
-def check(source: str, **settings: object) -> list[str]:
-    return check_function(source, "reward.py", FunctionReward.model_validate({"inline": source or "#", **settings}))
+def check(source: str, scope: Scope = "sample", **settings: object) -> list[str]:
+    function = FunctionReward.model_validate({"inline": source or "#", **settings})
+    return check_function(source, "reward.py", function, scope)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +31,14 @@ def test_functions_of_the_three_conventions_pass_unchanged(source: str) -> None:
     assert check(source) == []
 
 
-@pytest.mark.parametrize("convention", CONVENTION_ARGUMENTS)
-def test_each_convention_is_told_from_its_own_arguments(convention: str) -> None:
-    assert detect_signature(CONVENTION_ARGUMENTS[convention]) == convention  # type: ignore[index]
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mark)
+def test_each_form_is_told_from_its_own_arguments(form: Form) -> None:
+    assert detect_form(form.arguments) == form
 
 
 def test_parameters_of_two_conventions_fit_none() -> None:
-    assert detect_signature(["solution_str", "completions"]) is None
-    assert detect_signature(["x"]) is None
+    assert detect_form(["solution_str", "completions"]) is None
+    assert detect_form(["x"]) is None
 
 
 def test_a_syntax_error_is_reported_with_its_line() -> None:
@@ -104,3 +105,68 @@ def test_a_keyword_argument_that_the_function_does_not_take_is_a_problem() -> No
     (problem,) = check(source, kwargs={"tolerance": 0.1})
     assert "does not take tolerance" in problem
     assert check("def compute_score(solution_str, **rest): ...", kwargs={"tolerance": 0.1}) == []
+
+
+CLASS = """
+class Penalty:
+    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None): ...
+    def post_process_scores(self, group): ...
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos): ...",
+        "def reward(prompts, completions, **columns): ...",
+        "def reward_func(queries, prompts, labels): ...",
+    ],
+)
+def test_functions_that_take_lists_score_groups(source: str) -> None:
+    assert check(source, "group") == []
+    assert check(source) == [], "a sample is a group of one"
+
+
+def test_a_function_of_one_sample_scores_no_groups_and_is_told_what_to_write() -> None:
+    source = "def compute_score(data_source, solution_str, ground_truth): ..."
+    for signature in ("auto", "verl"):
+        (problem,) = check(source, "group", signature=signature)
+        assert "takes one sample, but scope: group passes lists" in problem
+        assert "verl (data_sources, solution_strs" in problem
+
+
+def test_verls_signature_means_the_lists_where_groups_are_scored() -> None:
+    assert check("def compute_score(**everything): ...", "group", signature="verl") == []
+    (problem,) = check("def compute_score(solution_strs, tool): ...", "group", signature="verl")
+    assert "requires tool" in problem
+
+
+@pytest.mark.parametrize("source", [CLASS, f"class Helper: ...\n{CLASS}", "from grader import *"])
+def test_a_class_with_both_methods_scores_samples_and_then_their_group(source: str) -> None:
+    assert check(source, "sampleThenGroup") == []
+
+
+@pytest.mark.parametrize("entrypoint", ["Penalty", "Inherited", "Made"])
+def test_a_class_may_be_named_and_what_it_inherits_is_not_known(entrypoint: str) -> None:
+    source = f"{CLASS}\nclass Inherited(Penalty): ...\nMade = make()"
+    assert check(source, "sampleThenGroup", entrypoint=entrypoint) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "entrypoint", "words"),
+    [
+        ("class A: ...", None, "no class with compute_score and post_process_scores is there (it defines A)"),
+        ("def compute_score(solution_str): ...", None, "it defines no class"),
+        ("def compute_score(solution_str): ...", "compute_score", "compute_score is a function"),
+        ("class A:\n    def compute_score(self): ...", "A", "the class A has no post_process_scores"),
+        (CLASS, "Penality", "did you mean Penalty?"),
+    ],
+)
+def test_what_is_no_such_class_is_told(source: str, entrypoint: str | None, words: str) -> None:
+    (problem,) = check(source, "sampleThenGroup", entrypoint=entrypoint)
+    assert words in problem
+
+
+def test_a_class_without_its_scope_is_told_of_it() -> None:
+    (problem,) = check(CLASS, entrypoint="Penalty")
+    assert "save with scope: sampleThenGroup" in problem

@@ -13,6 +13,8 @@ MACHINE = Machine(
 )
 JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
 ENDPOINT = {"url": "https://x", "model": "m"}
+SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}}
+RANKING = JUDGE | {"endpoint": ENDPOINT, "compare": "ranking", "parser": {"jsonSchema": SCHEMA}}
 
 
 def findings(tmp_path, **reward):
@@ -29,6 +31,10 @@ def findings(tmp_path, **reward):
     ("reward", "words"),
     [
         ({"judge": JUDGE | {"endpoint": ENDPOINT, "parser": {"regex": "x"}}}, "judge.parser.regex has no group"),
+        (
+            {"judge": RANKING, "scope": "group"},
+            "judge.parser.scorePath names score, which is of type integer; compare: ranking and listwise need an array",
+        ),
         ({"judge": JUDGE | {"model": {"source": "./nowhere"}}}, "judge.model.source"),
         ({"model": {"source": "./nowhere"}}, "spec.rewards[0].model.source"),
         ({"model": {"source": "pvc://claim/rm"}}, "spec.rewards[0].model.source is on the claim claim"),

@@ -1,10 +1,13 @@
-"""What the documents name is there: links, make targets, and the smallest job of the README."""
+"""What the documents name is there: links, make targets, fields; and their jobs, whole or in part, are valid."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rljob_api.functions import check_function
+from rljob_api.job import RLJob
 from rljob_api.load import load_manifests
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +38,34 @@ def test_the_smallest_job_of_the_readme_is_valid():
     assert example, "the README shows the smallest job"
     (job,) = load_manifests(example[1], "README.md")
     assert job.metadata.name == "gsm8k"
+
+
+COMING_FROM = ROOT / "docs" / "coming-from.md"
+PARTS = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", COMING_FROM.read_text(), re.S)]
+
+
+@pytest.mark.parametrize(
+    "part", PARTS, ids=lambda part: "-".join([*part, *(r["name"] for r in part.get("rewards", []))])
+)
+def test_each_part_of_a_job_that_newcomers_are_shown_is_valid(part):
+    smallest = {
+        "model": {"source": "/model"},
+        "data": {"train": {"source": "/data/train.jsonl"}},
+        "rewards": [{"name": "r", "http": {"url": "http://r"}}],
+    }
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}}
+    job = RLJob.model_validate({**manifest, "spec": {**smallest, **part}})
+    for reward in job.spec.rewards:
+        if reward.function and reward.function.inline:
+            assert not check_function(reward.function.inline, "inline", reward.function, reward.scope)
+
+
+def test_each_setting_that_newcomers_are_told_is_a_field():
+    table = (
+        COMING_FROM.read_text().partition("| here | verl | TRL (`GRPOConfig`) | OpenRLHF |")[2].partition("\n## ")[0]
+    )
+    told = re.findall(r"^\| `([A-Za-z0-9.]+)`", table, re.M)
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    missing = [name for name in told if f"| `spec.{name}` |" not in reference and "rewards" not in name]
+    assert len(told) > 30
+    assert not missing

@@ -46,9 +46,14 @@ WORKLOADS_A_JOB = 4
 SUBMITTERS = 20
 START_SECONDS = 60.0
 DEADLINE_SECONDS = 420.0
+"""For as many jobs as JOBS_A_DEADLINE; for more of them in proportion."""
+JOBS_A_DEADLINE = 200
 IDLE_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
-"""After the last Pod was created: all of them get nodes, run, and reach the jobs' statuses."""
+"""For which the operator writes nothing before it is at rest. After the last Pod was created all of them get nodes,
+run, and reach the jobs' statuses."""
+SAY_SECONDS = 15.0
+"""How often progress is a line of its own, where nobody looks at a bar."""
 WATCH_CHUNK_BYTES = 2**24
 _CLIENT_RATE = ("--kube-api-qps=2000", "--kube-api-burst=4000")
 ARGUMENTS = {
@@ -118,6 +123,9 @@ class Operator:
         for resource, verb, count in re.findall(pattern, self._get("/metrics"), re.MULTILINE):
             calls[f"{verb} {resource}"] += int(float(count))
         return calls
+
+    def num_writes(self) -> int:
+        return sum(count for call, count in self.api_calls().items() if not call.startswith("GET "))
 
     def errors(self) -> int:
         found = re.findall(r"^rljob_operator_errors_total\{.*\} (\S+)$", self._get("/metrics"), re.MULTILINE)
@@ -199,11 +207,16 @@ async def submit(api: KubeApi, submitted: dict[str, float], names: list[str]) ->
     await asyncio.gather(*(one(name) for name in names))
 
 
+def find_limit_seconds(num_jobs: int) -> float:
+    return DEADLINE_SECONDS * max(1.0, num_jobs / JOBS_A_DEADLINE)
+
+
 async def wait_complete(
     arrivals: Arrivals, num_jobs: int, operator: Operator, watching: list[asyncio.Task[None]], bar: Bar
 ) -> None:
     """Until that many jobs have all their objects."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    limit_seconds = find_limit_seconds(num_jobs)
+    deadline = time.monotonic() + limit_seconds
     while len(arrivals.complete) < num_jobs:
         for task in watching:
             if task.done():
@@ -211,7 +224,7 @@ async def wait_complete(
         operator.check()
         if time.monotonic() > deadline:
             sys.exit(
-                f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {DEADLINE_SECONDS:.0f} "
+                f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {limit_seconds:.0f} "
                 f"s; take fewer --jobs\n{operator.log.read_text()[-3000:]}"
             )
         arrivals.changed.clear()
@@ -221,15 +234,28 @@ async def wait_complete(
 
 
 class Bar:
+    """On a terminal a bar, elsewhere a line for each phase and one now and then."""
+
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self._progress, self._begun, self._said_at = progress, time.monotonic(), float("-inf")
         self._task = progress.add_task("starts", total=None)
 
     def phase(self, text: str, total: int | None = None) -> None:
-        self._progress.update(self._task, description=text, total=total)
+        self._progress.reset(self._task, description=text, total=total)
+        self._said_at = float("-inf")
+        self._say()
 
     def show(self, done: int) -> None:
         self._progress.update(self._task, completed=done)
+        self._say()
+
+    def _say(self) -> None:
+        console, now = self._progress.console, time.monotonic()
+        if console.is_terminal or now - self._said_at < SAY_SECONDS:
+            return
+        self._said_at, task = now, self._progress.tasks[0]
+        of = f": {task.completed:.0f} of {task.total:.0f}" if task.total else ""
+        print(f"{now - self._begun:6.0f} s  {task.description}{of}", file=sys.stderr, flush=True)
 
 
 async def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
@@ -264,13 +290,22 @@ async def measure(plane: ControlPlane, operator: Operator, options: argparse.Nam
         "api_calls": operator.api_calls().total(),
         "errors": operator.errors(),
     }
+    await wait_at_rest(operator, options.jobs, bar)
     return figures | await measure_idle(operator, bar)
+
+
+async def wait_at_rest(operator: Operator, num_jobs: int, bar: Bar) -> None:
+    """Until it has written nothing for a while. One that never rests is measured as it is."""
+    bar.phase("the operator comes to rest")
+    limit, before = time.monotonic() + find_limit_seconds(num_jobs), -1
+    while time.monotonic() < limit and before != (written := operator.num_writes()):
+        before = written
+        await asyncio.sleep(SETTLE_SECONDS)
+        operator.check()
 
 
 async def measure_idle(operator: Operator, bar: Bar) -> dict[str, Any]:
     """What a minute costs in which nobody changes anything."""
-    bar.phase("the operator comes to rest")
-    await asyncio.sleep(SETTLE_SECONDS)
     bar.phase(f"idle for {IDLE_SECONDS:.0f} s")
     before, cpu, begun = operator.api_calls(), operator.cpu_seconds(), time.monotonic()
     await asyncio.sleep(IDLE_SECONDS)
@@ -279,6 +314,7 @@ async def measure_idle(operator: Operator, bar: Bar) -> dict[str, Any]:
     return {
         "idle_api_calls_per_minute": round(calls.total() / minutes, 1),
         "idle_cpu_seconds_per_minute": round((operator.cpu_seconds() - cpu) / minutes, 2),
+        "idle_rss_mib": round(operator.rss_mib(), 1),
         "idle_calls": dict(calls.most_common()),
     }
 

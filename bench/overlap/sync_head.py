@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rljob_api.protocol import ScoreRequest
 from rljob_api.reward import Reward
 from rljob_trainer import collection, head
 from rljob_trainer.agents import AgentLoop
+from rljob_trainer.group_scoring import GroupScorer
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.types import Scored
 
 
+class LateScorer:
+    """A group's scorer that waits until the whole collection is generated."""
+
+    def __init__(self, scorer: GroupScorer, collector: collection.Collector) -> None:
+        self._scorer, self._collector = scorer, collector
+
+    async def score(self, position: int, request: ScoreRequest, ended_at: float | None = None) -> dict[str, Scored]:
+        await self._collector.progress.all_generated.wait()
+        return await self._scorer.score(position, request, ended_at)
+
+
 class LateRewards:
-    """Rewards that wait until the whole collection is generated."""
+    """Rewards whose scorers wait; all else is theirs."""
 
     def __init__(self, rewards: Rewards, collector: collection.Collector) -> None:
         self._rewards, self._collector = rewards, collector
 
-    async def score(self, request: ScoreRequest) -> dict[str, Scored]:
-        await self._collector.progress.all_generated.wait()
-        return await self._rewards.score(request)
+    def open_group(self, *arguments: Any) -> LateScorer:
+        return LateScorer(self._rewards.open_group(*arguments), self._collector)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rewards, name)
 
 
 class SynchronousCollector(collection.Collector):

@@ -1,18 +1,21 @@
-"""Prompts to scored groups: one task a sample runs its agent loop and posts the trajectory to the rewards the moment
+"""Prompts to scored groups: one task a sample runs its agent loop and gives the trajectory to the rewards the moment
 it ends.
 
 Consumes: prompts. Produces: groups, in the order in which they complete. Waits for: rollouts, then rewards. Unblocked
 by: the last reward of a group. Used by training steps and by evaluation alike; only the lane differs. Leaving the
-iteration early, for whatever reason, cancels every task that still runs.
+iteration early, for whatever reason, cancels every task that still runs. Leaves to `group_scoring` which reward sees a
+sample alone. Who uses groups calls `settle` on them first: what it uses is of one version of each reward.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api.protocol import Lane, ScoreRequest
 from rljob_api.reward import Reward
@@ -20,9 +23,16 @@ from rljob_api.roles import Sampling
 from rljob_trainer.agents import AgentLoop, Completion
 from rljob_trainer.batches import Group, weigh_score
 from rljob_trainer.data import Prompt
+from rljob_trainer.group_scoring import GroupScorer
 from rljob_trainer.rewards import Rewards
 from rljob_trainer.rollouts import Rollouts
 from rljob_trainer.types import Trajectory
+
+log = logging.getLogger(__name__)
+
+_MAX_RESCORINGS = 3
+"""Of one group before one use of it. A reward whose version changes more often is used as it is, and the step's record
+says that it was scored by several versions."""
 
 
 @dataclass
@@ -41,11 +51,40 @@ class Progress:
     """[generated] When each trajectory ended."""
     scored_at: float = 0.0
     """When the last reward came."""
-    latencies: list[float] = field(default_factory=list)
-    """[scored] Seconds from a trajectory's end to its last reward."""
+    latency_by_sample: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(group, sample) -> seconds from its trajectory's end to its last reward."""
     trajectories: list[Trajectory] = field(default_factory=list)
     """Ended ones, scored or not."""
     all_generated: asyncio.Event = field(default_factory=asyncio.Event)
+    group_size: int = 1
+    group_ended_at: list[float] = field(default_factory=list)
+    """When the last trajectory of each group ended."""
+    _num_open: dict[int, int] = field(default_factory=dict)
+    """By group: trajectories that have not ended, once one has."""
+
+    def record_ended(self, trajectory: Trajectory) -> None:
+        """A conversation is over."""
+        self.generated_at = trajectory.ended_at
+        self.ended_at.append(trajectory.ended_at)
+        self.num_generated += 1
+        self.num_tokens += trajectory.num_sampled
+        self.trajectories.append(trajectory)
+        self._num_open[trajectory.group] = self._num_open.get(trajectory.group, self.group_size) - 1
+        if not self._num_open[trajectory.group]:
+            self.group_ended_at.append(trajectory.ended_at)
+        if self.num_generated == self.num_samples:
+            self.all_generated.set()
+
+    def record_scored(self, trajectory: Trajectory, now: float) -> None:
+        """All of its rewards are there, perhaps once more."""
+        self.num_scored += 1
+        self.scored_at = now
+        self.latency_by_sample[trajectory.group, trajectory.sample] = now - trajectory.ended_at
+
+    @property
+    def latencies(self) -> list[float]:
+        """[scored]"""
+        return list(self.latency_by_sample.values())
 
 
 @dataclass(frozen=True)
@@ -66,8 +105,11 @@ class Plan:
         text = f"{self.seed}/{self.lane}/{'/'.join(map(str, where))}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
+    def group_id(self, group: int) -> str:
+        return f"{self.incarnation}/{self.lane}/{self.step}/{group}"
+
     def sample_id(self, group: int, sample: int) -> str:
-        return f"{self.incarnation}/{self.lane}/{self.step}/{group}/{sample}"
+        return f"{self.group_id(group)}/{sample}"
 
 
 class Collector:
@@ -76,23 +118,39 @@ class Collector:
     def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: Rewards, specs: Sequence[Reward]) -> None:
         self.progress = Progress()
         self.on_scored: Callable[[Lane, Trajectory], None] = lambda lane, trajectory: None
-        """Told of each sample the moment its last reward is there."""
+        """Told of each sample once, the moment its last reward is there."""
         self._agent = agent
         self._rollouts = rollouts
         self._rewards = rewards
         self._specs = specs
+        self._plan: Plan | None = None
 
     def collect(self, prompts: Sequence[Prompt], plan: Plan) -> AsyncGenerator[Group]:
         """Groups of `plan.group_size` trajectories, as they complete. `progress` speaks of the newest collection."""
         num_samples = len(prompts) * plan.group_size
-        self.progress = Progress(plan.lane, num_samples, started_at=time.monotonic())
+        self._plan = plan
+        self.progress = Progress(plan.lane, num_samples, started_at=time.monotonic(), group_size=plan.group_size)
         return self._collect(prompts, plan, self.progress)
 
+    async def settle(self, groups: Sequence[Group]) -> None:
+        """Have `groups`, of the newest collection, scored by the versions that the rewards are pinned to now: when one
+        was rolled out in the middle of the step, what the old one scored is scored again."""
+        for _ in range(_MAX_RESCORINGS):
+            stale = [(group, self._rewards.find_stale(group.trajectories)) for group in groups]
+            stale = [(group, names) for group, names in stale if names]
+            if not stale:
+                return
+            log.warning("scores %d groups again: %s", len(stale), ", ".join(sorted({n for _, ns in stale for n in ns})))
+            self.progress.num_scored -= sum(len(group.trajectories) for group, _ in stale)
+            await _run_all([self._score_again(group, names) for group, names in stale])
+
     async def _collect(self, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> AsyncGenerator[Group]:
+        self._rewards.begin()
         groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
         tasks = [
-            asyncio.create_task(self._sample(group, sample, plan, progress))
+            asyncio.create_task(self._sample(group, sample, plan, progress, scorer))
             for group in groups
+            for scorer in [self._rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size)]
             for sample in range(plan.group_size)
         ]
         try:
@@ -108,31 +166,42 @@ class Collector:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample(self, group: Group, sample: int, plan: Plan, progress: Progress) -> Trajectory:
+    async def _sample(
+        self, group: Group, sample: int, plan: Plan, progress: Progress, scorer: GroupScorer
+    ) -> Trajectory:
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
 
         async def generate(token_ids: list[int]) -> Completion:
             return await self._rollouts.complete(token_ids, plan.sampling, seed)
 
         trajectory = await self._agent.run(group.prompt, group.index, sample, generate)
-        ended_at = progress.generated_at = time.monotonic()
-        progress.ended_at.append(ended_at)
-        progress.num_generated += 1
-        progress.num_tokens += trajectory.num_sampled
-        progress.trajectories.append(trajectory)
-        if progress.num_generated == progress.num_samples:
-            progress.all_generated.set()
-        request = build_request(group.prompt, trajectory, plan)
-        try:
-            trajectory.results = dict(await self._rewards.score(request))
-        except BaseExceptionGroup as group_error:
-            raise _first_cause(group_error) from group_error
-        trajectory.score = weigh_score(trajectory, self._specs)
+        trajectory.ended_at = time.monotonic()
+        progress.record_ended(trajectory)
+        await self._score(scorer, build_request(group.prompt, trajectory, plan), trajectory, progress)
         self.on_scored(plan.lane, trajectory)
-        progress.num_scored += 1
-        progress.scored_at = time.monotonic()
-        progress.latencies.append(progress.scored_at - ended_at)
         return trajectory
+
+    async def _score_again(self, group: Group, names: Collection[str]) -> None:
+        """Have `names` score all of a group; the other rewards' results stay."""
+        plan, size = self._plan, len(group.trajectories)
+        assert plan is not None, "a group was collected by a plan"
+        scorer = self._rewards.open_group(plan.group_id(group.index), plan.lane, size, names)
+        await _run_all(
+            [self._score(scorer, build_request(group.prompt, t, plan), t, self.progress) for t in group.trajectories]
+        )
+        for name in names:
+            self._rewards.clients[name].num_rescored += size
+
+    async def _score(
+        self, scorer: GroupScorer, request: ScoreRequest, trajectory: Trajectory, progress: Progress
+    ) -> None:
+        try:
+            results = await scorer.score(trajectory.sample, request, trajectory.ended_at)
+        except BaseExceptionGroup as error:
+            raise _first_cause(error) from error
+        trajectory.results = {**trajectory.results, **results}
+        trajectory.score = weigh_score(trajectory, self._specs)
+        progress.record_scored(trajectory, time.monotonic())
 
 
 def build_request(prompt: Prompt, trajectory: Trajectory, plan: Plan) -> ScoreRequest:
@@ -146,6 +215,16 @@ def build_request(prompt: Prompt, trajectory: Trajectory, plan: Plan) -> ScoreRe
         data_source=prompt.data_source,
         extra_info={**prompt.extra_info, "truncated": trajectory.truncated, "num_tokens": trajectory.num_sampled},
     )
+
+
+async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at once; the first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for each in work:
+                tasks.create_task(each)
+    except BaseExceptionGroup as error:
+        raise _first_cause(error) from error
 
 
 def _first_cause(error: BaseException) -> BaseException:

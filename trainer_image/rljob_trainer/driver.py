@@ -17,9 +17,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from rljob_api.errors import TransientError
 from rljob_api.job import RLJob
@@ -98,28 +99,34 @@ class Driver:
         generation = secrets.token_hex(4)
         with ledger.phase("starting", "waits for the trainer group"):
             trainer = await parts.start_trainer(generation, checkpoint, parts.board.waits_for)
-        told_steps, self._is_exact = self._began_with_steps, True
+        self._is_exact = True
         try:
-            await self._publish(trainer, ledger, history.step)
-            while True:
-                if (steps := self._adopt_steps()) != told_steps:
-                    await trainer.set_steps(steps)
-                    told_steps = steps
-                if self._evaluation_is_due(ledger):
-                    await self._evaluate(ledger, generation)
-                elif self._checkpoint_is_due(ledger):
-                    await self._checkpoint(trainer, ledger)
-                elif history.step < steps:
-                    await self._step(trainer, ledger, generation)
-                else:
-                    break
-            await self._finish(trainer, ledger)
+            # The loop waits for rollouts and rewards too, which cannot tell it of a dead rank.
+            await do_under(trainer.watch(), self._advance(trainer, ledger, generation))
         except asyncio.CancelledError:
             await self._save_soon(trainer, ledger)
             raise
         finally:
             await ledger.trajectories.close()
             await trainer.close()
+
+    async def _advance(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
+        """From the step of the history to the last one."""
+        history, told_steps = ledger.history, self._began_with_steps
+        await self._publish(trainer, ledger, history.step)
+        while True:
+            if (steps := self._adopt_steps()) != told_steps:
+                await trainer.set_steps(steps)
+                told_steps = steps
+            if self._evaluation_is_due(ledger):
+                await self._evaluate(ledger, generation)
+            elif self._checkpoint_is_due(ledger):
+                await self._checkpoint(trainer, ledger)
+            elif history.step < steps:
+                await self._step(trainer, ledger, generation)
+            else:
+                break
+        await self._finish(trainer, ledger)
 
     async def _step(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
         """Sample and score one batch of groups, update on it, and have the new weights served."""
@@ -136,7 +143,9 @@ class Driver:
         self._forecast.record_begin(began)
         scored = parts.collector.collect(prompts, plan)
         progress = parts.collector.progress
-        outcome = await update_on(scored, trainer, spec, progress, parts.board, self._record_update)
+        outcome = await update_on(
+            scored, trainer, spec, progress, parts.board, self._record_update, parts.collector.settle
+        )
         ledger.record_collection_seconds(progress, outcome.update_seconds, time.monotonic() - began)
         self._forecast.record_end(progress, outcome.update_seconds)
 
@@ -241,3 +250,17 @@ class Driver:
     def _report_mismatch(self, message: str) -> None:
         log.error("%s", message)
         self._parts.prometheus.record_mismatch()
+
+
+async def do_under(watch: Coroutine[Any, Any, NoReturn], work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` to its end, or until `watch` raises: what it waits for may then never come."""
+    watching, working = asyncio.create_task(watch), asyncio.create_task(work)
+    try:
+        await asyncio.wait((watching, working), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not working.done():
+            watching.result()
+        working.result()
+    finally:
+        for task in (watching, working):
+            task.cancel()
+        await asyncio.gather(watching, working, return_exceptions=True)

@@ -45,6 +45,7 @@ async def evaluate(
     plan = Plan("eval", step, 1, eval_sampling(job), job.spec.schedule.seed, incarnation)
     async with aclosing(collector.collect(prompts, plan)) as scored:
         groups = [group async for group in scored]
+        await collector.settle(groups)
     groups.sort(key=lambda group: group.index)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     means = summarize_scores(trajectories)

@@ -1,9 +1,10 @@
 """Who of a role's replicas gets the next request. A pure state machine: facts come in through observe_* and record_*,
 the clock is the caller's, `pick` decides.
 
-Owns: which replicas exist, their load, who is suspect or leaving and until when, and which weights each says it
-serves. Leaves all I/O, retries and waiting to `replicas`. Invariant: a replica that failed gets one request at a time,
-after a pause, until one succeeds; and where weights matter, none before it has said again what it serves.
+Owns: which replicas exist, their load, who is suspect or leaving and until when, and which weights (or which version
+of a reward) each says it serves. Leaves all I/O, retries and waiting to `replicas`. Invariant: a replica that failed
+gets one request at a time, after a pause, until one succeeds; and where what it serves matters, none before it has said
+again what that is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Replica:
     """It left the list although it served what is wanted: it drains, and gets no new request while another one works.
     One that left the list because it was behind with its weights is used as soon as it has them: readiness lags."""
     serves: str = ""
-    """GENERATION:VERSION that it said it serves."""
+    """What it said it serves: GENERATION:VERSION of a rollout's weights, or a reward's version. Empty: to be asked."""
+    told: str = ""
+    """What it said last of its reward's version, whatever has happened since."""
     refused: str = ""
     """GENERATION:VERSION that it serves wrongly (its digest differs from the trainer's)."""
 
@@ -41,13 +44,15 @@ class Replica:
 class Fleet:
     """The replicas of one role."""
 
-    def __init__(self, *, max_in_flight: int | None = None) -> None:
+    def __init__(self, *, max_in_flight: int | None = None, readiness_lags: bool = True) -> None:
+        """`readiness_lags`: a replica may leave the list because it is behind with what is wanted, and not to end."""
         self.replicas: dict[str, Replica] = {}
         self.want = ""
         """Only replicas that serve this are used; empty: any."""
         self.failing_since: float | None = None
         """Since when nothing has succeeded although something was tried; None while all is well."""
         self._max_in_flight = max_in_flight
+        self._readiness_lags = readiness_lags
 
     def observe_addresses(self, addresses: Iterable[str]) -> None:
         """What discovery lists now."""
@@ -59,7 +64,8 @@ class Fleet:
             if address in listed:
                 continue
             if replica.listed:
-                replica.listed, replica.leaving = False, replica.serves == self.want
+                replica.listed = False
+                replica.leaving = not self._readiness_lags or replica.serves == self.want
             # An empty list may be a name server's trouble, and then the old ones are all there is.
             if not replica.in_flight and (replica.num_failures or (replica.leaving and listed)):
                 del self.replicas[address]
@@ -68,12 +74,14 @@ class Fleet:
         """From now on use only replicas that serve `key`."""
         self.want = key
 
-    def pick(self, now: float, avoid: Collection[str] = ()) -> str | None:
-        """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must."""
+    def pick(self, now: float, avoid: Collection[str] = (), *, only_others: bool = False) -> str | None:
+        """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must, and
+        with `only_others` never."""
         usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
         if any(self._stays(replica) for replica in self.replicas.values()):
             usable = [replica for replica in usable if not replica.leaving]
-        candidates = [replica for replica in usable if replica.address not in avoid] or usable
+        others = [replica for replica in usable if replica.address not in avoid]
+        candidates = others or ([] if only_others else usable)
         if not candidates:
             return None
         # Of equals the one that served least, so that a light load still spreads.
@@ -134,6 +142,25 @@ class Fleet:
         """The replica serves `key` with the wrong digest: not to be used for it."""
         if replica := self.replicas.get(address):
             replica.refused = key
+
+    def record_told(self, address: str, version: str) -> None:
+        """The replica said which version of a reward it is. It proves nothing of its health."""
+        replica = self.replicas.get(address)
+        if replica is None:
+            return
+        if replica.told and replica.told != version:
+            self.replicas[address] = self.replicas.pop(address)  # as good as one that has just appeared
+        replica.serves = replica.told = version
+
+    def to_identify(self, now: float) -> list[str]:
+        """Replicas that are to say which version they are, and may be asked now."""
+        return [r.address for r in self.replicas.values() if not r.serves and now >= r.not_before]
+
+    def versions(self) -> list[str]:
+        """What the replicas that stay serve, as far as they told, in the order of their appearance. When discovery
+        names none, they may all be there nevertheless."""
+        told = [replica for replica in self.replicas.values() if replica.serves]
+        return [replica.serves for replica in [r for r in told if not r.leaving] or told]
 
     def to_verify(self, now: float) -> list[str]:
         """Replicas that have not said that they serve what is wanted, and may be asked now."""

@@ -8,7 +8,7 @@ that the caller passes in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rljob_api.protocol import Lane
@@ -36,6 +36,15 @@ class Outlook:
     due_seconds: float | None = None
     ends: tuple[float, ...] = ()
     """Ascending seconds from the begin at which samples ended, the last time; empty: not known."""
+    group_size: int = 1
+    group_ends: tuple[float, ...] = ()
+    """The same, at which the last samples of the groups ended."""
+
+    def in_groups(self) -> Outlook:
+        """For a reward that scores groups: what is asked of it counts groups, which end with their last samples."""
+        size = max(1, self.group_size)
+        samples, expected = -(-self.samples // size), -(-self.expected // size)
+        return replace(self, samples=samples, expected=expected, ends=self.group_ends, group_size=1)
 
     def window_seconds(self, latency_seconds: float | None) -> float | None:
         if self.due_seconds is None or not self.ends:
@@ -55,11 +64,12 @@ def measure_window(ends: Sequence[float], due_seconds: float, latency_seconds: f
 class Forecast:
     """Fed at the begin and at the end of each collection."""
 
-    def __init__(self, samples_a_step: int, mini_batches: int) -> None:
+    def __init__(self, samples_a_step: int, mini_batches: int, group_size: int = 1) -> None:
         """`mini_batches`: parts of a step that are updated on as soon as they are scored."""
-        self._samples_a_step, self._mini_batches = samples_a_step, mini_batches
+        self._samples_a_step, self._mini_batches, self._group_size = samples_a_step, mini_batches, group_size
         self._due: dict[Lane, float] = {}
         self._ends: dict[Lane, tuple[float, ...]] = {}
+        self._group_ends: dict[Lane, tuple[float, ...]] = {}
         self._scored_at: float | None = None
         self._pause_seconds: float | None = None
 
@@ -67,7 +77,8 @@ class Forecast:
     def of(cls, spec: RLJobSpec) -> Forecast:
         # Normalisation by the batch needs the whole batch before the first update.
         mini_batches = 1 if spec.algorithm.normalization == "batch" else spec.schedule.mini_batches
-        return cls(spec.schedule.prompts_per_step * spec.algorithm.group_size, mini_batches)
+        size = spec.algorithm.group_size
+        return cls(spec.schedule.prompts_per_step * size, mini_batches, size)
 
     def record_begin(self, now: float) -> None:
         if self._scored_at is not None:
@@ -80,8 +91,8 @@ class Forecast:
             return
         early = update_seconds * (self._mini_batches - 1) / self._mini_batches if progress.lane == "train" else 0.0
         self._due[progress.lane] = ends[-1] + early
-        step = -(-len(ends) // _MAX_ENDS)
-        self._ends[progress.lane] = tuple(ends[::step])
+        self._ends[progress.lane] = _thin(ends)
+        self._group_ends[progress.lane] = _thin(sorted(end - progress.started_at for end in progress.group_ended_at))
         self._scored_at = progress.scored_at
 
     def foretell(self, progress: Progress, now: float, *, is_open: bool, is_last: bool) -> Outlook:
@@ -92,6 +103,8 @@ class Forecast:
                     is_first="train" not in self._due,
                     due_seconds=self._due.get("train"),
                     ends=self._ends.get("train", ()),
+                    group_size=self._group_size,
+                    group_ends=self._group_ends.get("train", ()),
                 )
             pause = 0.0 if self._pause_seconds is None or self._scored_at is None else self._pause_seconds
             left = max(0.0, pause - (now - (self._scored_at or now)))
@@ -102,6 +115,8 @@ class Forecast:
                 starts_in_seconds=left,
                 due_seconds=self._due.get("train"),
                 ends=self._ends.get("train", ()),
+                group_size=self._group_size,
+                group_ends=self._group_ends.get("train", ()),
             )
         elapsed = now - progress.started_at
         return Outlook(
@@ -112,6 +127,8 @@ class Forecast:
             elapsed_seconds=elapsed,
             due_seconds=self._due.get(progress.lane) or self._project(progress, elapsed),
             ends=self._ends.get(progress.lane, ()),
+            group_size=progress.group_size,
+            group_ends=self._group_ends.get(progress.lane, ()),
         )
 
     def _project(self, progress: Progress, elapsed: float) -> float | None:
@@ -126,3 +143,8 @@ class Forecast:
             generate = elapsed / share
         early = (self._mini_batches - 1) / self._mini_batches if progress.lane == "train" else 0.0
         return generate * (1 + early)
+
+
+def _thin(ends: Sequence[float]) -> tuple[float, ...]:
+    """Evenly spaced ones of them."""
+    return tuple(ends[:: -(-len(ends) // _MAX_ENDS) or 1])

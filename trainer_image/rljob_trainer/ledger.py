@@ -139,6 +139,9 @@ class Ledger:
             "phase_seconds": phases,
             "step_seconds": self._now() - self._step_began,
         }
+        for name, num_versions in record["reward_versions"].items():
+            if num_versions > 1:
+                log.warning("step %d: %d versions of reward %s scored it", record["step"], num_versions, name)
         self.trajectories.record("train", history.step + 1, groups)
         self._commit(record)
         history.step += 1

@@ -69,6 +69,14 @@ def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
     )
 
 
+def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, int]:
+    """How many versions of each reward gave the valid scores; one that tells none counts as one."""
+    results = {
+        reward.name: [t.results[reward.name] for t in trajectories if reward.name in t.results] for reward in rewards
+    }
+    return {name: len({result.version for result in found if result.valid}) for name, found in results.items()}
+
+
 def summarize_step(
     groups: Sequence[Group],
     updates: Sequence[UpdateMetrics],
@@ -87,6 +95,7 @@ def summarize_step(
         "reward": mean(scores),
         "reward_std": std(scores),
         "components": summarize_scores(trajectories),
+        "reward_versions": count_versions(trajectories, rewards),
         "rewards": {reward.name: mean(_scores_of(trajectories, reward.name)) for reward in rewards},
         "reward_latency_p50_seconds": quantile(latencies, 0.5),
         "reward_latency_p95_seconds": quantile(latencies, 0.95),

@@ -71,13 +71,14 @@ class Replicas:
         max_in_flight: int | None = None,
         patience_seconds: float = 600.0,
         may_be_empty: bool = False,
+        readiness_lags: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`may_be_empty`: there may be no replica at all for a while, as somebody else decides how many there are;
         patience is for replicas that exist and fail."""
         self.name = name
         self.may_be_empty = may_be_empty
-        self.fleet = Fleet(max_in_flight=max_in_flight)
+        self.fleet = Fleet(max_in_flight=max_in_flight, readiness_lags=readiness_lags)
         self.now = clock
         self.on_tick: Callable[[], None] = lambda: None
         """Called some times a second and after each discovery; `rollouts` asks there who serves what."""
@@ -106,6 +107,13 @@ class Replicas:
             yield lease
         finally:
             lease.unused()
+
+    def spare(self, avoid: Collection[str]) -> Lease | None:
+        """A place on a replica that is none of `avoid`, if nobody waits for it. To be ended by the caller."""
+        if any(not waiter.future.done() for waiter in self._waiting):
+            return None
+        address = self.fleet.pick(self.now(), avoid, only_others=True)
+        return None if address is None else Lease(self, address)
 
     async def _acquire(self, avoid: Collection[str]) -> str:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), avoid)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rljob_api.errors import UserError
@@ -153,9 +153,6 @@ class Prometheus:
             ["reward", "lane", "reason"],
             registry=registry,
         )
-        self._attempts = Counter(
-            "rljob_reward_attempts", "Requests made for scores.", ["reward", "lane"], registry=registry
-        )
         self._samples = Counter("rljob_samples", "Samples scored.", ["lane"], registry=registry)
         self._tokens = Counter("rljob_sampled_tokens", "Tokens sampled.", ["lane"], registry=registry)
         self._phases = Counter(
@@ -175,7 +172,6 @@ class Prometheus:
         for name in rewards.clients:
             for lane in get_args(Lane):
                 self._latency.labels(name, lane, VALID)
-                self._attempts.labels(name, lane)
                 for reason in InvalidReason:
                     self._invalid.labels(name, lane, reason.value)
         self.registry.register(_Underway(rewards))
@@ -188,7 +184,6 @@ class Prometheus:
             if isinstance(result, Scored):
                 outcome = VALID if result.reason is None else result.reason.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
-                self._attempts.labels(name, lane).inc(result.attempts)
             if result.reason is not None:
                 self._invalid.labels(name, lane, result.reason.value).inc()
             elif result.score is not None:
@@ -243,12 +238,26 @@ class _Underway(Collector):
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily("rljob_reward_in_flight", "Samples that wait for this reward.", labels=["reward"])
-        replicas = GaugeMetricFamily("rljob_reward_replicas", "Ready replicas that were found.", labels=["reward"])
+        of = ["reward"]
+        in_flight = GaugeMetricFamily("rljob_reward_in_flight", "Samples that wait for this reward.", labels=of)
+        replicas = GaugeMetricFamily("rljob_reward_replicas", "Ready replicas that were found.", labels=of)
+        attempts = CounterMetricFamily(
+            "rljob_reward_attempts", "Requests made for scores, one a sample or one a group.", labels=["reward", "lane"]
+        )
+        hedges = CounterMetricFamily("rljob_reward_hedges", "Second requests for slow samples.", labels=of)
+        wins = CounterMetricFamily("rljob_reward_hedge_wins", "Second requests whose result counted.", labels=of)
+        rescored = CounterMetricFamily(
+            "rljob_reward_rescored", "Samples scored again, as the reward's version changed in the step.", labels=of
+        )
         for name, client in self._rewards.clients.items():
-            in_flight.add_metric([name], len(client.in_flight))
+            in_flight.add_metric([name], client.num_samples_in_flight)
             replicas.add_metric([name], len(client.replicas.fleet.replicas))
-        yield from (in_flight, replicas)
+            for lane in get_args(Lane):
+                attempts.add_metric([name, lane], client.num_requests[lane])
+            hedges.add_metric([name], client.hedges.num_hedges if client.hedges else 0)
+            wins.add_metric([name], client.hedges.num_wins if client.hedges else 0)
+            rescored.add_metric([name], client.num_rescored)
+        yield from (in_flight, replicas, attempts, hedges, wins, rescored)
 
 
 class Trackers:

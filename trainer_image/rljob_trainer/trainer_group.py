@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import ray
@@ -34,6 +34,7 @@ from rljob_trainer.types import TrainSample, UpdateMetrics
 
 _NODE_POLL_SECONDS = 0.5
 _CLOSE_TIMEOUT_SECONDS = 10
+_WATCH_SECONDS = 1.0
 
 
 class TrainerGroupDied(TransientError):  # noqa: N818 - it names a state of the world
@@ -41,7 +42,7 @@ class TrainerGroupDied(TransientError):  # noqa: N818 - it names a state of the 
 
 
 class TrainerGroup:
-    """Made by start(). Not for concurrent calls: each method is a collective."""
+    """Made by start(). Not for concurrent calls, save of watch(): each other method is a collective."""
 
     def __init__(self, job: RLJob, generation: str, ranks: list[ActorHandle]) -> None:
         self._job, self._generation, self._ranks = job, generation, ranks
@@ -113,6 +114,20 @@ class TrainerGroup:
     async def export(self, folder: Path, tokenizer_source: str) -> None:
         """Write the model in Hugging Face format, with the tokenizer of `tokenizer_source`."""
         await self._call_all("export", [(folder, tokenizer_source)] * len(self._ranks))
+
+    async def watch(self) -> NoReturn:
+        """Raises TrainerGroupDied once a rank is gone, also while no other method runs: the weights that the rollouts
+        are still to fetch have gone with it."""
+        while True:
+            calls = [_future(rank.describe.remote()) for rank in self._ranks]
+            # An update holds up the answer; a peer of a dead rank may never give one.
+            if calls:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [call.exception() for call in calls if call.done() and call.exception() is not None]
+            if errors and self._ranks:  # else they were ended by a method that failed, which tells why
+                self._kill()
+                raise _typed_failure("watch", errors)
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def close(self) -> None:
         """End every rank, and with rank 0 the weight server. May be called again."""
@@ -227,7 +242,7 @@ def _typed_failure(method: str, errors: Sequence[BaseException]) -> BaseExceptio
     for error, cause in zip(errors, causes, strict=True):
         if cause not in lost:
             return error
-    return TrainerGroupDied(f"a trainer rank died during {method}: {_first_line(causes[0])}")
+    return TrainerGroupDied(f"a trainer rank died ({method}): {_first_line(causes[0])}")
 
 
 def _is_task_error(cause: BaseException) -> bool:

@@ -15,9 +15,9 @@ class Scored(ScoreResult):
     """A result as the client got it."""
 
     attempts: int = 1
-    """Requests made for it, those included that found a replica full or gone."""
+    """Requests made for it (or for its group), those included that found a replica full or gone."""
     latency_seconds: float = 0.0
-    """From the first request to this result, waits and retries included."""
+    """From its trajectory's end to this result, waits and retries included."""
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Trajectory:
     """By reward name."""
     score: float | None = None
     """Weighted sum of the rewards; None when any of them is invalid."""
+    ended_at: float = 0.0
+    """When it ended, by the monotonic clock."""
     advantage: float | None = None
     """What the update used; None where none did: evaluation, a masked sample."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from rljob_api.job import RLJobSpec
 from rljob_api.protocol import WeightManifest
@@ -32,6 +32,7 @@ class Trainer(Protocol):
     async def publish(self, version: int) -> WeightManifest: ...
     async def save(self, folder: Path) -> None: ...
     async def export(self, folder: Path, tokenizer_source: str) -> None: ...
+    async def watch(self) -> NoReturn: ...
     async def close(self) -> None: ...
 
 
@@ -53,8 +54,10 @@ async def update_on(
     progress: Progress,
     board: Board,
     on_update: Callable[[], None],
+    settle: Callable[[Sequence[Group]], Awaitable[None]],
 ) -> StepOutcome:
-    """Do a step's updates, each as soon as its groups are scored. `on_update` is called before each."""
+    """Do a step's updates, each as soon as its groups are scored. `on_update` is called before each; `settle` before
+    scores are used, and may change them."""
     outcome = StepOutcome()
     num_updates, group_size = spec.schedule.mini_batches, spec.algorithm.group_size
     size = spec.schedule.prompts_per_step // num_updates
@@ -63,15 +66,18 @@ async def update_on(
     old_logprobs: dict[tuple[int, int], list[float]] | None = None
     async with aclosing(scored):
         async for wave in in_waves(scored, wave_size):
-            samples = build_samples(wave, spec.rewards, spec.algorithm)
-            note_advantages(samples, wave)
-            began = time.monotonic()
             if num_updates > 1 and old_logprobs is None:
                 await progress.all_generated.wait()
-                began = time.monotonic()
                 board.enter("update")
+                began = time.monotonic()
                 old_logprobs = await compute_old_logprobs(trainer, progress.trajectories)
+                outcome.update_seconds += time.monotonic() - began
+            board.enter("score")
+            await settle(wave)
+            samples = build_samples(wave, spec.rewards, spec.algorithm)
+            note_advantages(samples, wave)
             board.enter("update")
+            began = time.monotonic()
             if old_logprobs is not None:
                 samples = attach_logprobs(samples, wave, old_logprobs)
             for start in range(0, len(samples), size * group_size):

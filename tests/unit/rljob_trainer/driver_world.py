@@ -90,6 +90,12 @@ class FakeTrainer:
         folder.mkdir(exist_ok=True)
         (folder / "weight").write_text(str(self.weight))
 
+    async def watch(self):
+        await self.world.trainer_is_gone.wait()
+        self.world.trainer_is_gone.clear()
+        self.alive = False
+        raise TrainerGroupDied("a rank is gone")
+
     async def close(self):
         self.alive = False
 
@@ -116,6 +122,8 @@ class FakeRollout:
 
     async def weights(self, request):
         if self.down:
+            return web.Response(status=503)
+        if self.world.withhold(self.world.published):
             return web.Response(status=503)
         for _ in range(100):
             if self._served().key == request.query["want"]:
@@ -178,6 +186,8 @@ class World:
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
+        self.trainer_is_gone = asyncio.Event()
+        self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
         self.rollouts = [FakeRollout(self, f"127.13.{network}.{10 + i}") for i in range(num_rollouts)]

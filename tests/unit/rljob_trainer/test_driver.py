@@ -61,6 +61,24 @@ async def test_a_trainer_group_that_dies_at_any_moment_changes_nothing(make_worl
     assert len(set(world.generations)) == len(world.generations) == summary["restarts"]["trainer"] + 1
 
 
+async def test_a_trainer_group_that_dies_before_its_weights_are_fetched_is_not_waited_for(make_world):
+    undisturbed, expected = await run_undisturbed(make_world)
+    async with make_world() as world:
+
+        def withhold(manifest):
+            """No rollout can fetch version 3 of the first group: its rank 0 is gone."""
+            gone = manifest.version == 3 and manifest.generation == world.generations[0] and len(world.generations) == 1
+            if gone:
+                world.trainer_is_gone.set()
+            return gone
+
+        world.withhold = withhold
+        summary = await world.run()
+    assert len(world.generations) == 2
+    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert world.final_weight() == undisturbed.final_weight()
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_driver_killed_at_any_moment_resumes_exactly(make_world, seed):
     undisturbed, expected = await run_undisturbed(make_world)

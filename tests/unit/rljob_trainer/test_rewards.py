@@ -16,7 +16,9 @@ from rljob_api.protocol import InvalidReason, ScoreRequest
 from rljob_api.reward import Reward
 from rljob_trainer.forecast import Outlook
 from rljob_trainer.http_client import open_session
-from rljob_trainer.rewards import RewardClient, Rewards, parse_openrlhf, parse_result, parse_retry_after
+from rljob_trainer.reward_client import RewardClient
+from rljob_trainer.reward_protocol import parse_openrlhf, parse_result, parse_retry_after
+from rljob_trainer.rewards import Rewards
 
 ADDRESSES = ("127.13.251.1", "127.13.251.2")
 OUTLOOK = Outlook(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
@@ -74,11 +76,11 @@ def reward(**fields):
 async def score(spec, request=REQUEST, **settings):
     async with open_session() as session, asyncio.timeout(20):
         client = RewardClient(spec, session, **settings)
-        await client.replicas.start()
+        await client.start()
         try:
             return await client.score(request)
         finally:
-            await client.replicas.close()
+            await client.close()
 
 
 async def test_a_valid_result_is_returned_and_the_token_is_sent():
@@ -159,10 +161,10 @@ async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
             filler.connect_ex((ADDRESSES[1], PORT_REWARD))
         async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
             client = RewardClient(reward(failurePolicy={"retries": 0}), session)
-            await client.replicas.start()
+            await client.start()
             requests = [REQUEST.model_copy(update={"id": "r"})] * 2
             found = [await client.score(request) for request in requests]
-            await client.replicas.close()
+            await client.close()
             failures = client.replicas.fleet.replicas[ADDRESSES[1]].num_failures
     assert all(each.valid for each in found)
     assert failures, "the other one must have been asked"
@@ -187,7 +189,7 @@ async def test_nobody_there_for_too_long_is_an_error_and_not_a_score():
 
 async def test_a_sample_that_no_replica_answers_in_time_is_unreachable():
     async with Servers(["hang up"]):
-        found = await score(reward(), sample_seconds=0.2)
+        found = await score(reward(deadlineSeconds=0.3))
     assert found.reason is InvalidReason.UNREACHABLE
 
 
@@ -216,12 +218,12 @@ async def test_several_rewards_are_asked_at_once_and_keep_their_own_results():
     [('{"rewards": ["NaN"]}', "not_finite"), ('{"rewards": [1, 2]}', "bad_return"), ("oops", "bad_return")],
 )
 def test_openrlhf_answers_are_checked(text, reason):
-    found = parse_openrlhf("r", text, 0.0)
+    found = parse_openrlhf(["r"], text, 0.0)[0]
     assert (found.valid, str(found.reason)) == (False, reason)
 
 
 def test_openrlhf_answers_may_be_nested():
-    assert parse_openrlhf("r", '{"rewards": [[0.5]]}', 0.0).score == 0.5
+    assert parse_openrlhf(["r"], '{"rewards": [[0.5]]}', 0.0)[0].score == 0.5
 
 
 def test_an_answer_for_another_sample_is_invalid():
@@ -262,7 +264,7 @@ async def test_a_replica_that_comes_in_the_middle_of_a_burst_gets_its_share():
     write_hosts(ADDRESSES[:1])
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
         client = RewardClient(reward(slots=2), session)
-        await client.replicas.start()
+        await client.start()
         for i in range(12):
             tasks.create_task(client.score(REQUEST.model_copy(update={"id": f"r{i}"})))
         await until(lambda: len(servers.asked) == 4)
@@ -272,7 +274,7 @@ async def test_a_replica_that_comes_in_the_middle_of_a_burst_gets_its_share():
         await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
         servers.go.set()
         await until(lambda: not client.in_flight)
-        await client.replicas.close()
+        await client.close()
 
 
 async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
@@ -300,10 +302,10 @@ async def test_demand_says_how_long_a_sample_takes_with_its_retries():
     ]
     async with Servers(answers), open_session() as session:
         client = RewardClient(reward(), session)
-        await client.replicas.start()
+        await client.start()
         assert client.demand(OUTLOOK).latency_seconds is None, "nothing is known, and that is no zero"
         await client.score(REQUEST)
-        await client.replicas.close()
+        await client.close()
     demand = client.demand(OUTLOOK)
     assert (demand.latency_seconds, demand.latency_p95_seconds) == (5.0, 5.0)
     assert (demand.samples, demand.expected, demand.due_seconds) == (5120, 5000, 40.0)

@@ -56,7 +56,6 @@ def test_results_are_counted_by_reward_lane_and_outcome():
     labels = {"reward": "b", "lane": "train", "outcome": "timeout"}
     assert value(prometheus, "rljob_reward_latency_seconds_sum", **labels) == 40
     assert value(prometheus, "rljob_reward_invalid_total", reward="b", lane="train", reason="timeout") == 1
-    assert value(prometheus, "rljob_reward_attempts_total", reward="b", lane="train") == 3
     assert value(prometheus, "rljob_sampled_tokens_total", lane="train") == 1
 
 
@@ -99,5 +98,8 @@ async def test_the_driver_counts_what_it_scored_and_where_its_time_went(make_wor
         "what may come is there at 0, else its first event would have no rate"
     )
     assert value(text, "rljob_reward_in_flight", reward="correct") == 0
+    assert value(text, "rljob_reward_attempts_total", reward="correct", lane="train") == 2 * 4 * 4
+    for name in ("hedges", "hedge_wins", "rescored"):
+        assert value(text, f"rljob_reward_{name}_total", reward="correct") == 0, name
     for phase in ("generate", "update", "publish", "sync", "evaluate", "checkpoint"):
         assert value(text, "rljob_phase_seconds_total", phase=phase) > 0, phase

@@ -1,4 +1,4 @@
-"""The HTTP face: /v1/score on a short path of its own, everything else through Starlette.
+"""The HTTP face: /v1/score and /v1/score-group on a short path of their own, everything else through Starlette.
 
 Owns authentication, parsing, status codes and the watch for clients that leave. Leaves the work to Scorer.
 """
@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Coroutine
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -18,17 +19,43 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rljob_api import contract
-from rljob_api.protocol import ScoreRequest
+from rljob_api.protocol import GroupRequest, ScoreRequest
 from rljob_reward import metrics as metrics_module
+from rljob_reward.answers import Request as AnyRequest
 from rljob_reward.metrics import Metrics
 from rljob_reward.process import Started
 from rljob_reward.program import Program
 from rljob_reward.scoring import QueueFullError, Scorer
 
-_MAX_BODY_BYTES = 16 << 20
 _OPEN_PATHS = {contract.Path.READY.value, contract.Path.METRICS.value}
-_SCORE = contract.Path.SCORE.value
 _JSON = (b"content-type", b"application/json")
+
+
+class Door(NamedTuple):
+    """A path that requests to score come in by."""
+
+    request: type[ScoreRequest] | type[GroupRequest]
+    max_body_bytes: int
+    scopes: tuple[str, ...]
+    """Of the rewards that have it."""
+    remedy: str
+    """For a request to another one."""
+
+
+_DOORS = {
+    contract.Path.SCORE.value: Door(
+        ScoreRequest,
+        16 << 20,
+        ("sample", "sampleThenGroup"),
+        f"POST whole groups to {contract.Path.SCORE_GROUP}, or set scope: sample",
+    ),
+    contract.Path.SCORE_GROUP.value: Door(
+        GroupRequest,
+        48 << 20,  # a worker's frame holds it
+        ("group", "sampleThenGroup"),
+        f"POST each sample to {contract.Path.SCORE}, or set scope: group",
+    ),
+}
 
 
 class Client:
@@ -80,26 +107,32 @@ class App:
         path = scope["path"]
         if path not in _OPEN_PATHS and not self._authorized(scope):
             await _refuse(send, 401, "needs `Authorization: Bearer $RLJOB_TOKEN`")
-        elif path != _SCORE:
+        elif (door := _DOORS.get(path)) is None:
             await self._other(scope, receive, send)
         elif scope["method"] != "POST":
-            await _refuse(send, 405, "POST a ScoreRequest", (b"allow", b"POST"))
+            await _refuse(send, 405, f"POST a {door.request.__name__}", (b"allow", b"POST"))
         else:
-            await self._score(receive, send)
+            await self._score(door, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(given, self._authorization)
 
-    async def _score(self, receive: Receive, send: Send) -> None:
+    async def _score(self, door: Door, receive: Receive, send: Send) -> None:
         if self.draining:
             return await _refuse(send, 503, "the server is shutting down; ask another replica")
-        body = await _read_body(receive)
+        scope = self._program.scope
+        if scope not in door.scopes:
+            return await _refuse(send, 422, f"this reward has scope: {scope}; {door.remedy}")
+        body = await _read_body(receive, door.max_body_bytes)
         if body is None:
-            return await _refuse(send, 413, f"a request may have {_MAX_BODY_BYTES} bytes")
+            return await _refuse(send, 413, f"a request may have {door.max_body_bytes} bytes")
         client = Client(receive)
         try:
-            self._scorer.submit(ScoreRequest.model_validate_json(body), body, client)
+            request = door.request.model_validate_json(body)
+            if problem := _find_problem(request, scope):
+                return await _refuse(send, 422, problem)
+            self._scorer.submit(request, body, client)
         except ValidationError as error:
             return await _refuse(send, 422, _describe(error))
         except QueueFullError as error:
@@ -113,6 +146,7 @@ class App:
                 "name": self._program.name,
                 "signature": self._started.signature,
                 "entrypoint": self._started.entrypoint,
+                "scope": self._program.scope,
                 "slots": self._program.slots,
                 "version": self._program.version,
                 "not_enforced": self._started.missing,
@@ -130,18 +164,29 @@ class App:
         return Response(self._metrics.render(), media_type=metrics_module.CONTENT_TYPE)
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+def _find_problem(request: AnyRequest, scope: str) -> str:
+    """Why the reward cannot score a request that is well-formed; empty where it can."""
+    if isinstance(request, ScoreRequest):
+        return ""
+    if scope == "sampleThenGroup" and request.results is None:
+        return f"results: must be what each sample got at {contract.Path.SCORE} (scope: sampleThenGroup)"
+    if scope == "group" and request.results is not None:
+        return "results: must be null: with scope: group no sample was scored alone"
+    return ""
+
+
+async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
     """The request's body; None when it is too long."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
-        return body if len(body) <= _MAX_BODY_BYTES else None
+        return body if len(body) <= max_bytes else None
     chunks, num_bytes = [body], len(body)
-    while message.get("more_body", False) and num_bytes <= _MAX_BODY_BYTES:
+    while message.get("more_body", False) and num_bytes <= max_bytes:
         message = await receive()
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
-    return b"".join(chunks) if num_bytes <= _MAX_BODY_BYTES else None
+    return b"".join(chunks) if num_bytes <= max_bytes else None
 
 
 def _describe(error: ValidationError) -> str:

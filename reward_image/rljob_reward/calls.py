@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from rljob_api.protocol import InvalidReason
@@ -81,12 +81,18 @@ class Caller(Protocol):
     @property
     def can_serve(self) -> bool: ...
 
+    @property
+    def keeps_time(self) -> bool:
+        """Whether it sees to timeoutSeconds itself."""
+        ...
+
     async def start(self) -> Started:
         """Wait until its server answers. UserError when the reward cannot be served."""
         ...
 
-    async def call(self, body: bytes, progress: Progress) -> Score:
-        """Score one request. Raises NoScoreError, or anything else for what nobody foresaw."""
+    async def call(self, body: bytes, progress: Progress) -> Sequence[Score | NoScoreError]:
+        """Score the samples of one request. Raises NoScoreError where that is so of all of them, or anything else for
+        what nobody foresaw."""
         ...
 
     async def close(self) -> None: ...
@@ -125,7 +131,7 @@ class CallSlot:
         """Pass the gate; execute() follows."""
         self._charged = self._caller.gate.enter()
 
-    def execute(self, body: bytes, callback: Callable[[Verdict], None]) -> None:
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[Verdict], None]) -> None:
         self._callback = callback
         self._progress = Progress(time.monotonic() + self._timeout_seconds, self._charged)
         self.task = asyncio.get_running_loop().create_task(self._run(body))
@@ -152,14 +158,19 @@ class CallSlot:
             callback(verdict)
 
 
-async def _verdict_of(call: Coroutine[Any, Any, Score]) -> Verdict:
+async def _verdict_of(call: Coroutine[Any, Any, Sequence[Score | NoScoreError]]) -> Verdict:
     try:
-        score = await call
-        return Reply(score=score.value, components=score.components, reason=None, message="")
+        return [_reply_of(score) for score in await call]
     except NoScoreError as error:
         return Ended(error.reason, error.message[:_MAX_MESSAGE_CHARACTERS])
     except Exception as error:  # a bug of ours costs one sample, with its name
         return Ended(InvalidReason.EXCEPTION, f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_CHARACTERS])
+
+
+def _reply_of(score: Score | NoScoreError) -> Reply:
+    if isinstance(score, Score):
+        return Reply(score=score.value, components=score.components, reason=None, message="")
+    return Reply(score=None, components={}, reason=score.reason, message=score.message[:_MAX_MESSAGE_CHARACTERS])
 
 
 class CallPool:
@@ -181,6 +192,10 @@ class CallPool:
     @property
     def has_idle(self) -> bool:
         return bool(self._idle) and not self._ending and not self._caller.gate.closed()[0]
+
+    @property
+    def keeps_time(self) -> bool:
+        return self._caller.keeps_time
 
     def owns(self, pid: int) -> bool:
         return False

@@ -16,13 +16,16 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rljob_api.errors import UserError
 from rljob_reward import adapters, sandbox
+from rljob_reward.adapters import two_steps
+from rljob_reward.adapters.binding import Binding
 
 _MODULE_NAME = "rljob_reward_function"
 DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
+_TWO_STEPS = "set scope: sampleThenGroup"
 
 
 class Settings(NamedTuple):
@@ -47,13 +50,17 @@ class Settings(NamedTuple):
     """Interpreter of the workers: that of the function's own requirements. Empty: the server's."""
     scratch: str = ""
     """Where workers get their directories. Empty: in a folder of the server's own."""
+    scope: str = "sample"
+    """sample, group, or sampleThenGroup."""
 
 
 class Bound(NamedTuple):
-    """A function ready to be called."""
+    """A function, or an instance of a class, ready to be called."""
 
-    call: adapters.Call
-    read: adapters.Read
+    sample: Binding | None
+    """Scores a sample alone."""
+    group: Binding | None
+    """Scores a group."""
     entrypoint: str
     signature: str
     path: str
@@ -64,11 +71,26 @@ def load(settings: Settings) -> Bound:
     """Run the source, or import the module, and bind its function. UserError says what is wrong with it."""
     module = _execute(settings)
     path = getattr(module, "__file__", None) or settings.path
+    if settings.scope == "sampleThenGroup":
+        return _bind_class(_find_class(module, settings), settings, path)
     function = _find(module, settings)
-    place = f"{_place_of(function, path)}: {function.__name__ if hasattr(function, '__name__') else function}"
-    adapter = adapters.choose(function, settings.signature, place)
-    call, read = adapter.bind(function, settings.kwargs, place)
-    return Bound(call, read, getattr(function, "__name__", str(settings.entrypoint)), adapter.NAME, path)
+    name = getattr(function, "__name__", str(settings.entrypoint))
+    place = f"{_place_of(function, path)}: {getattr(function, '__name__', function)}"
+    for_groups = settings.scope == "group"
+    adapter = adapters.choose(function, settings.signature, place, for_groups=for_groups)
+    binding = adapter.bind(function, settings.kwargs, place)
+    sample, group = (None, binding) if for_groups else (binding, None)
+    return Bound(sample, group, name, adapter.NAME, path)
+
+
+def _bind_class(cls: type, settings: Settings, path: str) -> Bound:
+    try:
+        instance = cls(**settings.kwargs)
+    except (Exception, SystemExit) as error:
+        hint = limit_hit(error, settings) or f" (while {cls.__name__} was made of function.kwargs)"
+        raise UserError(f"{explain(error, path)}{hint}") from error
+    sample, group = two_steps.bind(instance, f"{path}: {cls.__name__}")
+    return Bound(sample, group, cls.__name__, two_steps.NAME, path)
 
 
 def _execute(settings: Settings) -> types.ModuleType:
@@ -148,14 +170,40 @@ def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
         function = getattr(module, name, None)
         if function is None:
             continue
+        if two_steps.is_one(function):
+            raise UserError(f"{settings.path}: {name} is a class that scores samples and groups: {_TWO_STEPS}")
         if not callable(function) or inspect.isclass(function):
             raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
         return function
-    own = settings.module or _MODULE_NAME
-    functions = [(n, v) for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-    defined = [n for n, v in functions if v.__module__ == own or v.__module__.startswith(f"{own}.")]
+    defined = [name for name, value in _own(module, settings) if inspect.isfunction(value) and name[0] != "_"]
     remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
+    classes = [name for name, value in _own(module, settings) if two_steps.is_one(value)]
+    if classes and not settings.entrypoint:
+        remedy = f"{classes[0]} is a class that scores samples and groups: {_TWO_STEPS}"
     raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
+
+
+def _find_class(module: types.ModuleType, settings: Settings) -> type:
+    methods = " and ".join(two_steps.METHODS)
+    name = settings.entrypoint
+    if name:
+        found = getattr(module, name, None)
+        candidates = [found] if two_steps.is_one(found) else []
+    else:
+        candidates = [value for _, value in _own(module, settings) if two_steps.is_one(value)]
+    if candidates:
+        return cast(type, candidates[0])
+    blamed = f"{name} is no class with {methods}" if name else f"no class with {methods}"
+    defined = [name for name, value in _own(module, settings) if inspect.isclass(value)]
+    found_instead = f"it defines {', '.join(defined)}" if defined else "it defines no class"
+    raise UserError(f"{settings.path}: {blamed}, which scope: sampleThenGroup needs; {found_instead}")
+
+
+def _own(module: types.ModuleType, settings: Settings) -> list[tuple[str, Any]]:
+    """What a module defines itself, in its order; what it imported left out."""
+    own = settings.module or _MODULE_NAME
+    named = [(name, value, getattr(value, "__module__", None) or "") for name, value in vars(module).items()]
+    return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
 
 
 def _place_of(function: Any, path: str) -> str:

@@ -67,6 +67,10 @@ class Pool:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
+    @property
+    def keeps_time(self) -> bool:
+        return False
+
     def owns(self, pid: int) -> bool:
         """Whether that process is a worker whose end is still to be noticed."""
         return any(worker.pid == pid for worker in self._workers)

@@ -37,7 +37,7 @@ def build_pool(
     if isinstance(backend, JudgeReward):
         from rljob_reward.judge.caller import JudgeCaller
 
-        caller = JudgeCaller(backend, program.timeout_seconds, CallMetrics(metrics))
+        caller = JudgeCaller(backend, program.slots, program.timeout_seconds, CallMetrics(metrics))
     else:
         from rljob_reward.model.caller import ModelCaller
 

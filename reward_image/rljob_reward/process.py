@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from rljob_api.protocol import InvalidReason
 from rljob_reward import frames
@@ -32,7 +32,7 @@ _EXIT_AFTER_CLOSE_SECONDS = 1.0
 
 
 class Reply(BaseModel):
-    """What a worker may answer. User code shares its process, so nothing else is believed."""
+    """What a worker may answer of a sample. User code shares its process, so nothing else is believed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,7 +62,9 @@ class Ended:
     message: str
 
 
-Verdict = Reply | Ended
+Verdict = list[Reply] | Ended
+"""A reply for each sample of the execution, or what ended it for all of them."""
+_REPLIES = TypeAdapter(list[Reply])
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -85,6 +87,7 @@ class WorkerProcess(asyncio.Protocol):
         self._on_exit = on_exit
         self._buffer = frames.FrameBuffer()
         self._callback: Callable[[Verdict], None] | None = None
+        self._num_samples = 0
         self._killed_as: Ended | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._loop = asyncio.get_running_loop()
@@ -147,11 +150,12 @@ class WorkerProcess(asyncio.Protocol):
             told = {"settings": self._function._asdict(), "cage": self._cage._asdict()}
             self._transport.write(frames.encode(json.dumps(told).encode()))
 
-    def execute(self, body: bytes, callback: Callable[[Verdict], None]) -> None:
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[Verdict], None]) -> None:
         """Run one request. The worker must be idle."""
         assert self._callback is None
         assert self._transport is not None
         self._callback = callback
+        self._num_samples = num_samples
         self._transport.write(frames.encode(body))
 
     def kill(self, reason: InvalidReason, message: str) -> None:
@@ -185,11 +189,15 @@ class WorkerProcess(asyncio.Protocol):
         if not self.started.done():
             self.started.set_result(Started.model_validate_json(frame))
             return
-        reply = Reply.model_validate_json(frame)
+        replies = _REPLIES.validate_json(frame)
+        if len(replies) == 1 and replies[0].reason is not None:
+            replies *= self._num_samples  # one failure of all
+        if len(replies) != self._num_samples:
+            raise frames.BrokenFrameError(f"{len(replies)} answers for {self._num_samples} samples")
         callback, self._callback = self._callback, None
         if callback is None:
             raise frames.BrokenFrameError("an answer without a request")
-        callback(reply)
+        callback(replies)
         self._on_idle(self)
 
     def _take_gate(self) -> None:

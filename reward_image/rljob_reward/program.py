@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rljob_api.contract import FILE_FUNCTION
 from rljob_api.errors import UserError
-from rljob_api.reward import FunctionReward, Reward
+from rljob_api.reward import FunctionReward, Reward, Scope
 from rljob_api.scorers import JudgeReward, ModelReward
 from rljob_reward.loading import Settings
 
@@ -38,6 +38,8 @@ class Program:
     """Whether equal requests share a result."""
     kind: str = "function"
     """For messages: function, judge or model."""
+    scope: Scope = "sample"
+    """What is scored at once."""
 
 
 def read_program(config_path: Path, function_path: Path | None = None) -> Program:
@@ -46,9 +48,9 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
     scorer = reward.judge or reward.model
     if scorer is not None:
         backend: Settings | JudgeReward | ModelReward = scorer
-        version = _digest_scorer(scorer, reward.timeout_seconds)
+        version = _digest_scorer(scorer, reward.scope, reward.timeout_seconds)
     elif reward.function is not None:
-        backend = _build_settings(reward.function, config_path, function_path)
+        backend = _build_settings(reward.function, reward.scope, config_path, function_path)
         version = _digest(backend, reward.timeout_seconds)
     else:
         raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
@@ -60,11 +62,12 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
         cache=reward.cache,
         backend=backend,
         version=version,
-        kind="judge" if reward.judge else "model" if reward.model else "function",
+        kind=reward.kind,
+        scope=reward.scope,
     )
 
 
-def _build_settings(function: FunctionReward, config_path: Path, function_path: Path | None) -> Settings:
+def _build_settings(function: FunctionReward, scope: Scope, config_path: Path, function_path: Path | None) -> Settings:
     module = function.module if function_path is None else None
     path, source = (module, "") if module else _read_source(function, config_path, function_path)
     return Settings(
@@ -80,6 +83,7 @@ def _build_settings(function: FunctionReward, config_path: Path, function_path: 
         network=function.network,
         cpu_seconds=function.cpu_seconds,
         requirements=tuple(function.requirements),
+        scope=scope,
     )
 
 
@@ -112,13 +116,13 @@ def _read_source(function: FunctionReward, config_path: Path, override: Path | N
         raise UserError(f"{path}: the reward's source is no UTF-8 text: {error}") from error
 
 
-def _digest_scorer(scorer: JudgeReward | ModelReward, timeout_seconds: float) -> str:
-    """What decides a score: template, model, parser. Where and how fast the model runs is left out."""
+def _digest_scorer(scorer: JudgeReward | ModelReward, scope: Scope, timeout_seconds: float) -> str:
+    """What decides a score: template, model, parser, scope. Where and how fast the model runs is left out."""
     parts = scorer.model_dump(mode="json", exclude={"endpoint": {"limits", "api_key_secret_ref"}})
     for model in (parts, parts.get("model") or {}):
         for name in _NO_MATTER_OF_SCORE:
             model.pop(name, None)
-    return hashlib.sha256(json.dumps([parts, timeout_seconds], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([parts, scope, timeout_seconds], sort_keys=True).encode()).hexdigest()
 
 
 def _digest(settings: Settings, timeout_seconds: float) -> str:

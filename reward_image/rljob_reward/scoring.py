@@ -1,9 +1,9 @@
-"""From a request to a result: identity, lanes, slots, time-outs, metrics.
+"""From a request to an answer: identity, lanes, slots, time-outs, metrics. A group is one request, as a sample is.
 
-Consumes requests (submit) and idle slots; produces one encoded ScoreResult a request, valid or invalid with a reason.
-A request with the same id and body as one under way joins it; a valid result is remembered for a while, so a retry
-after a lost answer costs nothing and cannot differ. With `cache`, equal content is enough (result_cache). Waits for a
-slot; unblocked by the pool's on_idle.
+Consumes requests (submit) and idle slots; produces one encoded answer a request, with a result for each of its samples,
+valid or invalid with a reason. A request with the same id and body as one under way joins it; an answer without invalid
+results is remembered for a while, so a retry after a lost answer costs nothing and cannot differ. With `cache`, equal
+content of a sample is enough (result_cache). Waits for a slot; unblocked by the pool's on_idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import partial
 from typing import Protocol
 
 from rljob_api.errors import TransientError
-from rljob_api.protocol import InvalidReason, Lane, ScoreRequest, ScoreResult
+from rljob_api.protocol import InvalidReason, Lane, ScoreRequest
+from rljob_reward.answers import Asked, Request, build_answer
 from rljob_reward.lanes import Lanes
 from rljob_reward.metrics import VALID, Metrics
 from rljob_reward.pools import build_pool
@@ -34,7 +35,7 @@ _MEAN_WEIGHT = 0.05
 _ABANDONED = Ended(InvalidReason.CANCELLED, "the client left before execution started")
 
 Key = tuple[str, int]
-"""id and hash of the body: the same sample asked again, not another one under the same id."""
+"""id and hash of the body: the same sample or group asked again, not another one under the same id."""
 
 
 class QueueFullError(Exception):
@@ -58,10 +59,10 @@ class Waiter(Protocol):
 class Job:
     """One execution, and the requests that wait for it."""
 
-    __slots__ = ("arrived", "body", "content", "id", "key", "lane", "started", "waiters")
+    __slots__ = ("arrived", "asked", "body", "content", "key", "lane", "started", "waiters")
 
-    def __init__(self, request: ScoreRequest, body: bytes, key: Key, waiter: Waiter, content: bytes | None) -> None:
-        self.id = request.id
+    def __init__(self, request: Request, body: bytes, key: Key, waiter: Waiter, content: bytes | None) -> None:
+        self.asked = Asked.of(request)
         self.lane: Lane = request.lane
         self.body = body
         self.key = key
@@ -96,7 +97,7 @@ class Scorer:
         """Start the first slot. UserError: the reward cannot be served."""
         return await self.pool.start_first()
 
-    def submit(self, request: ScoreRequest, body: bytes, waiter: Waiter) -> None:
+    def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
         """Have `waiter` get the result, now or later. QueueFullError when the request must be refused."""
         key = (request.id, hash(body))
         known = self._jobs.get(key)
@@ -108,9 +109,11 @@ class Scorer:
             self._remembered.move_to_end(key)
             waiter.deliver(remembered)
             return
-        content = digest_content(request) if self._cache else None
-        if content and self._answer_from_cache(content, request, waiter):
-            return
+        content = None
+        if self._cache and isinstance(request, ScoreRequest):
+            content = digest_content(request)
+            if self._answer_from_cache(content, request, waiter):
+                return
         job = Job(request, body, key, waiter, content)
         if not self._lanes.admit(job.lane, job):
             self._drop_abandoned(job.lane)
@@ -182,8 +185,9 @@ class Scorer:
 
     def _begin(self, job: Job, slot: Slot) -> None:
         job.started = time.perf_counter()
-        self._watchdog.add(slot)
-        slot.execute(job.body, partial(self._finish, job, slot))
+        if not self.pool.keeps_time:
+            self._watchdog.add(slot)
+        slot.execute(job.body, len(job.asked.sample_ids), partial(self._finish, job, slot))
 
     def _finish(self, job: Job, slot: Slot, verdict: Verdict) -> None:
         self._watchdog.remove(slot)
@@ -196,34 +200,25 @@ class Scorer:
         slot.kill(InvalidReason.TIMEOUT, message)
 
     def _settle(self, job: Job, verdict: Verdict) -> None:
-        """Turn a verdict into the result that every waiter gets."""
+        """Turn a verdict into the answer that every waiter gets."""
         now = time.perf_counter()
         started = now if job.started is None else job.started
-        result = ScoreResult(
-            id=job.id,
-            valid=verdict.reason is None,
-            score=None if isinstance(verdict, Ended) else verdict.score,
-            components={} if isinstance(verdict, Ended) else verdict.components,
-            reason=verdict.reason,
-            message=verdict.message[:2000],
-            queue_seconds=started - job.arrived,
-            execute_seconds=now - started,
-            version=self._program.version,
-        )
-        encoded = result.model_dump_json().encode()
+        queue_seconds, execute_seconds = started - job.arrived, now - started
+        answer = build_answer(job.asked, verdict, queue_seconds, execute_seconds, self._program.version)
         del self._jobs[job.key]
         if job.content and self._jobs_by_content.get(job.content) is job:
             del self._jobs_by_content[job.content]
-        if result.valid:
-            self._remember(job.key, encoded)
+        if answer.is_valid:
+            self._remember(job.key, answer.encoded)
             if self._cache and job.content:
-                self._cache.put(job.content, result)
+                self._cache.put(job.content, answer.results[0])
         if job.started is not None:
-            self._mean_seconds += _MEAN_WEIGHT * (result.execute_seconds - self._mean_seconds)
-        outcome = VALID if result.reason is None else result.reason.value
-        self._metrics.record_result(job.lane, outcome, result.queue_seconds, result.execute_seconds)
+            self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)
+        for result in answer.results:
+            outcome = VALID if result.reason is None else result.reason.value
+            self._metrics.record_result(job.lane, outcome, queue_seconds, execute_seconds)
         for waiter in job.waiters:
-            waiter.deliver(encoded)
+            waiter.deliver(answer.encoded)
         if not self._jobs:
             self._idle.set()
 

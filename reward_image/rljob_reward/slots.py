@@ -1,4 +1,5 @@
-"""What executes requests, as Scorer and Watchdog see it: a pool of slots, each with one request at a time.
+"""What executes requests, as Scorer and Watchdog see it: a pool of slots, each with one request (a sample or a group)
+at a time.
 
 Worker processes (pool, process) are one implementation, calls of a model's server (calls) the other. Invariant: a slot
 gives exactly one verdict for each request, also when it is killed.
@@ -16,7 +17,7 @@ from rljob_reward.process import Started, Verdict
 class Slot(Hashable, Protocol):
     """Executes one request at a time."""
 
-    def execute(self, body: bytes, callback: Callable[[Verdict], None]) -> None:
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[Verdict], None]) -> None:
         """Run one request; `callback` gets its verdict. The slot must be idle."""
         ...
 
@@ -36,6 +37,11 @@ class SlotPool(Protocol):
     @property
     def has_idle(self) -> bool:
         """Whether acquire() has a slot to give, now."""
+        ...
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether its slots see to timeoutSeconds themselves. Else a slot is killed after that long."""
         ...
 
     def owns(self, pid: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_reward import sandbox
+from rljob_reward.adapters.binding import Sample
 from rljob_reward.adapters.outcome import EXCEPTION, Outcome, invalid
 from rljob_reward.frames import BlockingChannel
 from rljob_reward.loading import Bound, Settings, explain, limit_hit, load
@@ -82,10 +83,10 @@ def _die_with(parent_pid: int) -> None:
 def _serve(channel: BlockingChannel, executor: Executor) -> None:
     own_pid = os.getpid()
     while (body := channel.read()) is not None:
-        outcome = executor.execute(body)
+        outcomes = [outcome._asdict() for outcome in executor.execute(body)]
         if os.getpid() != own_pid:
             os._exit(0)  # a child that the user's code forked and let return: it may not answer in our name
-        channel.write(json.dumps(outcome._asdict(), allow_nan=False).encode())
+        channel.write(json.dumps(outcomes, allow_nan=False).encode())
 
 
 class Executor:
@@ -97,18 +98,24 @@ class Executor:
         self._wiper = wiper
         self._loop: Any = None
 
-    def execute(self, body: bytes) -> Outcome:
+    def execute(self, body: bytes) -> list[Outcome]:
+        """One outcome a sample; or a single one with a reason, which is that of all samples."""
         try:
             _limit_cpu(self._settings)
-            value = self._bound.call(json.loads(body))
+            request = json.loads(body)
+            binding = self._bound.group if "samples" in request else self._bound.sample
+            if binding is None:
+                raise UserError(f"nothing scores that with scope: {self._settings.scope}")
+            samples = _samples_of(request)
+            value = binding.call(samples)
             if inspect.isawaitable(value):
                 value = self._wait(value)
-            outcome = self._bound.read(value)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this sample fails
-            outcome = invalid(EXCEPTION, explain(error, self._bound.path) + limit_hit(error, self._settings))
+            outcomes = binding.read(value, samples)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this request fails
+            outcomes = [invalid(EXCEPTION, explain(error, self._bound.path) + limit_hit(error, self._settings))]
         if self._wiper is not None:
             self._wiper.wipe()
-        return outcome
+        return outcomes
 
     def _wait(self, value: Any) -> Any:
         """One event loop for the worker's life, so that the function may keep sessions open across calls."""
@@ -118,6 +125,16 @@ class Executor:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(_as_coroutine(value))
+
+
+def _samples_of(request: dict[str, Any]) -> list[Sample]:
+    """A ScoreRequest's one sample, or those of a GroupRequest, each with the result that it got alone."""
+    if "samples" not in request:
+        return [request]
+    samples, results = request["samples"], request.get("results")
+    if results is None:
+        return list(samples)
+    return [{**sample, "result": result} for sample, result in zip(samples, results, strict=True)]
 
 
 async def _as_coroutine(value: Any) -> Any:

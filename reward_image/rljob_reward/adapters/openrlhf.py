@@ -1,7 +1,8 @@
 """OpenRLHF: reward_func(queries, prompts, labels, **kwargs).
 
 A query is the prompt's text and the completion. Returns a dict with "rewards" (and "scores", "extra_logs", which
-become components), or the rewards alone as a tensor, array, list or number. Everything is a batch of one.
+become components), or the rewards alone as a tensor, array or list. A sample is a batch of one, and may have its reward
+as a number; a group is a batch.
 """
 
 from __future__ import annotations
@@ -9,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rljob_reward.adapters.binding import Binding, Sample
 from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, describe, invalid, read_number, read_score
 from rljob_reward.adapters.signature import Parameters
 
 NAME = "openrlhf"
 MARKER = "queries"
+TAKES_GROUPS = True
 _EXPECTED = "reward_func(queries, prompts, labels, **kwargs)"
-_EXPECTED_RETURN = 'a dict with "rewards", or one reward as a tensor, list or number'
+_EXPECTED_RETURN = 'a dict with "rewards", or the rewards as a tensor or list, one for each query'
 _PARAMETERS = ("queries", "prompts", "labels")
 
 
-def bind(
-    function: Callable[..., Any], kwargs: dict[str, Any], place: str
-) -> tuple[Callable[[dict[str, Any]], Any], Callable[[Any], Outcome]]:
+def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
     parameters = Parameters(function, place)
     parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
     parameters.check_kwargs(kwargs)
     taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
 
-    def call(request: dict[str, Any]) -> Any:
-        prompt = _text(request["prompt"])
+    def call(samples: list[Sample]) -> Any:
+        prompts = [_text(sample["prompt"]) for sample in samples]
         values = {
-            "queries": [prompt + request["completion"]],
-            "prompts": [prompt],
-            "labels": [request.get("ground_truth")],
+            "queries": [prompt + sample["completion"] for prompt, sample in zip(prompts, samples, strict=True)],
+            "prompts": prompts,
+            "labels": [sample.get("ground_truth") for sample in samples],
         }
         return function(**{**{name: values[name] for name in taken}, **kwargs})
 
-    return call, read
+    return Binding(call, lambda value, samples: read(value, len(samples)))
 
 
 def _text(prompt: str | list[dict[str, Any]]) -> str:
@@ -46,23 +47,37 @@ def _text(prompt: str | list[dict[str, Any]]) -> str:
     return "".join(f"{message.get('content') or ''}\n" for message in prompt)
 
 
-def read(value: Any) -> Outcome:
-    if not isinstance(value, dict):
-        return read_score(_only(value), (), _EXPECTED_RETURN)
-    if "rewards" not in value:
-        keys = ", ".join(map(str, value)) or "none"
-        return invalid(BAD_RETURN, f'the function returned a dict without "rewards" (its keys: {keys})')
-    logs = value.get("extra_logs")
-    extras = {**(logs if isinstance(logs, dict) else {}), **({"scores": value["scores"]} if "scores" in value else {})}
-    return read_score(_only(value["rewards"]), ((key, _only(extra)) for key, extra in extras.items()), _EXPECTED_RETURN)
+def read(value: Any, num_samples: int) -> list[Outcome]:
+    rewards = value
+    extras: dict[Any, Any] = {}
+    if isinstance(value, dict):
+        if "rewards" not in value:
+            keys = ", ".join(map(str, value)) or "none"
+            return [invalid(BAD_RETURN, f'the function returned a dict without "rewards" (its keys: {keys})')]
+        logs = value["extra_logs"] if isinstance(value.get("extra_logs"), dict) else {}
+        extras = logs | {key: value[key] for key in ("scores",) if key in value}
+        rewards = value["rewards"]
+    scores = _elements(rewards, num_samples)
+    if scores is None:
+        got = f"{describe(rewards)} for {num_samples} {'query' if num_samples == 1 else 'queries'}"
+        return [invalid(BAD_RETURN, f"the function returned {got}; expected {_EXPECTED_RETURN}")]
+    columns = {key: _elements(extra, num_samples) or [extra] * num_samples for key, extra in extras.items()}
+    return [
+        read_score(score, ((key, column[i]) for key, column in columns.items()), _EXPECTED_RETURN)
+        for i, score in enumerate(scores)
+    ]
 
 
-def _only(value: Any) -> Any:
-    """The element of a batch of one; anything else as it is, for read_score to judge."""
-    if value is None or read_number(value) is not None or isinstance(value, (str, bytes, dict)):
-        return value
+def _elements(value: Any, num_samples: int) -> list[Any] | None:
+    """What there is for each sample; None where it is something else."""
+    if value is None:
+        return [None] * num_samples
+    if isinstance(value, (str, bytes, dict)):
+        return None
+    if num_samples == 1 and read_number(value) is not None:
+        return [value]
     try:
-        items = list(value)
+        elements = list(value)
     except TypeError:
-        return value
-    return items[0] if len(items) == 1 else f"{len(items)} rewards for 1 query: {describe(value)}"
+        return None
+    return elements if len(elements) == num_samples else None

@@ -7,7 +7,7 @@ of rljob_api.protocol.InvalidReason, spelled out since workers do not import pyd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 EXCEPTION = "exception"
@@ -49,6 +49,20 @@ def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> 
     if not math.isfinite(score):
         return invalid(NOT_FINITE, f"the function returned {score}", components)
     return Outcome(score, components)
+
+
+def read_each(value: Any, num_samples: int, expected: str, read: Callable[[Any], Outcome]) -> list[Outcome]:
+    """One outcome for each element of a list, array or tensor; a single one where `value` is no such thing."""
+    elements = None
+    if not isinstance(value, (str, bytes, dict)):
+        try:
+            elements = list(value)
+        except TypeError:  # no sequence, or a tensor without dimensions
+            elements = None
+    if elements is None or len(elements) != num_samples:
+        samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
+        return [invalid(BAD_RETURN, f"the function returned {describe(value)} for {samples}; expected {expected}")]
+    return [read(element) for element in elements]
 
 
 def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """TRL: reward(prompts, completions, **columns) -> list[float | None].
 
-Everything is a batch of one. A chat prompt makes a chat completion, as GRPOTrainer does. Columns are the answer
-(as answer, ground_truth and solution, the names that TRL's own functions use) and every key of extra_info.
+A sample is a batch of one, a group a batch. A chat prompt makes a chat completion, as GRPOTrainer does. Columns are the
+answer (as answer, ground_truth and solution, the names that TRL's own functions use) and every key of extra_info.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, describe, invalid, read_score
+from rljob_reward.adapters.binding import Binding, Sample
+from rljob_reward.adapters.outcome import Outcome, read_each, read_score
 from rljob_reward.adapters.signature import Parameters
 
 NAME = "trl"
 MARKER = "completions"
+TAKES_GROUPS = True
 _EXPECTED = "reward(prompts, completions, **columns)"
 _EXPECTED_RETURN = "a list with one number or None for each completion"
 _ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
 _TOKEN_PARAMETERS = ("completion_ids", "environments", "trainer_state")
 
 
-def bind(
-    function: Callable[..., Any], kwargs: dict[str, Any], place: str
-) -> tuple[Callable[[dict[str, Any]], Any], Callable[[Any], Outcome]]:
+def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
     parameters = Parameters(function, place)
     inside = sorted((parameters.required & set(_TOKEN_PARAMETERS)) - set(kwargs))
     if inside:
@@ -36,37 +36,33 @@ def bind(
     parameters.check_kwargs(kwargs)
     logged: dict[str, float] = {}
 
-    def call(request: dict[str, Any]) -> Any:
+    def call(samples: list[Sample]) -> Any:
         logged.clear()
-        values = {**_columns(request), "log_metric": logged.__setitem__, "log_extra": _log_nothing}
+        values = {**_columns(samples), "log_metric": logged.__setitem__, "log_extra": _log_nothing}
         return function(**{name: value for name, value in values.items() if parameters.accepts(name)} | kwargs)
 
-    def read(value: Any) -> Outcome:
-        return _read(value, logged)
+    def read(value: Any, samples: list[Sample]) -> list[Outcome]:
+        return read_each(
+            value, len(samples), _EXPECTED_RETURN, lambda score: read_score(score, logged.items(), _EXPECTED_RETURN)
+        )
 
-    return call, read
+    return Binding(call, read)
 
 
-def _columns(request: dict[str, Any]) -> dict[str, Any]:
-    prompt, completion = request["prompt"], request["completion"]
-    columns = {name: [request.get("ground_truth")] for name in _ANSWER_COLUMNS}
-    columns["data_source"] = [request.get("data_source", "")]
-    columns |= {name: [value] for name, value in request.get("extra_info", {}).items()}
-    columns["prompts"] = [prompt]
-    columns["completions"] = [completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]]
+def _columns(samples: list[Sample]) -> dict[str, Any]:
+    columns = {name: [sample.get("ground_truth") for sample in samples] for name in _ANSWER_COLUMNS}
+    columns["data_source"] = [sample.get("data_source", "") for sample in samples]
+    rows = [sample.get("extra_info", {}) for sample in samples]
+    columns |= {name: [row.get(name) for row in rows] for name in {name: None for row in rows for name in row}}
+    columns["prompts"] = [sample["prompt"] for sample in samples]
+    columns["completions"] = [_completion_of(sample) for sample in samples]
     return columns
+
+
+def _completion_of(sample: Sample) -> str | list[dict[str, str]]:
+    completion: str = sample["completion"]
+    return completion if isinstance(sample["prompt"], str) else [{"role": "assistant", "content": completion}]
 
 
 def _log_nothing(column: str, values: Any) -> None:
     """TRL's log_extra fills its table of completions; the run's trajectories already hold them."""
-
-
-def _read(value: Any, logged: dict[str, float]) -> Outcome:
-    try:
-        scores = list(value)
-    except TypeError:
-        return invalid(BAD_RETURN, f"the function returned {describe(value)}; expected {_EXPECTED_RETURN}")
-    if len(scores) != 1 or isinstance(value, (str, bytes, dict)):
-        got = f"{describe(value)} for 1 completion"
-        return invalid(BAD_RETURN, f"the function returned {got}; expected {_EXPECTED_RETURN}")
-    return read_score(scores[0], logged.items(), _EXPECTED_RETURN)

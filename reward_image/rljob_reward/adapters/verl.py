@@ -1,4 +1,4 @@
-"""verl: compute_score(data_source, solution_str, ground_truth, extra_info=None).
+"""verl: compute_score(data_source, solution_str, ground_truth, extra_info=None), one sample a call.
 
 Returns a number, a bool, a dict with "score" (its other numbers become components), a sequence that begins with the
 score, or None to abstain.
@@ -9,34 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rljob_reward.adapters.binding import Binding, Sample
 from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, invalid, read_score
 from rljob_reward.adapters.signature import Parameters
 
 NAME = "verl"
 MARKER = "solution_str"
+TAKES_GROUPS = False
 _EXPECTED = "compute_score(data_source, solution_str, ground_truth, extra_info=None)"
 _EXPECTED_RETURN = 'a number, a dict with "score", a tuple that begins with the score, or None'
 _PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
-def bind(
-    function: Callable[..., Any], kwargs: dict[str, Any], place: str
-) -> tuple[Callable[[dict[str, Any]], Any], Callable[[Any], Outcome]]:
+def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
     parameters = Parameters(function, place)
     parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
     parameters.check_kwargs(kwargs)
     taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
 
-    def call(request: dict[str, Any]) -> Any:
-        values = {
-            "data_source": request.get("data_source", ""),
-            "solution_str": request["completion"],
-            "ground_truth": request.get("ground_truth"),
-            "extra_info": request.get("extra_info", {}),
-        }
+    def call(samples: list[Sample]) -> Any:
+        values = dict(zip(_PARAMETERS, arguments_of(samples[0]), strict=True))
         return function(**{**{name: values[name] for name in taken}, **kwargs})
 
-    return call, read
+    return Binding(call, lambda value, samples: [read(value)])
+
+
+def arguments_of(sample: Sample) -> tuple[Any, ...]:
+    """What verl tells of a sample, in the order of the parameters."""
+    return sample.get("data_source", ""), sample["completion"], sample.get("ground_truth"), sample.get("extra_info", {})
 
 
 def read(value: Any) -> Outcome:

@@ -58,9 +58,21 @@ class Parser:
             raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
         last = matches[-1]  # what comes before is thought
         word = last[_SCORE_GROUP] if _SCORE_GROUP in self._regex.groupindex else last[1]
-        return Score(self._to_number(word, answer))
+        return Score(self.to_number(word, answer))
+
+    def read_list(self, answer: str) -> tuple[list[Any], dict[str, float]]:
+        """What a list at scorePath has, as it is, and the components beside it."""
+        value, components = self._find(answer)
+        if not isinstance(value, list):
+            raise _unreadable(f"the judge's {self._spec.score_path} is no list: {describe(answer)}")
+        return value, components
 
     def _read_json(self, answer: str) -> Score:
+        value, components = self._find(answer)
+        return Score(self.to_number(value, answer), components)
+
+    def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
+        """What is at scorePath, and the numbers beside it."""
         fenced = _FENCE.match(answer)
         try:
             value = json.loads(fenced[1] if fenced else answer)
@@ -74,16 +86,15 @@ class Parser:
             except (KeyError, IndexError, TypeError, ValueError):
                 raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
         others = beside if isinstance(beside, dict) else {}
-        return Score(
-            self._to_number(value, answer),
-            {
-                name: float(other)
-                for name, other in others.items()
-                if name != self._path[-1] and isinstance(other, bool | int | float) and math.isfinite(other)
-            },
-        )
+        components = {
+            name: float(other)
+            for name, other in others.items()
+            if name != self._path[-1] and isinstance(other, bool | int | float) and math.isfinite(other)
+        }
+        return value, components
 
-    def _to_number(self, value: Any, answer: str) -> float:
+    def to_number(self, value: Any, answer: str) -> float:
+        """A number, or a word's. NoScoreError where it is neither."""
         if value is None:
             raise NoScoreError(InvalidReason.ABSTAINED, f"the judge gave no score: {describe(answer)}")
         word = str(value).strip().casefold()
@@ -101,26 +112,35 @@ class Parser:
 
 def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
     """One score of all votes. With half of them or fewer readable there is none."""
-    scores = [vote for vote in votes if isinstance(vote, Score)]
-    failed = [vote for vote in votes if isinstance(vote, NoScoreError)]
-    if 2 * len(scores) <= len(votes):
-        if len(votes) == 1:
-            raise failed[0]
-        raise NoScoreError(failed[0].reason, f"{len(failed)} of {len(votes)} votes failed, the first: {failed[0]}")
+    scores = readable(votes, "votes")
     if len(votes) == 1:
         return scores[0]
     counts = Counter(score.value for score in scores)
     most = max(counts.values())
-    values = [value for value, count in counts.items() if count == most]
-    if aggregate == "mean":
-        values = [score.value for score in scores]
-    components = _mean_components(scores)
-    components |= {"votes": float(len(scores)), "agreement": most / len(scores)}
-    return Score(math.fsum(values) / len(values), components)
+    value = mean_value(scores)
+    if aggregate == "majority":
+        value = mean_value([Score(winner) for winner, count in counts.items() if count == most])
+    components = mean_components(scores) | {"votes": float(len(scores)), "agreement": most / len(scores)}
+    return Score(value, components)
 
 
-def _mean_components(scores: Sequence[Score]) -> dict[str, float]:
-    """Each component's mean over the votes that have it."""
+def readable(answers: Sequence[Score | NoScoreError], what: str) -> list[Score]:
+    """The answers that are scores. NoScoreError where those are not more than half."""
+    scores = [answer for answer in answers if isinstance(answer, Score)]
+    failed = [answer for answer in answers if isinstance(answer, NoScoreError)]
+    if 2 * len(scores) > len(answers):
+        return scores
+    if len(answers) == 1:
+        raise failed[0]
+    raise NoScoreError(failed[0].reason, f"{len(failed)} of {len(answers)} {what} failed, the first: {failed[0]}")
+
+
+def mean_value(scores: Sequence[Score]) -> float:
+    return math.fsum(score.value for score in scores) / len(scores)
+
+
+def mean_components(scores: Sequence[Score]) -> dict[str, float]:
+    """Each component's mean over the scores that have it."""
     names = {name: None for score in scores for name in score.components}
     found = {name: [score.components[name] for score in scores if name in score.components] for name in names}
     return {name: math.fsum(values) / len(values) for name, values in found.items()}

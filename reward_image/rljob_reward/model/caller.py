@@ -42,6 +42,10 @@ class ModelCaller:
     def can_serve(self) -> bool:
         return self._beside.is_up
 
+    @property
+    def keeps_time(self) -> bool:
+        return False
+
     async def start(self) -> Started:
         """One question tells how many outputs there are, and whether the model takes such questions at all."""
         await self._beside.wait()
@@ -55,14 +59,14 @@ class ModelCaller:
             raise UserError(f"model.label {problem}")
         return Started(entrypoint=self._model.source, signature="model")
 
-    async def call(self, body: bytes, progress: Progress) -> Score:
+    async def call(self, body: bytes, progress: Progress) -> list[Score]:
         logits = await self._ask(ScoreRequest.model_validate_json(body), progress)
         if find_label_problem(self._model.label, len(logits)):
             raise NoScoreError(InvalidReason.BAD_RETURN, f"the model gave {len(logits)} outputs")
         value = activate(logits, self._model.label or 0, self._model.activation)
         if not math.isfinite(value):
             raise NoScoreError(InvalidReason.NOT_FINITE, f"the model gave {value}")
-        return Score(value)
+        return [Score(value)]
 
     async def _ask(self, request: ScoreRequest, progress: Progress) -> list[float]:
         answer = await self._asker.post(self._build_payload(request), progress)

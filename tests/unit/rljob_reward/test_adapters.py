@@ -14,7 +14,7 @@ from rljob_api import functions
 from rljob_api.errors import UserError
 from rljob_api.protocol import InvalidReason
 from rljob_reward import adapters, loading
-from rljob_reward.adapters import outcome
+from rljob_reward.adapters import outcome, two_steps
 from rljob_reward.adapters.outcome import Outcome
 from rljob_reward.loading import Settings, load
 from rljob_reward.worker import Executor
@@ -28,7 +28,8 @@ OPENRLHF = "def reward_func(queries, prompts, labels):\n    return "
 def run(source: str, kwargs: dict[str, Any] | None = None, **request: Any) -> Outcome:
     settings = Settings(source, "function.py", None, "auto", kwargs or {}, 2048)
     body = {"id": "1", "prompt": "2+2?", "completion": "4", "ground_truth": "4", **request}
-    return Executor(load(settings), settings).execute(json.dumps(body).encode())
+    (outcome,) = Executor(load(settings), settings).execute(json.dumps(body).encode())
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,9 @@ def test_reasons_are_those_of_the_protocol() -> None:
 
 def test_conventions_are_told_apart_as_validation_does() -> None:
     assert loading.DEFAULT_ENTRYPOINTS == functions.DEFAULT_ENTRYPOINTS
-    for name, adapter in adapters.ADAPTERS.items():
-        assert functions.detect_signature([adapter.MARKER]) == name
+    told = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
+    assert told == [(form.convention, form.mark, form.takes_groups) for form in functions.FORMS]
+    assert two_steps.METHODS == functions.CLASS_METHODS
 
 
 def test_verls_function_gets_its_four_arguments() -> None:
@@ -114,7 +116,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     settings = Settings(source, "function.py", None, "auto", {}, 2048)
     executor = Executor(load(settings), settings)
     body = json.dumps({"prompt": "p", "completion": "c"}).encode()
-    assert [executor.execute(body).score for _ in range(2)] == [1.0, 1.0]
+    assert [executor.execute(body)[0].score for _ in range(2)] == [1.0, 1.0]
 
 
 def test_trls_function_gets_strings_for_strings_and_messages_for_a_chat() -> None:
@@ -149,8 +151,8 @@ def test_openrlhfs_rewards_may_be_array_list_or_number(rewards: Any) -> None:
     from rljob_reward.adapters import openrlhf
 
     logged = {"rewards": rewards, "scores": np.array([1.0]), "extra_logs": {"length": np.array([3])}}
-    assert openrlhf.read(logged) == Outcome(0.5, {"scores": 1.0, "length": 3.0})
-    assert openrlhf.read(rewards) == Outcome(0.5, {})
+    assert openrlhf.read(logged, 1) == [Outcome(0.5, {"scores": 1.0, "length": 3.0})]
+    assert openrlhf.read(rewards, 1) == [Outcome(0.5, {})]
 
 
 def test_the_verl_fixture_runs() -> None:

@@ -158,6 +158,13 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     await resumed.update(build_samples(1))
     again = await resumed.publish(2)
     assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume is exact"
+
+    watching = asyncio.create_task(resumed.watch())
+    await resumed.update(build_samples(2))
+    assert not watching.done(), "an update is no death"
+    os.kill(resumed.process_ids[0], signal.SIGKILL)
+    with pytest.raises(TrainerGroupDied):
+        await asyncio.wait_for(watching, PROMPT_DEATH_SECONDS)
     await resumed.close()
     await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in resumed.process_ids))
 

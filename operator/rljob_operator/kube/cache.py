@@ -72,19 +72,20 @@ class Cache:
         """Whether a LIST of the kind has been taken in."""
         return (resource.key, namespace) in self._listed
 
-    def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> OwnerKey | None:
-        """Take an object in unless something newer is known. Returns whose it is when anything changed."""
+    def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> set[OwnerKey]:
+        """Take an object in unless something newer is known. Returns whose it is, and whose it was until somebody
+        edited its labels; nobody when nothing changed."""
         key, version = _key(kind, manifest), _version(manifest)
         old = self._kinds[kind].get(key)
         known = old.version if old else max(self._gone.get(key, 0), 0 if is_listed else self._listed_at(key))
         if version <= known:
-            return None
+            return set()
         owner = owner_of(kind, manifest)
         if kind == "Event":
             owner = self._owner_of_event(manifest)
             if owner is None:
                 self._keep_early(manifest)
-                return None
+                return set()
         if old and old.owner and old.owner != owner:
             self._unlink(old.owner, key)
         self._kinds[kind][key] = _Entry(version, owner, _pack(manifest))
@@ -96,7 +97,7 @@ class Cache:
             self._bound_events()
         elif early := self._early.pop(key, None):
             self.upsert("Event", early, is_listed=True)
-        return owner
+        return {of for of in (owner, old.owner if old else None) if of}
 
     @contextlib.contextmanager
     def writing(self, resource: Resource, namespace: str, name: str) -> Iterator[None]:
@@ -132,30 +133,29 @@ class Cache:
         self._unheard = {key: since for key, since in self._unheard.items() if key in self._kinds[key.kind]}
         return max((self._clock() - since for since in self._unheard.values()), default=0.0)
 
-    def remove(self, kind: str, manifest: Manifest) -> OwnerKey | None:
+    def remove(self, kind: str, manifest: Manifest) -> set[OwnerKey]:
         """An object is gone, as of its resourceVersion. Returns whose it was."""
         key, version = _key(kind, manifest), _version(manifest)
         old = self._kinds[kind].get(key)
         if old and old.version > version:
-            return None  # made anew since
+            return set()  # made anew since
         if kind != "Event":
             self._gone[key] = max(version, self._gone.get(key, 0))
         elif (early := self._early.get(about := _about(manifest))) and _key(kind, early) == key:
             del self._early[about]
-        return self._drop(key)
+        return {owner} if (owner := self._drop(key)) else set()
 
     def replace(
         self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str
     ) -> set[OwnerKey]:
         """Take in a LIST of one kind. Returns the owners of what had been missed."""
         kind, at = resource.key, int(version)
-        changed, seen = set(), set()
+        changed, seen = set[OwnerKey](), set()
         if kind == "Event":  # the LIST brings them again
             self._early = {key: e for key, e in self._early.items() if namespace not in (None, key.namespace)}
         for item in items:
             seen.add(_key(kind, item))
-            if owner := self.upsert(kind, item, is_listed=True):
-                changed.add(owner)
+            changed |= self.upsert(kind, item, is_listed=True)
         for key, entry in list(self._kinds[kind].items()):
             is_gone = key not in seen and namespace in (None, key.namespace) and entry.version <= at
             if is_gone and (owner := self._drop(key)):

@@ -149,7 +149,7 @@ class Feed:
         body = dict(event["object"])
         self._cache.heard(kind, body)
         change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
-        if owner := change(kind, body):
+        for owner in change(kind, body):
             self._enqueue(owner)
 
     def _enqueue(self, owner: OwnerKey) -> None:

@@ -59,6 +59,30 @@ async def test_a_deleted_child_comes_back_and_an_edited_one_is_put_back(world, e
     await world.until("the StatefulSet as planned", put_back)
 
 
+@pytest.mark.parametrize("label", ["rljob.dev/job", "app.kubernetes.io/managed-by"])
+@pytest.mark.parametrize("value", ["another", None])
+async def test_a_child_whose_label_was_edited_gets_it_back_though_no_look_is_due(world, label, value):
+    lists = Lists()
+    await world.start(lists, resync_seconds=3600.0)
+    await world.create(put_all(smallest(), {"suspend": True}))  # nobody polls its driver
+    name = f"{NAME}-rollout"
+
+    async def rests() -> Manifest | None:
+        is_suspended = (await world.condition("Suspended")).get("status") == "True"
+        # The operator's, kopf's, and the one after kopf's: the last before the next hour's.
+        return await world.get("Service", name) if is_suspended and lists.num >= 3 else None
+
+    before = await world.until("the Service", rests)
+    await world.patch("Service", name, {"metadata": {"labels": {label: value}}})
+
+    async def put_back() -> bool:
+        labels = (await world.get("Service", name))["metadata"]["labels"]
+        return bool(labels.get(label) == before["metadata"]["labels"][label])
+
+    await world.until("the label as planned", put_back)
+    assert (await world.get("Service", name))["metadata"]["uid"] == before["metadata"]["uid"], "it is not made anew"
+
+
 async def test_a_name_that_someone_else_has_is_a_condition_and_is_never_changed(world):
     job = smallest()
     taken = f"{NAME}-config"

@@ -1,5 +1,7 @@
 """The cache against what watches really do: late events, missed deletes, writes that a LIST has not seen."""
 
+import pytest
+
 from rljob_operator.kube.cache import MAX_EARLY_WARNINGS, Cache, OwnerKey
 from rljob_operator.kube.resources import BY_KEY
 
@@ -7,8 +9,8 @@ DEPLOYMENTS = BY_KEY["Deployment"]
 JOB = OwnerKey("RLJob", "ns", "a")
 
 
-def deployment(version, name="a-rollout"):
-    labels = {"rljob.dev/job": "a"}
+def deployment(version, name="a-rollout", job="a"):
+    labels = {"rljob.dev/job": job} if job else {}
     return {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version), "labels": labels}}
 
 
@@ -19,9 +21,18 @@ def version_in(cache):
 
 def test_an_older_version_never_replaces_a_newer_one():
     cache = Cache()
-    assert cache.upsert("Deployment", deployment(10)) == JOB
-    assert cache.upsert("Deployment", deployment(9)) is None
+    assert cache.upsert("Deployment", deployment(10)) == {JOB}
+    assert cache.upsert("Deployment", deployment(9)) == set()
     assert version_in(cache) == "10"
+
+
+@pytest.mark.parametrize("job", ["b", ""])
+def test_an_object_whose_label_was_edited_names_the_job_that_lost_it_too(job):
+    cache = Cache()
+    cache.upsert("Deployment", deployment(9))
+    named = cache.upsert("Deployment", deployment(10, job=job))
+    assert named == {JOB} | ({OwnerKey("RLJob", "ns", job)} if job else set())
+    assert cache.owned(JOB) == []
 
 
 def test_a_list_finds_a_missed_delete_and_names_its_job():
@@ -41,7 +52,7 @@ def test_a_list_drops_nothing_that_was_written_after_it():
 def test_the_echo_of_a_write_does_not_bring_a_deleted_object_back():
     cache = Cache()
     cache.upsert("Deployment", deployment(5))
-    assert cache.remove("Deployment", deployment(7)) == JOB
+    assert cache.remove("Deployment", deployment(7)) == {JOB}
     cache.upsert("Deployment", deployment(6))
     assert version_in(cache) is None
     cache.upsert("Deployment", deployment(8))
@@ -75,8 +86,8 @@ def warnings_in(cache):
 
 def test_a_warning_that_comes_before_its_pod_is_kept_until_the_pod_comes():
     cache = Cache()
-    assert cache.upsert("Event", warning(5)) is None
-    assert cache.upsert("Pod", pod(4)) == JOB
+    assert cache.upsert("Event", warning(5)) == set()
+    assert cache.upsert("Pod", pod(4)) == {JOB}
     assert warnings_in(cache) == ["why"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from rljob_cluster import addons, sources, supervisor
+from rljob_cluster import addons, machine, sources, supervisor
 from rljob_cluster.build import BuildError, find_or_build
 from rljob_cluster.controlplane import ControlPlaneError
 from rljob_cluster.debian import NODE_PROGRAMS, PackagesError, install_missing
@@ -48,11 +48,17 @@ def _exports(state: Path) -> str:
 
 
 def _require_machine() -> None:
-    if os.geteuid() != 0:
-        raise ClusterError(
-            "a cluster on this machine needs root (nodes are containerd and kubelet); E2E_CONTEXT= uses one"
-        )
+    if lacks := list(machine.find_lacks()):
+        raise ClusterError("; ".join(lacks))
     install_missing(NODE_PROGRAMS)
+
+
+def check(state: Path) -> None:
+    """Whether `up` could start a cluster here."""
+    lacks = [*machine.find_lacks(), machine.find_lack_of_disk(state.parent)]
+    if found := [lack for lack in lacks if lack]:
+        raise ClusterError("; ".join(found))
+    print("this machine can be a cluster")
 
 
 def load(state: Path, given: Sequence[str]) -> None:
@@ -109,7 +115,7 @@ def _require_running(state: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rljob_cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("up", "down", "status", "kubeconfig"):
+    for name in ("check", "up", "down", "status", "kubeconfig"):
         commands.add_parser(name)
     commands.add_parser("serve").add_argument("sources", nargs="*")
     commands.add_parser("load").add_argument("archives", nargs="*")
@@ -122,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     state = state_folder()
     try:
-        if options.command == "up":
+        if options.command == "check":
+            check(state)
+        elif options.command == "up":
             up(state)
         elif options.command == "down":
             supervisor.stop(state)

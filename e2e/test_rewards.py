@@ -1,0 +1,180 @@
+"""Rewards on a real cluster: three kinds that score one job, a shared one that scales from none and back, a name
+service that goes away, and a function that is changed while it scores.
+
+What is checked is the trajectory log that the driver leaves on the claim: every sample has a result of every reward,
+valid, and by one version of it in a step.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from harness import CLAIM, LOADER, NAMESPACE, Cluster, Job, Manifest, say, wait_for
+from reward_jobs import files
+
+pytestmark = pytest.mark.each
+
+FOLDER = Path(__file__).parent / "reward_jobs"
+DNS_GONE_SECONDS = 10
+SLOW = """
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(1)
+    return solution_str.count("e") / 10
+"""
+BREVITY = """
+class Brevity:
+    def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
+        return {"score": 0.0, "length": len(solution_str)}
+
+    def post_process_scores(self, group):
+        lengths = [sample["components"]["length"] for sample in group]
+        return [{"score": float(length == min(lengths)), "shortest": min(lengths)} for length in lengths]
+"""
+
+
+@pytest.fixture(scope="module")
+def reward_files(cluster: Cluster) -> None:
+    command = ("exec", "-i", "-n", NAMESPACE, LOADER, "--", "tar", "x", "--no-same-owner", "-C", "/claim")
+    cluster.kubectl(*command, input=files.prepare())
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Manifest:
+    """What puts a Pod on the rewards' nodes."""
+    toleration = {"key": "rljob.dev/pool", "value": "reward", "effect": "NoSchedule"}
+    return {"nodeSelector": {"rljob.dev/pool": "reward"}, "tolerations": [toleration]}
+
+
+def read_samples(job: Job) -> list[Manifest]:
+    """All samples that were trained on, with the results of their rewards by name."""
+    listed = job.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "ls", f"/claim/{job.name}/trajectories")
+    samples = []
+    for name in filter(lambda name: "train" in name, listed.decode().split()):
+        path = f"/claim/{job.name}/trajectories/{name}"
+        content = job.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "cat", path)
+        samples += pq.read_table(io.BytesIO(content)).to_pylist()
+    for sample in samples:
+        sample["rewards"] = {reward["name"]: reward for reward in sample["rewards"]}
+    return samples
+
+
+def assert_all_valid(samples: list[Manifest], num_samples: int) -> None:
+    assert len(samples) == num_samples
+    invalid = Counter(r["reason"] for sample in samples for r in sample["rewards"].values() if not r["valid"])
+    assert not invalid, invalid
+
+
+def test_a_function_a_classifier_and_a_judge_score_every_sample(cluster: Cluster, reward_files: None) -> None:
+    manifest = yaml.safe_load((FOLDER / "three_kinds.yaml").read_text().replace("rljob-e2e", CLAIM))
+    manifest["metadata"] = {"name": "three-kinds", "namespace": NAMESPACE}
+    job = Job(cluster, manifest)
+    job.wait_for_success()
+    samples = read_samples(job)
+    assert_all_valid(samples, 2 * 16)
+    pairs = [(sample["completion"], sample["ground_truth"]) for sample in samples]
+    scores = [sample["rewards"]["correct"]["score"] for sample in samples]
+    assert scores == files.verify_directly(pairs), "as math-verify itself says"
+    assert {0.0, 1.0} == set(scores), "some are right, some are wrong"
+    polite = {sample["rewards"]["polite"]["score"] for sample in samples}
+    assert len(polite) > 1
+    assert all(0 < score < 1 for score in polite)
+    assert {sample["rewards"]["clear"]["score"] for sample in samples} <= {1.0, 2.0, 3.0}
+
+
+def test_a_shared_reward_scales_from_none_to_many_and_back(
+    cluster: Cluster, submit: Callable[..., Job], nodes: Manifest
+) -> None:
+    cluster.kubectl("delete", "rewardmodel", "-n", NAMESPACE, "busy", "--ignore-not-found", "--wait")
+    cluster.apply(
+        {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RewardModel",
+            "metadata": {"name": "busy", "namespace": NAMESPACE},
+            "spec": {
+                "function": {"inline": SLOW},
+                "slots": 2,
+                "autoscaling": {"minReplicas": 0, "maxReplicas": 3, "targetSeconds": 4, "scaleDownAfterSeconds": 20},
+                "nodePool": nodes,
+            },
+        }
+    )
+
+    def read() -> Manifest:
+        return cluster.get("rewardmodel", "busy").get("status") or {}
+
+    wait_for("word of the model", lambda: read().get("scaling"), 120)
+    assert read()["scaling"]["replicas"] == 0, "nobody asks it"
+    rewards = [{"name": "letters", "rewardModelRef": {"name": "busy"}, "slots": 2}]
+    job = submit("scaled", rewards=rewards, schedule={"steps": 4})
+    most = job.wait_for("three replicas", lambda: read()["scaling"]["replicas"] == 3 and read()["scaling"])
+    say(f"busy: {most}")
+    job.wait_for("all three ready", lambda: read().get("readyReplicas") == 3)
+    job.wait_for_success()
+    assert_all_valid(read_samples(job), 4 * 16)
+    wait_for("none again", lambda: not read().get("replicas"), 180)
+    cluster.kubectl("delete", "rewardmodel", "-n", NAMESPACE, "busy", "--wait")
+
+
+def test_a_run_outlives_its_name_service(cluster: Cluster, submit: Callable[..., Job]) -> None:
+    if not cluster.is_local:
+        pytest.skip("takes the cluster's DNS away: on the one-machine cluster alone")
+    dns = ("-n", "kube-system", "deployment/coredns")
+    job = submit("no-dns")
+    job.wait_for_step(2)
+    say(f"no DNS for {DNS_GONE_SECONDS} s, at step {job.step()}")
+    cluster.kubectl("scale", *dns, "--replicas=0")
+    try:
+        gone = ("-n", "kube-system", "wait", "--for=delete", "pod", "-l", "k8s-app=kube-dns", "--timeout=120s")
+        cluster.kubectl(*gone)
+        time.sleep(DNS_GONE_SECONDS)  # the fault itself
+    finally:
+        cluster.kubectl("scale", *dns, "--replicas=1")
+    job.wait_for_success()
+    assert_all_valid(read_samples(job), 12 * 16)
+
+
+def test_a_changed_reward_scores_whole_steps(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:
+    """One reward scores samples, and is changed in the middle; another looks at their groups."""
+    reward = {"name": "letters", "slots": 4, "replicas": 2, "function": {"inline": SLOW}, "nodePool": nodes}
+    brevity = {
+        "name": "brevity",
+        "scope": "sampleThenGroup",
+        "function": {"inline": BREVITY},
+        "slots": 2,
+        "nodePool": nodes,
+    }
+    job = submit("changed", rewards=[reward, brevity])
+    job.wait_for_step(3)
+    changed = copy.deepcopy([reward, brevity])
+    changed[0]["function"] = {"inline": SLOW.replace("/ 10", "/ 20")}
+    job.cluster.apply(
+        {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": job.name, "namespace": NAMESPACE},
+            "spec": job.read()["spec"] | {"rewards": changed},
+        }
+    )
+    job.wait_for_success()
+    samples = read_samples(job)
+    assert_all_valid(samples, 12 * 16)
+    versions = defaultdict(set)
+    for sample in samples:
+        versions[sample["step"]].add(sample["rewards"]["letters"]["version"])
+    assert {len(found) for found in versions.values()} == {1}, "each step is of one version"
+    assert len(set.union(*versions.values())) == 2, "and the change was seen"
+    for sample in samples:
+        components = sample["rewards"]["brevity"]["components"]
+        shown = dict(components)
+        assert sample["rewards"]["brevity"]["score"] == float(shown["length"] == shown["shortest"])
+    assert "RewardVersionsMixed" in job.event_reasons() | {c["type"] for c in job.status["conditions"]}

@@ -46,13 +46,14 @@ class Hedges:
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._threshold: float | None = None
         self._is_threshold_known = False
-        self._budget = 0.0
+        self._budget_percent = 0.0
+        """A request adds max_percent, a hedge takes 100: no fraction is lost to rounding."""
 
     def record_sent(self, out: Out) -> None:
         """`out` is out now; sent_at never falls from one to the next."""
         self._out[out] = None
-        share = self._hedging.max_percent / 100
-        self._budget = min(self._budget + share, max(1.0, share * _NUM_LATENCIES))
+        share = self._hedging.max_percent
+        self._budget_percent = min(self._budget_percent + share, max(100.0, share * _NUM_LATENCIES))
 
     def record_ended(self, out: Out) -> None:
         """It has its answer, or is not waited for any more."""
@@ -66,13 +67,13 @@ class Hedges:
     def next_due(self, now: float) -> Out | None:
         """The request to hedge now; None when none is due or the budget is spent."""
         threshold, oldest = self.threshold_seconds(), next(iter(self._out), None)
-        if threshold is None or oldest is None or self._budget < 1.0 or now - oldest.sent_at <= threshold:
+        if threshold is None or oldest is None or self._budget_percent < 100.0 or now - oldest.sent_at <= threshold:
             return None
         return oldest
 
     def record_hedged(self, out: Out) -> None:
         self._out.pop(out, None)
-        self._budget -= 1.0
+        self._budget_percent -= 100.0
         self.num_hedges += 1
 
     def threshold_seconds(self) -> float | None:

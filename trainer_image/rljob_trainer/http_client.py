@@ -18,10 +18,15 @@ CONNECT_SECONDS = 4.0
 """Time for two more SYNs after a lost one. A Pod that has vanished answers none, and every request to it waits so long;
 one that is merely busy connects at once, since its kernel accepts."""
 
+IDLE_SECONDS = 20.0
+"""How long an idle connection is kept for the next request. Of a burst's thousands none is left soon after it, and our
+servers keep them for longer, so that no request meets a closed one."""
+
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a limit on connections: `fleet` limits requests a replica, and waiters hold none."""
-    connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket, keepalive_timeout=60)
+    """A session without a limit on connections of its own: `fleet` limits the requests that a replica has at once, each
+    is one connection, and those who wait for a replica hold none."""
+    connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket, keepalive_timeout=IDLE_SECONDS)
     return aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     )

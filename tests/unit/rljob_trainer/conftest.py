@@ -1,4 +1,4 @@
-"""Makes `driver_world` importable: pytest's importlib mode puts no folder on the path."""
+"""Makes `driver_world` and `reward_world` importable: pytest's importlib mode puts no folder on the path."""
 
 import importlib.util
 import itertools
@@ -10,16 +10,30 @@ import pytest
 _counter = itertools.count(1)
 
 
-@pytest.fixture
-def driver_world():
-    """The module tests/unit/rljob_trainer/driver_world.py."""
-    name = "driver_world"
+def _load(name):
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("driver_world.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+_load("reward_world")
+
+
+@pytest.fixture
+def driver_world():
+    """The module tests/unit/rljob_trainer/driver_world.py."""
+    return _load("driver_world")
+
+
+@pytest.fixture
+async def reward_world(tmp_path, monkeypatch):
+    """Reward servers on loopback addresses, ended with the test."""
+    world = _load("reward_world").RewardWorld(tmp_path, monkeypatch)
+    yield world
+    await world.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rljob_cli.reward_rows import HEADER, row_cells
 from rljob_cli.snapshot import Change, Snapshot, changes
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -106,6 +107,8 @@ def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
         Text(format_seconds(snapshot.elapsed_seconds) + (f", {format_seconds(eta)} left" if eta else "")),
     )
     parts: list[RenderableType] = [head, _render_numbers(snapshot), _render_roles(snapshot)]
+    if snapshot.rewards:
+        parts.append(_render_rewards(snapshot))
     phase = snapshot.driver.phase if snapshot.driver else "waiting for Pods"
     waits = snapshot.waits_for
     parts.append(Text(f"{phase}: waits for {waits}" if waits else phase, style="cyan"))
@@ -139,6 +142,18 @@ def _render_roles(snapshot: Snapshot) -> RenderableType:
     for role in snapshot.roles:
         style = "green" if role.ready >= role.desired else "yellow"
         table.add_row(role.name, Text(f"{role.ready}/{role.desired}", style=style), str(role.restarts or ""))
+    return table
+
+
+def _render_rewards(snapshot: Snapshot) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    rows = [row_cells(row) for row in snapshot.rewards]
+    for column, *cells in zip(HEADER, *rows, strict=True):
+        # Only the reasons, which are last, may be cut.
+        widest = max(map(len, (column, *cells))) if column != HEADER[-1] else None
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=widest)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -28,7 +28,9 @@ from rljob_cli.live import Output
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.manifests import labels_of, phase_of
 from rljob_cli.local.network import Network
+from rljob_cli.local.rewards import ask_metrics, build_rewards
 from rljob_cli.report import draw_curves, print_report
+from rljob_cli.reward_rows import Metrics
 from rljob_cli.snapshot import RunHistory, Snapshot, build_roles, message_of, read_rows
 from rljob_cli.summary import build_summary
 from rljob_operator import queue
@@ -37,6 +39,7 @@ from rljob_operator.children.config import read_token
 
 _LOOK_SECONDS = 0.5
 _POLL_SECONDS = 1.0
+_METRICS_SECONDS = 2.0
 _POLL_TIMEOUT_SECONDS = 2.0
 _STOP_SECONDS = 15.0
 """Most that one Pod may take to end. The head goes first, so that it can leave a checkpoint in order."""
@@ -57,6 +60,7 @@ class Run:
         self._interrupted = asyncio.Event()
         self._phase = ""
         self._events: list[str] = []
+        self._metrics = Metrics()
 
     async def execute(self) -> str:
         """Run to the end. Returns the phase: Succeeded, Failed or Interrupted."""
@@ -68,6 +72,7 @@ class Run:
             async with self._cluster:
                 tasks = [asyncio.create_task(queue.run(self._cluster.store, workers=1))]
                 tasks.append(asyncio.create_task(self._poll_driver()))
+                tasks.append(asyncio.create_task(self._poll_metrics()))
                 try:
                     await self._follow(tasks)
                 finally:
@@ -113,6 +118,7 @@ class Run:
             phase=job.status.phase or "Pending",
             message=message_of(job.status),
             roles=build_roles(job.status, pods, self.history.restarts),
+            rewards=build_rewards(job, pods, self._metrics, store.driver),
             driver=store.driver,
             steps=tuple(row for row in rows if row.get("type", "step") == "step"),
             evals=tuple(row for row in rows if row.get("type") == "eval"),
@@ -147,6 +153,14 @@ class Run:
                     address = running[0]["status"]["podIP"]
                     store.set_driver(await _ask_driver(session, address, read_token(secret) or ""))
                 await asyncio.sleep(_POLL_SECONDS)
+
+    async def _poll_metrics(self) -> None:
+        """Keep what the head and the reward servers count fresh, for the view."""
+        timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                self._metrics = await ask_metrics(session, list(self._cluster.store.pods.values()))
+                await asyncio.sleep(_METRICS_SECONDS)
 
 
 async def _ask_driver(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:

@@ -14,6 +14,7 @@ from rljob_api.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_api.protocol import DriverStatus
 from rljob_api.status import RLJobStatus
 from rljob_cli.local.manifests import Manifest, is_ready, labels_of, name_of
+from rljob_cli.reward_rows import RewardRow
 
 Row = dict[str, Any]
 ROLE_ORDER = ("head", "trainer", "rollout", "reward")
@@ -51,6 +52,7 @@ class Snapshot:
     message: str = ""
     """Of the condition that the phase was derived from."""
     roles: tuple[RoleRow, ...] = ()
+    rewards: tuple[RewardRow, ...] = ()
     driver: DriverStatus | None = None
     steps: tuple[Row, ...] = ()
     evals: tuple[Row, ...] = ()

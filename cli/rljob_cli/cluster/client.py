@@ -25,6 +25,8 @@ _PLURAL = "rljobs"
 _VERSION = API_VERSION.rpartition("/")[2]
 _CONTENT_TYPE = "application/merge-patch+json"
 _TIMEOUT_SECONDS = 30
+_METRICS_TIMEOUT_SECONDS = 3
+"""A NetworkPolicy that lets nothing in from the API server drops packets."""
 _MAX_IDLE_STREAM_SECONDS = 24 * 3600
 _MAX_CONNECTIONS = 1000
 """Each followed log holds one."""
@@ -133,6 +135,21 @@ class Cluster:
             )
 
         return list(self._ask("list pods.metrics.k8s.io", ask)["items"])
+
+    def read_pod_metrics(self, pod: str, port: int) -> str:
+        """A Pod's own /metrics, through the API server. Raises ClusterError where it, or a policy, says no."""
+
+        def ask() -> Any:
+            return self._core.connect_get_namespaced_pod_proxy_with_path(
+                f"{pod}:{port}",
+                self.namespace,
+                "metrics",
+                _preload_content=False,
+                _request_timeout=_METRICS_TIMEOUT_SECONDS,
+            )
+
+        text: str = self._ask("get pods/proxy", ask).data.decode(errors="replace")
+        return text
 
     def open_log(
         self,

@@ -64,6 +64,7 @@ def top_command(
     name: str | None, target: Target, *, everywhere: bool, watch: bool, output: str, interval_seconds: float = 2.0
 ) -> int:
     from rljob_cli.cluster import top
+    from rljob_cli.cluster.rewards import fetch_rewards
 
     def command(cluster: Cluster) -> int:
         if name and everywhere:
@@ -74,7 +75,9 @@ def top_command(
         def draw() -> str:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             if name:
-                view = top.view_job(cluster.get_job(name), *top.fetch_pods(cluster, name), utc_now())
+                manifest, (pods, usage) = cluster.get_job(name), top.fetch_pods(cluster, name)
+                rewards = fetch_rewards(cluster, manifest, pods)
+                view = top.view_job(manifest, pods, usage, utc_now(), rewards)
                 return json.dumps(view.to_json()) if output == "json" else top.format_job(view, width)
             rows = top.view_jobs(cluster.list_jobs(everywhere), utc_now())
             if output == "json":

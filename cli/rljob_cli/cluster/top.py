@@ -1,10 +1,10 @@
-"""top: jobs as rows of a table, or one job with its roles and Pods. Pure, but for fetch_pods and watch."""
+"""top: jobs as rows of a table, or one job with its roles, rewards and Pods. Pure, but for fetch_* and watch."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from rljob_api.errors import RLJobError
 from rljob_cli.cluster.client import Cluster, ClusterError, Manifest
 from rljob_cli.cluster.look import parse_status, parse_time
 from rljob_cli.cluster.words import describe_pod, describe_wait, format_age, format_table, restarts_of, role_of
+from rljob_cli.reward_rows import HEADER, RewardRow, row_cells
 from rljob_operator.world import name_of
 
 _CLEAR = "\x1b[H\x1b[J"
@@ -65,6 +66,7 @@ class JobView:
 
     job: JobRow
     roles: list[dict[str, Any]]
+    rewards: list[RewardRow]
     pods: list[PodRow]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,13 +106,19 @@ def fetch_pods(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manife
     return cluster.list_pods(selector), metrics
 
 
-def view_job(manifest: Manifest, pods: list[Manifest], metrics: list[Manifest], now: datetime) -> JobView:
+def view_job(
+    manifest: Manifest,
+    pods: list[Manifest],
+    metrics: list[Manifest],
+    now: datetime,
+    rewards: Sequence[RewardRow] = (),
+) -> JobView:
     usage = {metric["metadata"]["name"]: metric.get("containers") or [] for metric in metrics}
     roles = [role.model_dump() for role in parse_status(manifest).roles]
     order = {role["name"]: index for index, role in enumerate(roles)}
     rows = [_view_pod(pod, usage.get(name_of(pod)), now) for pod in pods]
     rows.sort(key=lambda row: (order.get(row.role, len(order)), row.name))
-    return JobView(view_row(manifest, now), roles, rows)
+    return JobView(view_row(manifest, now), roles, list(rewards), rows)
 
 
 def _view_pod(pod: Manifest, containers: list[Manifest] | None, now: datetime) -> PodRow:
@@ -160,6 +168,8 @@ def format_job(view: JobView, width: int | None) -> str:
     if view.roles:
         roles = [[r["name"], f"{r['ready']}/{r['desired']}", str(r["restarts"])] for r in view.roles]
         lines += ["", *format_table(["ROLE", "READY", "RESTARTS"], roles, width)]
+    if view.rewards:
+        lines += ["", *format_table(HEADER, [row_cells(row) for row in view.rewards], width, gap=2)]
     if view.pods:
         is_measured = any(pod.cpu_cores is not None for pod in view.pods)
         measured = ["CPU", "MEMORY"] if is_measured else []

@@ -125,11 +125,13 @@ def format_age(then: datetime | None, now: datetime) -> str:
     return f"{seconds // 86400}d"
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, gap: int = 3
+) -> list[str]:
     """Lines of columns as wide as their widest cell; the last column takes what is left of `width`, if given."""
     cells = [[str(cell).replace("\n", " ") for cell in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = [(" " * gap).join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
     if width is None:
         return lines
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]

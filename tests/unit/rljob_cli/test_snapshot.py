@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rljob_cli.live import sparkline
+import pytest
+from rich.console import Console
+
+from rljob_cli.live import render, sparkline
+from rljob_cli.reward_rows import RewardRow
 from rljob_cli.snapshot import RoleRow, RunHistory, Snapshot, changes, read_rows
 from rljob_cli.summary import build_summary
 
@@ -83,3 +87,16 @@ def test_a_run_without_a_drivers_summary_has_what_the_metrics_say():
 def test_a_sparkline_spans_from_the_least_to_the_greatest():
     assert sparkline([0, 1, 2]) == "▁▅█"
     assert sparkline([1, 1]) == "▁▁"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_cuts_the_reasons_of_invalid_results_and_no_number(width):
+    row = RewardRow(
+        "correct", "function", 12, 12, 320, 192, 192, 1024, 12.0, 0.8, 31.0, {"timeout": 3, "exception": 12}
+    )
+    console = Console(width=width)
+    with console.capture() as drawn:
+        console.print(render(Snapshot(rewards=(row, RewardRow("remote", "http"))), []))
+    [line] = [line for line in drawn.get().splitlines() if line.startswith("correct")]
+    numbers = ["correct", "function", "12/12", "320", "192", "192", "1024", "12s", "0.8s", "31s", "3", "timeout,"]
+    assert line.split()[: len(numbers)] == numbers

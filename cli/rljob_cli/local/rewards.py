@@ -1,0 +1,63 @@
+"""The rewards of a run on this machine: what its head and reward servers say at /metrics, each at its own address.
+
+Leaves what the numbers mean to reward_rows. Invariant: an address that does not answer makes its numbers unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
+from rljob_api.job import RLJob
+from rljob_api.protocol import DriverStatus
+from rljob_cli.local.manifests import Manifest, is_ready, labels_of
+from rljob_cli.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
+from rljob_operator.children.common import HEAD
+
+
+async def ask_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
+    """What the Pods that are ready say now."""
+    heads = [pod for pod in pods if labels_of(pod).get(LABEL_ROLE) == HEAD and is_ready(pod)]
+    servers: dict[str, list[Manifest]] = {}
+    for pod in pods:
+        if LABEL_REWARD in labels_of(pod) and is_ready(pod):
+            servers.setdefault(labels_of(pod)[LABEL_REWARD], []).append(pod)
+    driver = await _ask(session, heads[0], PORT_DRIVER) if heads else None
+    told: dict[str, Sequence[Sequence[Sample]] | None] = {}
+    for name, replicas in servers.items():
+        answers = await asyncio.gather(*(_ask(session, pod, PORT_REWARD) for pod in replicas))
+        known = [answer for answer in answers if answer is not None]
+        told[name] = known if len(known) == len(answers) else None
+    return Metrics(driver, told)
+
+
+async def _ask(session: aiohttp.ClientSession, pod: Manifest, port: int) -> list[Sample] | None:
+    try:
+        async with session.get(f"http://{pod['status']['podIP']}:{port}/metrics") as response:
+            return (parse_metrics(await response.text()) or None) if response.status == 200 else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+
+
+def build_rewards(
+    job: RLJob, pods: Sequence[Manifest], metrics: Metrics, driver: DriverStatus | None
+) -> tuple[RewardRow, ...]:
+    """A row for each reward of the job."""
+    roles = {role.name: role for role in job.status.roles}
+    scaling = {decision.name: decision for decision in job.status.scaling}
+    rows = []
+    for reward in job.spec.rewards:
+        role = roles.get(f"reward-{reward.name}")
+        ready = sum(labels_of(pod).get(LABEL_REWARD) == reward.name and is_ready(pod) for pod in pods)
+        part = Part(
+            name=reward.name,
+            spec=reward,
+            ready=ready if role else None,
+            replicas=role.desired if role else None,
+            scaling=scaling.get(reward.name),
+        )
+        rows.append(build_row(part, metrics, driver.demand.get(reward.name) if driver else None))
+    return tuple(rows)

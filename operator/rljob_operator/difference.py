@@ -41,13 +41,15 @@ def is_stamped(observed: Manifest, desired: Manifest) -> bool:
 
 def contains(observed: Any, desired: Any) -> bool:
     """Whether `observed` holds everything that `desired` says."""
+    if observed == desired:  # most parts, below those that the API server adds to, and quick
+        return True
     if isinstance(desired, dict):
         if not isinstance(observed, dict):
             return observed is None and not desired
         return all(_contains_field(observed.get(name), value, name) for name, value in desired.items())
     if isinstance(desired, list):
         return _contains_list(observed or [], desired)
-    return bool(observed == desired) or (observed is None and (desired is False or desired == ""))
+    return observed is None and (desired is False or desired == "")
 
 
 def _contains_field(observed: Any, desired: Any, name: str) -> bool:

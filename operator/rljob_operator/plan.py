@@ -40,7 +40,7 @@ from rljob_operator.lifecycle import (
 )
 from rljob_operator.remedies import Cause, find_causes
 from rljob_operator.scaling import scale_job, scaling_events
-from rljob_operator.validate import find_problems
+from rljob_operator.validate import find_problems, find_size_problems, find_spec_problems
 from rljob_operator.versions import SETTLED, UPDATING, describe_mixed_rewards
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
@@ -86,8 +86,7 @@ def _plan_managed(
         return _plan_retry(job, world, now)
     if conditions.is_finished(job.status):
         return _plan_finished(job, world, now)
-    problems = find_problems(job)
-    if problems:
+    if problems := find_spec_problems(job):
         return _plan_invalid(job, problems, now)
     restarts = count_restarts(job, world, observed)
     verdict = judge(job, world, restarts, now)
@@ -97,6 +96,8 @@ def _plan_managed(
         children = build_children(job, _token(job, world) or new_token(), defaults, observed.reward_models)
     except UserError as error:
         return _plan_invalid(job, [str(error)], now)
+    if problems := list(find_size_problems(children)):
+        return _plan_invalid(job, problems, now)
     if verdict.state == "suspended":
         return _plan_suspended(job, world, observed, restarts, children, now)
     return _plan_active(job, world, observed, restarts, children, now)

@@ -6,13 +6,14 @@ which the schema leaves open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.reward import RewardBase
 from rljob_api.roles import Role
 from rljob_api.sources import parse_source
+from rljob_operator.backend import Manifest
 from rljob_operator.children.config import build_job_config
 from rljob_operator.children.merge import merge
 
@@ -22,7 +23,13 @@ _MAX_CONFIG_BYTES = 1_000_000
 
 def find_problems(job: RLJob) -> list[str]:
     """All that keeps the job from being built; empty when nothing does."""
-    return [*_source_problems(job), *_template_problems(job), *_size_problems(job), *_scheduling_problems(job)]
+    return [*find_spec_problems(job), *find_size_problems([build_job_config(job)])]
+
+
+def find_spec_problems(job: RLJob) -> list[str]:
+    """All but what only its built children show (find_size_problems): to write the job's file is a good part of a
+    look."""
+    return [*_source_problems(job), *_template_problems(job), *_scheduling_problems(job)]
 
 
 def _source_problems(job: RLJob) -> Iterator[str]:
@@ -86,10 +93,12 @@ def _scheduling_problems(job: RLJob) -> Iterator[str]:
         yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue or volcano"
 
 
-def _size_problems(job: RLJob) -> Iterator[str]:
-    num_bytes = sum(len(text.encode()) for text in build_job_config(job)["data"].values())
-    if num_bytes > _MAX_CONFIG_BYTES:
-        yield (
-            f"spec takes {num_bytes} bytes as a ConfigMap, at most {_MAX_CONFIG_BYTES} are allowed; move inline "
-            "functions to a ConfigMap of your own (function.configMapKeyRef)"
-        )
+def find_size_problems(children: Iterable[Manifest]) -> Iterator[str]:
+    """Which ConfigMaps no API server would take."""
+    for child in children:
+        num_bytes = sum(len(text.encode()) for text in child["data"].values()) if child["kind"] == "ConfigMap" else 0
+        if num_bytes > _MAX_CONFIG_BYTES:
+            yield (
+                f"spec takes {num_bytes} bytes as a ConfigMap, at most {_MAX_CONFIG_BYTES} are allowed; move inline "
+                "functions to a ConfigMap of your own (function.configMapKeyRef)"
+            )

@@ -306,3 +306,16 @@ def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one
     made = make_plan(job, Observed(pods=(pod,)))
     assert made.status.roles[0].ready == (0 if earlier else 1)
     assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"
+
+
+def test_a_job_whose_file_no_configmap_holds_is_invalid_and_says_how_to_make_it_smaller():
+    source = "def compute_score(): ...\n" + "# text\n" * 30_000
+    rewards = [{"name": f"r{index}", "function": {"inline": source}} for index in range(5)]
+    job = changed(load("smallest"), "rewards", rewards)
+    made = make_plan(job)
+    assert (made.children, made.status.phase) == ((), "Failed")
+    (message,) = [c.message for c in made.status.conditions if c.type == "Failed"]
+    assert "bytes as a ConfigMap" in message
+    assert "function.configMapKeyRef" in message
+    with pytest.raises(UserError, match="bytes as a ConfigMap"):
+        render(job)

@@ -130,6 +130,7 @@ MODEL_OF_EXAMPLE = {
     "chat": SMOLLM2,
     "gsm8k": SMOLLM2,
     "judge": SMOLLM2,
+    "length": SMOLLM2,
     "retrieval": SMOLLM2,
     "tiny": TINY,
 }

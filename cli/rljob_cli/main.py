@@ -83,12 +83,18 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new fo
 def try_reward(
     job: JobArgument,
     reward: Annotated[str | None, typer.Option(help="Its name. Default: the first that has Pods.")] = None,
-    completion: Annotated[str | None, typer.Option(help="What the model wrote.")] = None,
+    completion: Annotated[
+        list[str] | None,
+        typer.Option(help="What the model wrote. Several are a group, where the reward sees one."),
+    ] = None,
     answer: Annotated[str | None, typer.Option(help="The ground truth.")] = None,
     prompt: Annotated[str, typer.Option(help="What the model was given.")] = "",
     file: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with completion, answer, prompt; other keys become extra_info."),
+        typer.Option(
+            help="JSON lines with completion, answer, prompt; other keys become extra_info. Rows with the same prompt "
+            "(or `group`) are a group, where the reward sees one."
+        ),
     ] = None,
     overrides: SetOption = None,
     network: NetworkOption = None,
@@ -97,7 +103,9 @@ def try_reward(
     from rljob_cli.commands import guard
     from rljob_cli.try_reward import try_reward_command
 
-    code = guard(lambda: try_reward_command(job, overrides or [], reward, completion, answer, prompt, file, network))
+    code = guard(
+        lambda: try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network)
+    )
     raise typer.Exit(code)
 
 

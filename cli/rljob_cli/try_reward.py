@@ -1,7 +1,8 @@
 """`rljob test-reward`: scores completions in the very server that would score them in training, and nothing else runs.
 
-Takes the reward's children out of the operator's plan, runs them on the local backend, and asks by HTTP as the driver
-does. Invariant: when it returns, no process of it is alive.
+Takes the reward's children out of the operator's plan, runs them on the local backend, and asks by HTTP (ask_reward).
+Where the reward sees groups, rows with the same `group`, or without it the same prompt, are one. Invariant: when it
+returns, no process of it is alive.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from rich.console import Console
 from rich.table import Table
 
 from rljob_api.contract import LABEL_REWARD, PORT_REWARD
-from rljob_api.contract import Path as HttpPath
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.load import InvalidManifest
 from rljob_api.protocol import ScoreRequest, ScoreResult
 from rljob_api.reward import Reward
+from rljob_cli.ask_reward import ask_all
 from rljob_cli.jobfile import JobFile, load
 from rljob_cli.local import network as local_network
 from rljob_cli.local.cluster import LocalCluster
@@ -40,13 +40,14 @@ from rljob_operator.world import container_statuses
 _TOKEN = "test-reward"
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 3.0
-_CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A sample and what the server said of it."""
 
+    label: str
+    """Its number; of a group's, the group's before it."""
     request: ScoreRequest
     result: ScoreResult
 
@@ -55,7 +56,7 @@ def try_reward_command(
     path: Path,
     overrides: list[str],
     name: str | None,
-    completion: str | None,
+    completions: list[str],
     answer: str | None,
     prompt: str,
     file: Path | None,
@@ -64,13 +65,14 @@ def try_reward_command(
     """Score, print a table, and return 1 when a result was invalid."""
     job_file = load(path, overrides)
     index = _find_reward(job_file.job, name)
-    requests = _read_requests(job_file.job, completion, answer, prompt, file)
-    _check(job_file, index)
     reward = job_file.job.spec.rewards[index]
+    rows = _read_rows(completions, answer, prompt, file)
+    groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
+    _check(job_file, index)
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         network = local_network.claim(folder, block, ports=[PORT_REWARD])
         try:
-            outcomes, printed = asyncio.run(_score(job_file.job, reward, requests, network, Path(folder)))
+            outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             return EXIT_INTERRUPTED
     console = Console()
@@ -97,32 +99,41 @@ def _check(file: JobFile, index: int) -> None:
         raise InvalidManifest(str(file.path), problems)
 
 
-def _read_requests(
-    job: RLJob, completion: str | None, answer: str | None, prompt: str, file: Path | None
-) -> list[ScoreRequest]:
-    if (file is None) == (completion is None):
+def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Path | None) -> list[dict[str, Any]]:
+    if (file is None) == (not completions):
         raise UserError("give either --completion (with --answer) or --file")
-    source = job.spec.data.train.data_source or ""
     if file is None:
-        return [build_request({"completion": completion, "answer": answer, "prompt": prompt}, 0, source)]
+        return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
     try:
         lines = file.read_text().splitlines()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    requests = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{file}:{number}: is no JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
-            raise UserError(f"{file}:{number}: must be a JSON object with the text `completion`")
-        requests.append(build_request(row, number - 1, source))
-    if not requests:
+    rows = [_read_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
         raise UserError(f"{file} has no rows")
-    return requests
+    return rows
+
+
+def _read_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{place}: is no JSON: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
+        raise UserError(f"{place}: must be a JSON object with the text `completion`")
+    return row
+
+
+def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: bool) -> list[list[ScoreRequest]]:
+    """Rows as the driver would send them, each alone or those of a group together."""
+    if not in_groups:
+        return [[build_request(row, index, data_source)] for index, row in enumerate(rows)]
+    groups: dict[str, list[ScoreRequest]] = {}
+    for index, row in enumerate(rows):
+        key = json.dumps(row.get("group", row.get("prompt") or ""))
+        own = {name: value for name, value in row.items() if name != "group"}
+        groups.setdefault(key, []).append(build_request(own, index, data_source))
+    return list(groups.values())
 
 
 def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
@@ -151,7 +162,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
 
 
 async def _score(
-    job: RLJob, reward: Reward, requests: list[ScoreRequest], network: Network, folder: Path
+    job: RLJob, reward: Reward, groups: list[list[ScoreRequest]], network: Network, folder: Path
 ) -> tuple[list[Outcome], str]:
     task = asyncio.current_task()
     assert task is not None
@@ -162,11 +173,22 @@ async def _score(
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)
             pod = await _until_ready(cluster)
-            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}{HttpPath.SCORE}"
-            outcomes = await _ask_all(url, requests, reward)
+            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
+            results = await ask_all(url, _TOKEN, reward, groups)
         finally:
             await cluster.stop(_STOP_SECONDS)
-    return outcomes, _printed(folder / "logs")
+    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _printed(folder / "logs")
+
+
+def label_outcomes(
+    groups: list[list[ScoreRequest]], results: list[list[ScoreResult]], *, in_groups: bool
+) -> list[Outcome]:
+    """All samples, with numbers."""
+    return [
+        Outcome(f"{number}.{place}" if in_groups else str(number), request, result)
+        for number, (requests, theirs) in enumerate(zip(groups, results, strict=True), start=1)
+        for place, (request, result) in enumerate(zip(requests, theirs, strict=True), start=1)
+    ]
 
 
 async def _until_ready(cluster: LocalCluster) -> Manifest:
@@ -186,22 +208,6 @@ async def _until_ready(cluster: LocalCluster) -> Manifest:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _ask_all(url: str, requests: list[ScoreRequest], reward: Reward) -> list[Outcome]:
-    """All requests, as many at a time as the server has slots."""
-    slots = asyncio.Semaphore(reward.slots)
-    timeout = aiohttp.ClientTimeout(total=reward.timeout_seconds + _CONNECT_SECONDS)
-    headers = {"Authorization": f"Bearer {_TOKEN}"}
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-
-        async def ask(request: ScoreRequest) -> Outcome:
-            async with slots, session.post(url, json=request.model_dump(mode="json")) as response:
-                if response.status != 200:
-                    raise UserError(f"the reward server answered {response.status}: {await response.text()}")
-                return Outcome(request, ScoreResult.model_validate(await response.json()))
-
-        return list(await asyncio.gather(*(ask(request) for request in requests)))
-
-
 def _printed(logs: Path) -> str:
     """What the server and the function printed, markers left out, and all that vLLM has to say."""
     logs_of_ours = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
@@ -215,9 +221,9 @@ def build_table(name: str, outcomes: list[Outcome]) -> Table:
     table = Table(title=f"reward {name}", title_justify="left")
     for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):
         table.add_column(column, overflow="fold")
-    for number, outcome in enumerate(outcomes, start=1):
+    for outcome in outcomes:
         result = outcome.result
-        cells = [str(number), _short(outcome.request.completion), _short(outcome.request.ground_truth)]
+        cells = [outcome.label, _short(outcome.request.completion), _short(outcome.request.ground_truth)]
         cells.append("-" if result.score is None else f"{result.score:.4g}")
         cells += [f"{result.components[key]:.4g}" if key in result.components else "-" for key in components]
         invalid = f"{result.reason}: {result.message}" if result.reason else ""

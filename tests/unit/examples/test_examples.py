@@ -38,7 +38,15 @@ def score(example: str, completion: str, truth: str, truncated: bool = False) ->
 
 
 def test_the_examples_are_there() -> None:
-    assert [folder.name for folder in FOLDERS] == ["chat", "gsm8k", "judge", "quickstart", "retrieval", "tiny"]
+    assert [folder.name for folder in FOLDERS] == [
+        "chat",
+        "gsm8k",
+        "judge",
+        "length",
+        "quickstart",
+        "retrieval",
+        "tiny",
+    ]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -56,7 +64,7 @@ def test_an_example_is_a_valid_job_whose_files_fit_it(folder: Path) -> None:
         assert reward.function is not None
         assert reward.function.file is not None
         file = folder / reward.function.file
-        assert check_function(file.read_text(), str(file), reward.function) == []
+        assert check_function(file.read_text(), str(file), reward.function, reward.scope) == []
     assert (folder / "README.md").read_text().count(f"rljob run examples/{folder.name}/rljob.yaml") == 1
 
 
@@ -119,6 +127,21 @@ def test_the_gsm8k_reward_proves_itself_on_every_reference_solution() -> None:
         assert module.compute_score("", "#### 123456789", row["answer"])["score"] == 0.0
     assert score("gsm8k", "so 18", "#### 18")["score"] == 0.0
     assert score("gsm8k", "#### 1,018", "work\n#### 1018")["score"] == 1.0
+
+
+def test_the_length_penalty_is_relative_to_the_groups_right_answers() -> None:
+    penalty = load_module(EXAMPLES / "length" / "reward.py").LengthPenalty(penalty=0.5)
+
+    def scores(*completions: tuple[str, int]) -> list[float]:
+        group = []
+        for text, num_tokens in completions:
+            own = penalty.compute_score("", text, "31", {"num_tokens": num_tokens})
+            group.append({"score": own.pop("score"), "components": {name: float(own[name]) for name in own}})
+        return [result["score"] for result in penalty.post_process_scores(group)]
+
+    assert scores(("31", 2), ("so 31", 6), ("thus 31", 10), ("3", 1)) == [1.0, 0.75, 0.5, 0.0]
+    assert scores(("so 31", 9), ("12", 1)) == [1.0, 0.0], "no right answer is shorter"
+    assert scores(("12", 1), ("no idea", 9)) == [0.0, 0.0]
 
 
 def test_the_tiny_reward_has_a_signal() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from rljob_api.protocol import GroupResult
+
 TOKEN = "secret"
 DEADLINE_SECONDS = 300.0
 """For failures alone. A function that imports torch takes minutes on a machine that is busy."""
@@ -32,6 +34,15 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f"waited {DEADLINE_SECONDS:g} s in vain for {what}")
+
+
+def build_group(*completions: str, name: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A GroupRequest. `fields` are those of each sample, and lane and results those of the group."""
+    name = name or f"g{next(_numbers)}"
+    own = {key: fields.pop(key) for key in ("lane", "results") if key in fields}
+    shared = {"prompt": "2+2?", "ground_truth": "4", **fields}
+    samples = [{"id": f"{name}/{i}", "completion": text, **shared} for i, text in enumerate(completions)]
+    return {"id": name, "samples": samples, **own}
 
 
 class Server:
@@ -75,6 +86,15 @@ class Server:
         request = {"id": f"r{next(_numbers)}", "prompt": "2+2?", "completion": completion, **fields}
         status, result, _ = self.request("POST", "/v1/score", request)
         assert status == 200, f"{status}: {result}"
+        return result
+
+    def score_group(self, request: dict[str, Any]) -> GroupResult:
+        """The GroupResult of a request, which must be answered 200."""
+        status, answer, _ = self.request("POST", "/v1/score-group", request)
+        assert status == 200, f"{status}: {answer}"
+        result = GroupResult.model_validate(answer)
+        assert result.id == request["id"]
+        assert [each.id for each in result.results] == [sample["id"] for sample in request["samples"]]
         return result
 
     def is_ready(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import signal
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_process import TOKEN, Server, wait_for
+from reward_process import TOKEN, Server, build_group, wait_for
 
 from rljob_api.contract import ExitCode
 from rljob_api.protocol import GroupResult, ScoreResult
@@ -45,29 +44,6 @@ def reward(prompts, completions, answer):
     return [float(i) for i in range(len(completions))]
 """
 
-_numbers = itertools.count(1)
-
-
-def group(*completions: str, name: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A GroupRequest."""
-    name = name or f"g{next(_numbers)}"
-    truth = fields.pop("ground_truth", "4")
-    samples = [
-        {"id": f"{name}/{i}", "prompt": "2+2?", "completion": completion, "ground_truth": truth}
-        for i, completion in enumerate(completions)
-    ]
-    return {"id": name, "samples": samples, **fields}
-
-
-def post(server: Server, request: dict[str, Any]) -> GroupResult:
-    """The GroupResult of a request that must be answered 200."""
-    status, answer, _ = server.request("POST", "/v1/score-group", request)
-    assert status == 200, f"{status}: {answer}"
-    result = GroupResult.model_validate(answer)
-    assert result.id == request["id"]
-    assert [r.id for r in result.results] == [sample["id"] for sample in request["samples"]]
-    return result
-
 
 def reasons(result: GroupResult) -> list[str | None]:
     return [r.reason and r.reason.value for r in result.results]
@@ -85,7 +61,7 @@ def relative(start_server: StartServer) -> Server:
 
 
 def test_a_group_is_scored_in_one_call(relative: Server) -> None:
-    first, second = post(relative, group("ab", "abcd")).results
+    first, second = relative.score_group(build_group("ab", "abcd")).results
     assert (first.score, second.score) == (0.5, 1.0)
     assert first.components == {"length": 2.0}
     assert first.version == relative.request("GET", "/v1/info")[1]["version"]
@@ -95,7 +71,7 @@ def test_a_group_is_scored_in_one_call(relative: Server) -> None:
 def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relative: Server) -> None:
     name = 'rljob_reward_execute_seconds_count{lane="eval",outcome="%s",reward="test"}'
     before = {outcome: relative.metric(name % outcome) for outcome in ("valid", "abstained")}
-    assert reasons(post(relative, group("none", "ab", "abcd", lane="eval"))) == ["abstained", None, None]
+    assert reasons(relative.score_group(build_group("none", "ab", "abcd", lane="eval"))) == ["abstained", None, None]
     counted = {outcome: relative.metric(name % outcome) - before[outcome] for outcome in before}
     assert counted == {"valid": 2, "abstained": 1}
 
@@ -111,31 +87,31 @@ def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relati
 def test_a_group_that_fails_as_a_whole_gives_each_sample_the_reason(
     relative: Server, completion: str, reason: str, said: str
 ) -> None:
-    result = post(relative, group("fine", completion, "fine"))
+    result = relative.score_group(build_group("fine", completion, "fine"))
     assert reasons(result) == [reason] * 3
     assert all(said in r.message for r in result.results), result
-    assert reasons(post(relative, group("next"))) == [None], "the next group is served"
+    assert reasons(relative.score_group(build_group("next"))) == [None], "the next group is served"
 
 
 def test_a_retried_group_joins_the_one_under_way_and_is_remembered(start_server: StartServer, folder: Path) -> None:
     server = start_server(GATED, scope="group", slots=2)
-    request = group("a", "b", name="same", ground_truth=str(folder))
+    request = build_group("a", "b", name="same", ground_truth=str(folder))
     ran = lambda: len(list(folder.glob("ran-*")))  # noqa: E731
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(post, server, request)
+        first = threads.submit(server.score_group, request)
         wait_for(lambda: ran() == 1, "the first attempt to run")
-        second = threads.submit(post, server, request)
+        second = threads.submit(server.score_group, request)
         other = post_in_thread(threads, server, "other", folder)
         (folder / "go").touch()
         assert first.result() == second.result()
         other()
-    assert post(server, request) == first.result(), "remembered, times and all"
+    assert server.score_group(request) == first.result(), "remembered, times and all"
     assert ran() == 2, "one for each group"
 
 
 def post_in_thread(threads: ThreadPoolExecutor, server: Server, name: str, folder: Path) -> Callable[[], GroupResult]:
-    request = group("a", name=name, ground_truth=str(folder))
-    return threads.submit(post, server, request).result
+    request = build_group("a", name=name, ground_truth=str(folder))
+    return threads.submit(server.score_group, request).result
 
 
 def test_a_group_takes_one_slot_and_a_full_queue_refuses_one_as_it_does_a_sample(
@@ -143,11 +119,11 @@ def test_a_group_takes_one_slot_and_a_full_queue_refuses_one_as_it_does_a_sample
 ) -> None:
     server = start_server(GATED, scope="group", slots=1, queueLength=1)
     with ThreadPoolExecutor(3) as threads:
-        running = threads.submit(post, server, group("a", "b", "c", ground_truth=str(folder)))
+        running = threads.submit(server.score_group, build_group("a", "b", "c", ground_truth=str(folder)))
         wait_for(lambda: server.metric('rljob_reward_slots_in_use{lane="train"') == 1, "the group to run")
-        waiting = threads.submit(post, server, group("d", "e", ground_truth=str(folder)))
+        waiting = threads.submit(server.score_group, build_group("d", "e", ground_truth=str(folder)))
         wait_for(lambda: server.metric('rljob_reward_queue_length{lane="train"') == 1, "the second to wait")
-        status, _, headers = server.request("POST", "/v1/score-group", group("f", ground_truth=str(folder)))
+        status, _, headers = server.request("POST", "/v1/score-group", build_group("f", ground_truth=str(folder)))
         assert (status, int(headers["retry-after"]) >= 1) == (429, True)
         (folder / "go").touch()
         assert [len(future.result().results) for future in (running, waiting)] == [3, 2]
@@ -156,11 +132,11 @@ def test_a_group_takes_one_slot_and_a_full_queue_refuses_one_as_it_does_a_sample
 def test_a_group_that_was_accepted_is_answered_before_the_server_goes(start_server: StartServer, folder: Path) -> None:
     server = start_server(GATED, scope="group", slots=1)
     with ThreadPoolExecutor(1) as threads:
-        accepted = threads.submit(post, server, group("a", "b", ground_truth=str(folder)))
+        accepted = threads.submit(server.score_group, build_group("a", "b", ground_truth=str(folder)))
         wait_for(lambda: list(folder.glob("ran-*")), "it to run")
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.request("GET", "/rljob/ready", token="none")[0] == 503, "the server to drain")
-        assert server.request("POST", "/v1/score-group", group("c"))[0] == 503
+        assert server.request("POST", "/v1/score-group", build_group("c"))[0] == 503
         (folder / "go").touch()
         assert reasons(accepted.result()) == [None, None]
     assert server.process.wait(60) == ExitCode.SUCCEEDED
@@ -178,7 +154,7 @@ def test_a_group_that_was_accepted_is_answered_before_the_server_goes(start_serv
         ("/v1/score-group", {"id": "1", "samples": [{"id": "1"}]}, "samples.0.prompt: Field required"),
         (
             "/v1/score-group",
-            group("a") | {"results": [{"id": "1", "valid": True, "score": 1.0}]},
+            build_group("a") | {"results": [{"id": "1", "valid": True, "score": 1.0}]},
             "results: must be null: with scope: group",
         ),
     ],
@@ -192,7 +168,7 @@ def test_what_is_no_request_of_a_group_is_refused_with_the_remedy(
 
 
 def test_a_group_needs_the_token_and_a_post(relative: Server) -> None:
-    assert relative.request("POST", "/v1/score-group", group("a"), token="wrong")[0] == 401
+    assert relative.request("POST", "/v1/score-group", build_group("a"), token="wrong")[0] == 401
     connection = http.client.HTTPConnection(relative.host, 8080, timeout=60)
     connection.request("GET", "/v1/score-group", headers={"Authorization": f"Bearer {TOKEN}"})
     response = connection.getresponse()
@@ -202,7 +178,7 @@ def test_a_group_needs_the_token_and_a_post(relative: Server) -> None:
 
 def test_a_reward_of_samples_refuses_groups_and_says_what_to_set(start_server: StartServer) -> None:
     server = start_server("def compute_score(solution_str): return 1.0", slots=1)
-    status, answer, _ = server.request("POST", "/v1/score-group", group("a"))
+    status, answer, _ = server.request("POST", "/v1/score-group", build_group("a"))
     assert (status, answer["detail"]) == (
         422,
         "this reward has scope: sample; POST each sample to /v1/score, or set scope: group",
@@ -217,13 +193,13 @@ def test_a_class_scores_samples_when_they_come_and_then_their_group(start_server
     info = server.request("GET", "/v1/info")[1]
     assert (info["scope"], info["signature"], info["entrypoint"]) == ("sampleThenGroup", "class", "LengthPenalty")
     completions = ["4", "it is 4", "3"]
-    request = group(*completions)
+    request = build_group(*completions)
     alone = [server.score(completion, ground_truth="4", id=f"{completion}") for completion in completions]
     assert [result["score"] for result in alone] == [1.0, 1.0, 0.0]
     status, answer, _ = server.request("POST", "/v1/score-group", request)
     assert status == 422
     assert "what each sample got at /v1/score" in answer["detail"]
-    results = post(server, request | {"results": alone}).results
+    results = server.score_group(request | {"results": alone}).results
     assert [result.score for result in results] == [1.0, 0.5, 0.0], "the longest right answer loses the penalty"
     assert [result.components for result in results] == [
         {"correct": 1.0, "length": 1.0, "longer": 0.0},
@@ -235,7 +211,7 @@ def test_a_class_scores_samples_when_they_come_and_then_their_group(start_server
 def test_an_invalid_sample_has_no_place_in_what_follows(start_server: StartServer) -> None:
     server = start_server(LENGTH_PENALTY, scope="sampleThenGroup", slots=1)
     failed = ScoreResult(id="x", valid=False, reason="timeout").model_dump(mode="json")
-    status, answer, _ = server.request("POST", "/v1/score-group", group("4") | {"results": [failed]})
+    status, answer, _ = server.request("POST", "/v1/score-group", build_group("4") | {"results": [failed]})
     assert status == 422
     assert "one valid result for each of samples" in answer["detail"]
 

@@ -90,6 +90,11 @@ class KubernetesBackend:
         self.on_read(key, RLJOB.kind, job)
         return job
 
+    async def is_gone(self, resource: Resource, key: JobKey) -> bool:
+        """Whether the API server knows a job or a RewardModel no more, whatever the cache holds."""
+        await self._look_again(resource, key.namespace, key.name)
+        return self.cache.get(resource.key, key.namespace, key.name) is None
+
     async def observe(self, job: RLJob) -> Observed:
         namespace = job.metadata.namespace
         children, pods, warnings = self._owned(OwnerKey(RLJOB.kind, namespace, job.metadata.name))

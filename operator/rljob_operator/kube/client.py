@@ -42,6 +42,10 @@ class ApiError(Exception):
         self.code, self.reason, self.message = code, reason, message
 
 
+class NamespaceGoneError(TransientError):
+    """A write found no namespace. What it was about is most likely gone with it, and no watch has told so yet."""
+
+
 class KubeApi:
     """The API server as this operator may use it. Make it with `connect`."""
 
@@ -168,6 +172,8 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
                 f"({message})"
             )
         return TransientError(f"{where}: forbidden: {message}")
+    if error.code == HTTPStatus.NOT_FOUND and message.startswith("namespaces "):
+        return NamespaceGoneError(f"{where}: its namespace is gone: {message}")
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may be gone): {message}")
     if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):

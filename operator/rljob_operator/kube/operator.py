@@ -22,7 +22,7 @@ from rljob_operator.defaults import Defaults
 from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import ApiError, KubeApi, connect
+from rljob_operator.kube.client import ApiError, KubeApi, NamespaceGoneError, connect
 from rljob_operator.kube.crds import describe_problem
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
@@ -31,7 +31,7 @@ from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.rest import Resting
 from rljob_operator.kube.watch import Feed
 from rljob_operator.metrics import Metrics
-from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, run
+from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, describe, run
 from rljob_operator.reward_model import reconcile_reward_model
 from rljob_operator.settings import Settings
 
@@ -109,10 +109,7 @@ async def _lead(
         health.working[key] = clock()
         try:
             with health.metrics.reconcile.labels("RewardModel" if is_model else "RLJob").time():
-                about = JobKey(key.namespace, key.name)
-                if is_model:
-                    return await _reconcile_model(backend, about, at, defaults)
-                return await resting.reconcile(about, at, defaults)
+                return await look(backend, resting, key, at, defaults)
         except Exception as error:
             health.metrics.errors.labels(type(error).__name__).inc()
             raise
@@ -136,6 +133,22 @@ async def _lead(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await driver.close()
+
+
+async def look(
+    backend: KubernetesBackend, resting: Resting, key: Key, now: datetime, defaults: Defaults
+) -> float | None:
+    """One look at a job or a RewardModel. One that went with its namespace is forgotten: no try could succeed."""
+    about, is_model = JobKey(key.namespace, key.name), isinstance(key, RewardModelKey)
+    try:
+        if is_model:
+            return await _reconcile_model(backend, about, now, defaults)
+        return await resting.reconcile(about, now, defaults)
+    except NamespaceGoneError:
+        if not await backend.is_gone(REWARD_MODEL if is_model else RLJOB, about):
+            raise
+        log.info("%s went with its namespace", describe(key))
+        return None
 
 
 async def _reconcile_model(backend: KubernetesBackend, key: JobKey, now: datetime, defaults: Defaults) -> float | None:

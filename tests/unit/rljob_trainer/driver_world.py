@@ -159,6 +159,10 @@ class FakeReward:
     def __init__(self, world, address):
         self.world, self.address = world, address
         self.num_served = 0
+        self.version = ""
+
+    async def info(self, request):
+        return web.json_response({"version": self.version})
 
     async def score(self, request):
         body = await request.json()
@@ -166,7 +170,8 @@ class FakeReward:
         answer = self.world.judge(self, body)
         if answer is None:
             score = int(body["completion"].split()[0]) / 100
-            result = ScoreResult(id=body["id"], valid=True, score=score, components={"exact": float(score > 0.5)})
+            components = {"exact": float(score > 0.5)}
+            result = ScoreResult(id=body["id"], valid=True, score=score, components=components, version=self.version)
             answer = web.json_response(result.model_dump(mode="json"))
         elif isinstance(answer, ScoreResult):
             answer = web.json_response(answer.model_dump(mode="json"))
@@ -222,7 +227,7 @@ class World:
         await self.serve(rollout, PORT_ROLLOUT, routes)
 
     async def serve_reward(self, reward):
-        await self.serve(reward, PORT_REWARD, [web.post("/v1/score", reward.score)])
+        await self.serve(reward, PORT_REWARD, [web.get("/v1/info", reward.info), web.post("/v1/score", reward.score)])
 
     async def stop(self, server):
         await self.runners.pop(server.address).cleanup()

@@ -5,7 +5,9 @@ import asyncio
 import itertools
 import random
 
+import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.protocol import InvalidReason, ScoreResult
@@ -420,3 +422,59 @@ async def test_the_driver_says_before_each_burst_what_will_be_scored(make_world)
     assert second.window_seconds is not None
     assert second.latency_seconds is not None
     assert (last.samples, last.expected, last.is_open) == (0, 0, False), "no step comes after the last"
+
+
+def roll_out_in_step_two(world):
+    """Both reward servers take a new version once some of the second step's first samples are scored."""
+    for reward in world.rewards:
+        reward.version = "v1"
+
+    def judge(reward, body):
+        if body["id"].endswith("/train/2/3/0"):
+            for each in world.rewards:
+                each.version = "v2"
+
+    world.judge = judge
+
+
+def versions_of_step(world, step):
+    [path] = (world.run_dir / "trajectories").glob(f"*{step}.train.parquet")
+    return {row["rewards"][0]["version"] for row in pq.read_table(path).to_pylist()}
+
+
+async def test_an_update_sees_scores_of_one_version_whenever_a_new_one_comes(make_world):
+    async with make_world(schedule={"steps": 3}) as world:
+        roll_out_in_step_two(world)
+        await world.run()
+    steps = [line for line in world.metrics() if line["type"] == "step"]
+    assert [step["reward_versions"] for step in steps] == [{"correct": 1}] * 3
+    assert [versions_of_step(world, i) for i in (1, 2, 3)] == [{"v1"}, {"v2"}, {"v2"}]
+    assert [step["num_invalid"] for step in steps] == [0, 0, 0]
+    assert steps[1]["num_samples"] == 16
+
+
+async def test_a_step_whose_first_part_was_used_before_the_new_version_came_says_so(make_world, caplog):
+    async with make_world(schedule={"steps": 2, "miniBatches": 4}) as world:
+        for reward in world.rewards:
+            reward.version = "v1"
+
+        def roll_out(what):
+            if what == "after update" and len(world.updates) == 5:
+                for each in world.rewards:
+                    each.version = "v2"
+            return False
+
+        world.kill_trainer = roll_out
+        world.judge = lambda reward, body: hold_back(world, body)
+        await world.run()
+    steps = [line for line in world.metrics() if line["type"] == "step"]
+    assert [step["reward_versions"] for step in steps] == [{"correct": 1}, {"correct": 2}]
+    assert "step 2: 2 versions of reward correct scored it" in caplog.text
+
+
+def hold_back(world, body):
+    """In the second step nothing but the first group is scored before the first update."""
+    *_, lane, step, group, _ = body["id"].split("/")
+    if (lane, step) == ("train", "2") and group != "0" and len(world.updates) < 5:
+        return web.Response(status=429, headers={"Retry-After": "0.05"})
+    return None

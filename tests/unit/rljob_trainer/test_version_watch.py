@@ -10,6 +10,7 @@ from rljob_trainer.collection import Collector, Plan
 from rljob_trainer.data import Prompt
 from rljob_trainer.metrics import count_versions
 from rljob_trainer.types import Trajectory
+from rljob_trainer.versions import Pin
 
 PLAN = Plan("train", 1, 2, Sampling(), 0, "g")
 PROMPTS = [Prompt(i, f"p{i}", [1], ground_truth=str(i)) for i in range(6)]
@@ -49,6 +50,22 @@ async def test_a_collection_that_begins_before_any_version_is_known_waits_for_th
         await until(lambda: client_of(rewards).replicas.num_waiting == 1)
         reward_world.list(await reward_world.serve("v7"))
         assert (await scored)["r"].version == "v7"
+
+
+async def test_the_status_says_which_version_is_waited_for(reward_world):
+    servers = [await reward_world.serve("v1"), await reward_world.serve("v2")]
+    reward_world.list(servers[0])
+    async with reward_world.rewards(make_reward()) as rewards, asyncio.TaskGroup() as tasks:
+        client = client_of(rewards)
+        client.versions.pin = pin = Pin(gone_seconds=1e9)
+        await until(client.replicas.fleet.versions)
+        rewards.begin()
+        reward_world.list(servers[1])
+        await until(lambda: client.replicas.fleet.versions() == ["v2"])
+        scored = tasks.create_task(rewards.score(make_request(1)))
+        await until(lambda: rewards.describe_wait(1, 1).endswith("no replica serves version v1"))
+        pin._gone_seconds = 0.0
+        assert (await scored)["r"].version == "v2"
 
 
 async def test_a_result_of_another_version_behind_the_same_address_is_not_counted(reward_world):

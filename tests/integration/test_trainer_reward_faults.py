@@ -1,0 +1,284 @@
+"""The trainer's reward clients against real reward servers that die, vanish from DNS or are slow for one group.
+
+Owns what must hold whatever happens: each sample is scored, or invalid with a reason; the advantages are those of the
+valid samples alone; nothing waits for ever. The agent loop is a stand-in: conversations end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from rljob_api.contract import PORT_REWARD
+from rljob_api.job import Algorithm
+from rljob_api.protocol import InvalidReason
+from rljob_api.reward import Reward
+from rljob_api.roles import Sampling
+from rljob_trainer.batches import Group, build_samples
+from rljob_trainer.collection import Collector, Plan
+from rljob_trainer.data import Prompt
+from rljob_trainer.http_client import open_session
+from rljob_trainer.rewards import Rewards
+from rljob_trainer.types import Trajectory
+
+_DEADLINE_SECONDS = 300
+"""For failures alone."""
+_GROUP_SIZE = 4
+_PLAN = Plan("train", 1, _GROUP_SIZE, Sampling(), 0, "g")
+_numbers = itertools.count(1)
+
+SCORE = """
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(600 if extra_info["kind"] == "slow" and float(solution_str) % 2 else 0.01)
+    return float(solution_str)
+"""
+RANK = """
+import time
+
+def reward(prompts, completions, kind, **columns):
+    if kind[0] == "slow":
+        time.sleep(600)
+    return [float(sorted(completions).index(each)) for each in completions]
+"""
+
+
+class Agent:
+    """Conversations without a model: the text is a number."""
+
+    async def run(self, prompt: Prompt, group: int, sample: int, generate: Any) -> Trajectory:
+        await asyncio.sleep(0)
+        text = str((group * 7 + sample * 3) % 10)
+        return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], text, False, "g:0")
+
+
+class Servers:
+    """Real reward servers, each a process on a loopback address of its own, and the hosts file that names them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.hosts = folder, folder / "hosts"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def start(self, source: str, num: int = 1, **fields: Any) -> list[str]:
+        """Addresses of `num` more servers, which are ready."""
+        addresses = [f"127.62.{201 + os.getpid() % 50}.{next(_numbers)}" for _ in range(num)]
+        for address in addresses:
+            self._launch(address, {"name": "r", "function": {"inline": source}, "slots": 3, **fields})
+        async with aiohttp.ClientSession() as session:
+            await until(lambda: self._are_ready(session, addresses))
+        self.name(*self._processes)
+        return addresses
+
+    def _launch(self, address: str, reward: dict[str, Any]) -> None:
+        folder = self._folder / address
+        folder.mkdir()
+        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
+        command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), "--grace", "1"]
+        environment = {**os.environ, "RLJOB_TOKEN": "secret", "RLJOB_POD_IP": address}
+        with (folder / "log").open("wb") as log:
+            self._processes[address] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    async def _are_ready(self, session: aiohttp.ClientSession, addresses: list[str]) -> bool:
+        for address in addresses:
+            said = (self._folder / address / "log").read_text()
+            assert self._processes[address].poll() is None, f"{address} has ended: {said}"
+            try:
+                async with session.get(f"http://{address}:{PORT_REWARD}/rljob/ready") as response:
+                    if response.status != 200:
+                        return False
+            except aiohttp.ClientError:
+                return False
+        return True
+
+    def name(self, *addresses: str) -> None:
+        """DNS knows those from now on."""
+        if self.hosts.is_dir():
+            self.hosts.rmdir()
+        new = self.hosts.with_suffix(".new")
+        new.write_text("".join(f"{address} rewards\n" for address in addresses))
+        new.replace(self.hosts)
+
+    def name_nobody(self) -> None:
+        self.hosts.unlink()
+
+    def break_names(self) -> None:
+        """Each look-up raises an OSError from now on."""
+        self.hosts.unlink(missing_ok=True)
+        self.hosts.mkdir()
+
+    def kill(self, address: str) -> None:
+        self._processes[address].send_signal(signal.SIGKILL)
+        self._processes[address].wait(_DEADLINE_SECONDS)
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait(_DEADLINE_SECONDS)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while True:
+            found = condition()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    running = Servers(tmp_path)
+    monkeypatch.setenv("RLJOB_HOSTS_FILE", str(running.hosts))
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"r": "rewards"}))
+    yield running
+    running.stop()
+
+
+def make_reward(**fields: Any) -> Reward:
+    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, "slots": 3, **fields})
+
+
+def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
+    kinds = ["slow" if i == slow else "quick" for i in range(num)]
+    return [Prompt(i, f"p{i}", [1], ground_truth="", extra_info={"kind": kind}) for i, kind in enumerate(kinds)]
+
+
+@asynccontextmanager
+async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collector, Rewards, Any]]:
+    """A collection under way, and the task of it."""
+    async with open_session() as session, asyncio.timeout(_DEADLINE_SECONDS):
+        rewards = Rewards([spec], session)
+        await rewards.start()
+        collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]
+
+        async def collect() -> list[Group]:
+            groups = [group async for group in collector.collect(prompts, _PLAN)]
+            await collector.settle(groups)
+            return sorted(groups, key=lambda group: group.index)
+
+        task = asyncio.create_task(collect())
+        try:
+            yield collector, rewards, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await rewards.close()
+
+
+def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory]:
+    """What holds for every fault. The samples, in order."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert len(groups) == num_groups
+    for t in trajectories:
+        result = t.results["r"]
+        assert result.valid == (t.score is not None)
+        assert result.valid or (result.reason and result.message), "invalid, with a reason and in words"
+    samples = iter(build_samples(groups, [spec], Algorithm(group_size=_GROUP_SIZE)))
+    for group in groups:
+        valid = [t.score for t in group.trajectories if t.score is not None]
+        mean = sum(valid) / len(valid) if valid else 0.0
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in valid) / (len(valid) - 1)) if len(valid) > 1 else 0.0
+        for t in group.trajectories:
+            sample = next(samples)
+            assert any(sample.loss_mask) == (t.score is not None), "an invalid sample is masked"
+            expected = (t.score - mean) / (deviation + 1e-6) if t.score is not None and deviation else 0.0
+            assert sample.advantage == pytest.approx(expected, abs=1e-9), "by the valid samples alone"
+    return trajectories
+
+
+async def test_a_replica_killed_under_a_thousand_in_flight_costs_no_sample(servers: Servers) -> None:
+    addresses = await servers.start(SCORE, 3)
+    spec = make_reward(failurePolicy={"retries": 0})
+    async with collecting(spec, make_prompts(275)) as (collector, rewards, task):
+        client = rewards.clients["r"]
+        await until(
+            lambda: collector.progress.num_scored >= 60 and client.replicas.fleet.replicas[addresses[0]].in_flight
+        )
+        assert len(client.in_flight) >= 1000
+        servers.kill(addresses[0])
+        trajectories = check(await task, spec, 275)
+        assert not client.in_flight
+    assert all(t.score == float(t.text) for t in trajectories)
+    assert any(t.results["r"].attempts > 1 for t in trajectories), "this test must have hit requests"
+
+
+async def test_names_that_cannot_be_resolved_for_a_while_cost_no_sample(servers: Servers) -> None:
+    addresses = await servers.start(SCORE, 2)
+    spec = make_reward(failurePolicy={"retries": 0})
+    servers.name_nobody()
+    async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
+        client = rewards.clients["r"]
+        await until(lambda: client.replicas.num_waiting == 400)  # there was no name from the begin
+        servers.name(*addresses)
+        await until(lambda: collector.progress.num_scored >= 50)
+        servers.break_names()
+        await until(lambda: collector.progress.num_scored >= 150)
+        servers.name(*addresses)
+        await until(lambda: collector.progress.num_scored >= 200)
+        servers.name_nobody()
+        await until(lambda: collector.progress.num_scored >= 300)
+        trajectories = check(await task, spec, 100)
+    assert all(t.score == float(t.text) for t in trajectories)
+
+
+async def test_names_that_never_come_back_end_every_sample_at_its_deadline(servers: Servers) -> None:
+    servers.break_names()
+    spec = make_reward(deadlineSeconds=1)
+    async with collecting(spec, make_prompts(50)) as (_, _, task):
+        trajectories = check(await task, spec, 50)
+    assert {t.results["r"].reason for t in trajectories} == {InvalidReason.DEADLINE}
+    assert "waited for a replica" in trajectories[0].results["r"].message
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits"), [("timeout", {"timeoutSeconds": 3}), ("deadline", {"deadlineSeconds": 30})]
+)
+async def test_a_reward_that_is_slow_for_one_group_masks_its_slow_samples_alone(
+    servers: Servers, reason: str, limits: dict[str, float]
+) -> None:
+    await servers.start(SCORE, 2, timeoutSeconds=limits.get("timeoutSeconds", 600))
+    spec = make_reward(failurePolicy={"retries": 0}, **limits)
+    async with collecting(spec, make_prompts(40, slow=5)) as (_, _, task):
+        trajectories = check(await task, spec, 40)
+    slow = {(t.group, t.sample) for t in trajectories if t.group == 5 and float(t.text) % 2}
+    assert len(slow) == 2
+    invalid = {(t.group, t.sample): str(t.results["r"].reason) for t in trajectories if not t.results["r"].valid}
+    assert invalid == dict.fromkeys(slow, reason)
+
+
+async def test_a_group_reward_that_is_slow_for_one_group_masks_that_group_alone(servers: Servers) -> None:
+    await servers.start(RANK, 2, timeoutSeconds=3, scope="group")
+    spec = make_reward(failurePolicy={"retries": 1}, scope="group", timeoutSeconds=3)
+    async with collecting(spec, make_prompts(30, slow=5)) as (_, _, task):
+        trajectories = check(await task, spec, 30)
+    reasons = {t.group: str(t.results["r"].reason) for t in trajectories if not t.results["r"].valid}
+    assert reasons == {5: "timeout"}
+    assert all(t.results["r"].attempts == 2 for t in trajectories if t.group == 5)
+
+
+async def test_a_group_reward_whose_replica_is_killed_costs_no_group(servers: Servers) -> None:
+    addresses = await servers.start(RANK, 2, scope="group")
+    spec = make_reward(failurePolicy={"retries": 0}, scope="group")
+    async with collecting(spec, make_prompts(250)) as (collector, rewards, task):
+        fleet = rewards.clients["r"].replicas.fleet
+        await until(lambda: collector.progress.num_scored >= 40 and fleet.replicas[addresses[0]].in_flight)
+        servers.kill(addresses[0])
+        trajectories = check(await task, spec, 250)
+    assert all(t.score is not None for t in trajectories)

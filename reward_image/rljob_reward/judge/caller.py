@@ -104,8 +104,11 @@ class JudgeCaller:
     async def _compare(self, group: GroupRequest, compare: Compare) -> Scores:
         questions = plan_questions(compare, [sample.completion for sample in group.samples])
         fields = common_fields_of(group.samples)
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self._ask(question, fields, compare)) for question in questions]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(self._ask(question, fields, compare)) for question in questions]
+        except ExceptionGroup as bugs:
+            raise bugs.exceptions[0] from None
         return score_samples(len(group.samples), questions, [task.result() for task in asked])
 
     async def _ask(self, question: Ask, fields: dict[str, Any], compare: Compare) -> Scores:

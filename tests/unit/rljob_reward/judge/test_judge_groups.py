@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from reward_process import build_group
 from someones_endpoint import completion, nothing
 
 from rljob_api.contract import ExitCode
+from rljob_api.reward import Reward
 
 PAIRWISE = {
     "compare": "pairwise",
@@ -54,6 +57,22 @@ def test_pairwise_asks_about_each_two_in_both_orders_and_holds_the_limits(start_
     assert len({pair_of(body) for body in endpoint.requests}) == len(endpoint.requests) == 12
     assert endpoint.most_in_flight == 2, "each question waits its turn, and the limit is used"
     assert server.metric('rljob_reward_limit_wait_seconds_total{limit="concurrency"') > 0
+
+
+def test_the_pairwise_judge_of_the_documents_works(start_judge, endpoint):
+    text = (Path(__file__).parents[4] / "docs" / "judge.md").read_text()
+    (block,) = re.findall(r"```yaml\n(- name: preferred\n.*?)```", text, re.S)
+    (reward,) = yaml.safe_load(block)
+    Reward.model_validate(reward)
+
+    def answer(body: dict[str, Any], number: int) -> web.Response:
+        assert body["messages"][0]["content"].startswith("Question: 2+2?\nA: ")
+        return completion("A is brief.\nWinner: A" if "A: 4\n" in body["messages"][0]["content"] else "Winner: B")
+
+    endpoint.reset(answer)
+    own = {name: value for name, value in reward["judge"].items() if name != "model"}
+    result = start_judge(own, scope=reward["scope"]).score_group(build_group("4", "four"))
+    assert outcomes(result) == [1.0, 0.0]
 
 
 def test_waiting_for_limits_counts_for_no_time_out_of_a_group(start_judge, endpoint):

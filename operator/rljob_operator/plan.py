@@ -38,7 +38,7 @@ from rljob_operator.lifecycle import (
     judge,
     wants_retry,
 )
-from rljob_operator.remedies import Cause, find_causes
+from rljob_operator.remedies import Cause, find_blocking_pods, find_causes
 from rljob_operator.scaling import scale_job, scaling_events
 from rljob_operator.validate import find_problems, find_size_problems, find_spec_problems
 from rljob_operator.versions import SETTLED, UPDATING, describe_mixed_rewards
@@ -213,7 +213,8 @@ def _plan_active(
 ) -> Plan:
     was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
     gang = judge_gang(job, world, was_up, now)
-    causes = find_causes(job, world, observed)
+    blocking = find_blocking_pods(job, world, observed)
+    causes = find_causes(job, world, observed) + [cause for since, cause in blocking if since <= now]
     if was_up:
         children = [
             keep_gang(child, world.children.get(key_of(child))) if child["kind"] in WORKLOAD_KINDS else child
@@ -255,6 +256,7 @@ def _plan_active(
     status = _with_conditions(job, status, true, why_not, now)
     deadline = deadline_of(job)
     moments = [moment for moment in (deadline, gang.next_look(job)) if moment]
+    moments += [since for since, _ in blocking if since > now]
     waits = [BLOCKED_SECONDS if blocked else POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in moments]
     is_scaled = any(reward.autoscaling for reward in job.spec.rewards)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from rljob_api.contract import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.reward import RewardBase, RewardModel
 from rljob_operator.backend import ChildKey, Manifest, Observed
 from rljob_operator.children import reward_refs
-from rljob_operator.children.common import child_name
+from rljob_operator.children.common import TRAINER, child_name
 from rljob_operator.world import (
     RoleView,
     World,
     container_statuses,
     is_ready,
+    is_terminating,
     last_termination,
     name_of,
     what_it_said,
@@ -30,6 +32,8 @@ _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIm
 _LOST = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """Says that a busy kubelet has not read the object yet, and passes by itself; nothing is missing."""
+_GOING = timedelta(seconds=60)
+"""In which the garbage collector deletes the Pods of an earlier StatefulSet."""
 _STARTS = ("", "WaitingForPods", "WaitingForNames")
 """Reasons of a RewardModel that is not ready and needs nobody's help yet; "" is ready, or not looked at."""
 REMEDIES = {
@@ -45,6 +49,7 @@ REMEDIES = {
     "FailedMount": "create the ConfigMap, Secret or volume that the message names",
     "RewardModelMissing": "create it in the job's namespace, or correct {path}.rewardModelRef",
     "RewardModelNotReady": "see kubectl describe rewardmodel, or correct {path}.rewardModelRef",
+    "PodNameTaken": "if nobody needs it: kubectl delete pod {claims}",
     "FunctionFailed": "mend {path}, or the ConfigMap that it names: its Pods try again by themselves",
 }
 """By cause. {path} is the role's place in the manifest."""
@@ -70,6 +75,45 @@ def find_causes(job: RLJob, world: World, observed: Observed) -> list[Cause]:
         found += _causes_of_role(role, path, name, world.children, observed.warnings)
     found += _unfit_reward_models(job, observed)
     return list(dict.fromkeys(found))
+
+
+def find_blocking_pods(job: RLJob, world: World, observed: Observed) -> list[tuple[datetime, Cause]]:
+    """Pods that have a trainer's name and are not of its StatefulSet, which says nothing and waits for the name for
+    ever. With each the time from which it counts: what belonged to an earlier StatefulSet is about to go."""
+    stateful_set = world.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
+    if stateful_set is None or is_terminating(stateful_set):
+        return []
+    metadata = stateful_set["metadata"]
+    names = {f"{metadata['name']}-{index}" for index in range(job.spec.trainer.replicas)}
+    taken = sorted(
+        name_of(pod)
+        for pod in observed.pods
+        if name_of(pod) in names and not is_terminating(pod) and not _is_of(stateful_set, pod)
+    )
+    created = metadata.get("creationTimestamp")
+    since = datetime.fromisoformat(created) + _GOING if created else datetime.min.replace(tzinfo=UTC)
+    return [
+        (
+            since,
+            Cause.of(
+                "PodNameTaken",
+                "",
+                f"trainer: Pod {name} is not its StatefulSet's",
+                f"-n {job.metadata.namespace} {name}",
+            ),
+        )
+        for name in taken
+    ]
+
+
+def _is_of(workload: Manifest, pod: Manifest) -> bool:
+    """Whether the workload has made the Pod, or will adopt it: one without a controller whose labels fit."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    controller = next((owner.get("uid") for owner in owners if owner.get("controller")), None)
+    if controller is not None:
+        return bool(controller == workload["metadata"].get("uid"))
+    wanted = (workload["spec"].get("selector") or {}).get("matchLabels") or {}
+    return bool(wanted.items() <= (pod["metadata"].get("labels") or {}).items())
 
 
 def find_model_causes(

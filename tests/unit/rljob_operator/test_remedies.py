@@ -1,6 +1,6 @@
 """Each cause of waiting is told apart, names the field to change, and is told once."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -183,6 +183,53 @@ def test_pods_that_exist_are_not_refused_any_more():
     assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives what it tells of"
 
 
+def orphan(uid="earlier", **metadata):
+    """A Pod of an earlier StatefulSet of the name."""
+    owner = {"kind": "StatefulSet", "name": "gsm8k-trainer", "uid": uid, "controller": True}
+    pod = make_pod("trainer")
+    return pod | {"metadata": pod["metadata"] | {"name": "gsm8k-trainer-0", "ownerReferences": [owner]} | metadata}
+
+
+def look_at_trainers(pod, seconds):
+    """A plan so long after the StatefulSet was made."""
+    created = (NOW - timedelta(seconds=seconds)).isoformat()
+    owners = [{"uid": "u1", "controller": True}]
+    metadata = {"name": "gsm8k-trainer", "uid": "s1", "creationTimestamp": created, "ownerReferences": owners}
+    selector = {"matchLabels": {"rljob.dev/role": "trainer"}}
+    spec = {"selector": selector, "template": {"metadata": {}, "spec": {}}}
+    child = {"kind": "StatefulSet", "metadata": metadata, "spec": spec}
+    observed = Observed(children={ChildKey("StatefulSet", "gsm8k-trainer"): child}, pods=(pod,))
+    return plan(make_job(), observed, NOW, new_token=lambda: "t")
+
+
+@pytest.mark.parametrize("pod", [orphan(), orphan(ownerReferences=[], labels={"rljob.dev/job": "gsm8k"})])
+def test_a_pod_that_has_a_trainers_name_is_told_with_the_command_that_removes_it(pod):
+    made = look_at_trainers(pod, 61)
+    (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
+    words = "trainer: Pod gsm8k-trainer-0 is not its StatefulSet's; if nobody needs it: kubectl delete pod -n default"
+    assert event.message == f"{words} gsm8k-trainer-0"
+    running = conditions.find(made.status, conditions.RUNNING)
+    assert (running.status, running.reason) == ("False", "PodNameTaken")
+    assert event.message in running.message
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds"),
+    [
+        (orphan(), 5),
+        (orphan("s1"), 61),
+        (orphan(deletionTimestamp="2026-01-01T00:00:00Z"), 61),
+        (orphan(ownerReferences=[]), 61),
+        (orphan(name="gsm8k-trainer-7"), 61),
+    ],
+)
+def test_a_pod_that_is_going_or_adopted_or_in_nobodys_way_is_not_told(pod, seconds):
+    made = look_at_trainers(pod, seconds)
+    assert [event for event in made.events if event.reason == "PodNameTaken"] == []
+    if seconds < 60:
+        assert made.holds_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
+
+
 def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
     message = 'MountVolume.SetUp failed for volume "config" : configmap "mine" not found'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
@@ -262,7 +309,7 @@ def test_a_new_reward_model_whose_pods_start_is_no_warning():
 
 def test_every_remedy_is_tried_here():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
-    others = {"FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    others = {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
     assert tried | others == set(REMEDIES)
 
 

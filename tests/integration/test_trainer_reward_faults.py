@@ -33,7 +33,7 @@ from rljob_trainer.collection import Collector, Plan
 from rljob_trainer.data import Prompt
 from rljob_trainer.http_client import open_session
 from rljob_trainer.rewards import Rewards
-from rljob_trainer.types import Trajectory
+from rljob_trainer.types import Scored, Trajectory
 
 _DEADLINE_SECONDS = 300
 """For failures alone."""
@@ -203,6 +203,12 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory
     return trajectories
 
 
+def num_attempts(trajectory: Trajectory) -> int:
+    result = trajectory.results["r"]
+    assert isinstance(result, Scored)
+    return result.attempts
+
+
 async def test_a_replica_killed_under_a_thousand_in_flight_costs_no_sample(servers: Servers) -> None:
     addresses = await servers.start(SCORE, 3)
     spec = make_reward(failurePolicy={"retries": 0})
@@ -216,7 +222,7 @@ async def test_a_replica_killed_under_a_thousand_in_flight_costs_no_sample(serve
         trajectories = check(await task, spec, 275)
         assert not client.in_flight
     assert all(t.score == float(t.text) for t in trajectories)
-    assert any(t.results["r"].attempts > 1 for t in trajectories), "this test must have hit requests"
+    assert any(num_attempts(t) > 1 for t in trajectories), "this test must have hit requests"
 
 
 async def test_names_that_cannot_be_resolved_for_a_while_cost_no_sample(servers: Servers) -> None:
@@ -270,7 +276,7 @@ async def test_a_group_reward_that_is_slow_for_one_group_masks_that_group_alone(
         trajectories = check(await task, spec, 30)
     reasons = {t.group: str(t.results["r"].reason) for t in trajectories if not t.results["r"].valid}
     assert reasons == {5: "timeout"}
-    assert all(t.results["r"].attempts == 2 for t in trajectories if t.group == 5)
+    assert all(num_attempts(t) == 2 for t in trajectories if t.group == 5)
 
 
 async def test_a_group_reward_whose_replica_is_killed_costs_no_group(servers: Servers) -> None:
@@ -282,3 +288,24 @@ async def test_a_group_reward_whose_replica_is_killed_costs_no_group(servers: Se
         servers.kill(addresses[0])
         trajectories = check(await task, spec, 250)
     assert all(t.score is not None for t in trajectories)
+
+
+async def test_a_rollout_of_a_new_version_in_the_middle_of_a_step_leaves_scores_of_one(servers: Servers) -> None:
+    old = await servers.start(SCORE, 2)
+    new = await servers.start(SCORE + "\n# version 2\n", 2)
+    servers.name(*old)
+    spec = make_reward(failurePolicy={"retries": 0})
+    async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
+        versions = rewards.clients["r"].replicas.fleet.versions
+        await until(lambda: collector.progress.num_scored >= 50)
+        servers.name(old[1], new[0])
+        servers.kill(old[0])
+        await until(lambda: len(set(versions())) == 2)  # both live: the step stays with the old one
+        await until(lambda: collector.progress.num_scored >= 100)
+        assert len({t.results["r"].version for t in collector.progress.trajectories if t.results}) == 1
+        servers.name(*new)
+        servers.kill(old[1])
+        trajectories = check(await task, spec, 100)
+        assert rewards.clients["r"].num_rescored >= 100
+    assert all(t.score == float(t.text) for t in trajectories)
+    assert {t.results["r"].version for t in trajectories} == set(versions()), "the new one's alone"

@@ -119,3 +119,19 @@ async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(starte
 
     with pytest.raises(TransientError, match="no replica has answered"):
         await ask_for_ever()
+
+
+async def test_a_place_that_appears_is_spare_only_when_nobody_waits_for_it():
+    replicas = Replicas("rewards", list, max_in_flight=1)  # not started: no tick comes between
+    replicas.fleet.observe_addresses(["a"])
+    async with replicas.lease() as first:
+        waiting = asyncio.create_task(replicas.lease().__aenter__())
+        await asyncio.sleep(0)
+        replicas.fleet.observe_addresses(["a", "b"])
+        assert replicas.spare({first.address}) is None
+        replicas.dispatch()
+        (await waiting).done()
+        spare = replicas.spare({first.address})
+        assert spare.address == "b"
+        spare.unused()
+        assert replicas.spare({"a", "b"}) is None, "never the one that has it already"

@@ -1,0 +1,79 @@
+"""Rewards of a run on this machine: asked at their own addresses, and unknown where one is silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from rljob_api.contract import PORT_DRIVER, PORT_REWARD
+from rljob_api.job import RLJob
+from rljob_api.protocol import DriverStatus, RewardDemand
+from rljob_cli.local.rewards import ask_metrics, build_rewards
+from rljob_cli.reward_rows import Metrics
+
+HEAD, FIRST, SECOND, SILENT = (f"127.41.2.{number}" for number in (1, 2, 3, 4))
+SERVER = (
+    'rljob_reward_slots_total{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
+)
+DRIVER = 'rljob_reward_invalid_total{lane="train",reason="timeout",reward="correct"} 2.0\n'
+JOB = RLJob.model_validate(
+    {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "model": {"source": "/m"},
+            "data": {"train": {"source": "/d"}},
+            "rewards": [{"name": "correct", "slots": 4, "function": {"file": "/r.py"}}],
+        },
+        "status": {"roles": [{"name": "reward-correct", "desired": 2, "ready": 0}]},
+    }
+)
+
+
+def ready_pod(address: str, **labels: str) -> dict[str, Any]:
+    named = {f"rljob.dev/{name}": value for name, value in labels.items()}
+    status = {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {"name": address, "labels": named}, "status": status}
+
+
+PODS = [ready_pod(HEAD, role="head"), *(ready_pod(a, role="reward", reward="correct") for a in (FIRST, SECOND))]
+
+
+async def serve(address: str, port: int, text: str) -> web.AppRunner:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, address, port).start()
+    return runner
+
+
+async def test_a_run_shows_the_sums_of_its_servers_and_dashes_when_one_is_silent() -> None:
+    runners = [await serve(HEAD, PORT_DRIVER, DRIVER)]
+    runners += [await serve(address, PORT_REWARD, SERVER) for address in (FIRST, SECOND)]
+    try:
+        async with aiohttp.ClientSession() as session:
+            told = await ask_metrics(session, PODS)
+            partly = await ask_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")])
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+    driver = DriverStatus(demand={"correct": RewardDemand(waiting=5, oldest_seconds=2.5)})
+    [row] = build_rewards(JOB, PODS, told, driver)
+    assert (row.kind, row.ready, row.replicas) == ("function", 2, 2)
+    assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (None, 8, 6)
+    assert (row.waiting, row.oldest_seconds, row.invalid) == (5, 2.5, {"timeout": 2})
+    [row] = build_rewards(JOB, PODS, partly, driver)
+    assert (row.slots_in_use, row.invalid) == (None, {"timeout": 2})
+
+
+def test_before_anybody_answers_only_what_the_pods_say_is_known() -> None:
+    [row] = build_rewards(JOB, PODS, Metrics(), None)
+    assert (row.ready, row.replicas, row.slots_given) == (2, 2, 8)
+    assert (row.slots_in_use, row.waiting, row.latency_p95_seconds, row.invalid) == (None, None, None, None)

@@ -17,7 +17,6 @@ from typing import Any
 
 import uvicorn
 
-from rljob_api.contract import Path
 from rljob_api.errors import TransientError
 from rljob_reward.app import App
 from rljob_reward.metrics import Metrics
@@ -70,7 +69,8 @@ async def run(program: Program, host: str, port: int, token: str, grace_seconds:
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        logger.info("reward %s (%s) on http://%s:%d%s", program.name, started.signature, host, port, Path.SCORE.value)
+        what = f"{started.signature}, scope {program.scope}"
+        logger.info("reward %s (%s) on http://%s:%d", program.name, what, host, port)
         ends: set[asyncio.Future[Any]] = {serving, stop, scorer.hopeless}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _drain(app, scorer, grace_seconds)

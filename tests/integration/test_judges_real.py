@@ -29,7 +29,7 @@ from transformers import (
 
 from rljob_api.contract import PORT_REWARD
 from rljob_api.job import RLJob
-from rljob_api.protocol import ScoreRequest, ScoreResult
+from rljob_api.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.manifests import is_ready
@@ -93,6 +93,14 @@ class Pod:
 
             return list(await asyncio.gather(*map(ask, requests)))
 
+    async def score_group(self, *completions: str) -> list[ScoreResult]:
+        samples = [ScoreRequest(id=f"g{i}", prompt="2+2?", completion=text) for i, text in enumerate(completions)]
+        body = GroupRequest(id="g", samples=samples).model_dump(mode="json")
+        url = f"{self._url}/v1/score-group"
+        async with aiohttp.ClientSession(headers=HEADERS) as session, session.post(url, json=body) as response:
+            assert response.status == 200, await response.text()
+            return GroupResult.model_validate_json(await response.read()).results
+
     async def get(self, path: str) -> str:
         async with aiohttp.ClientSession(headers=HEADERS) as session, session.get(self._url + path) as response:
             return await response.text()
@@ -146,6 +154,23 @@ async def test_a_judge_by_vllm_answers_in_its_schema_and_its_verdict_is_the_scor
         metrics = await pod.get("/metrics")
         assert 'rljob_reward_calls_total{outcome="200",reward="good"} 10.0' in metrics, "9 votes and the warm-up"
         assert 'rljob_reward_tokens_total{kind="completion",reward="good"}' in metrics
+
+
+async def test_a_judge_by_vllm_compares_each_two_of_a_group(tmp_path):
+    judge = {
+        "model": {"source": str(save_model(tmp_path / "model", Qwen3ForCausalLM)), "kvCacheGiB": 0.1},
+        "compare": "pairwise",
+        "template": "{{ first }} or {{ second }}?",
+        "parser": {"jsonSchema": VERDICT, "scorePath": "score", "scores": {"1": 0, "2": 0.5, "3": 1}},
+        "sampling": {"maxTokens": 40},
+    }
+    async with run_pod(tmp_path, judge=judge, scope="group") as pod:
+        results = await pod.score_group("four", "five", "six")
+        assert all(result.valid for result in results), results
+        assert sum(result.score or 0.0 for result in results) == pytest.approx(1.5), "what one wins another loses"
+        assert [result.components["comparisons"] for result in results] == [4.0] * 3
+        metrics = await pod.get("/metrics")
+        assert 'rljob_reward_calls_total{outcome="200",reward="good"} 7.0' in metrics, "6 questions and the warm-up"
 
 
 async def test_a_classifier_by_vllm_scores_as_its_own_forward_pass_does(tmp_path):

@@ -120,6 +120,16 @@ def test_a_reward_that_cannot_be_called_is_named_with_its_line(folder, source, w
     assert word in message
 
 
+@pytest.mark.parametrize(
+    ("scope", "word"),
+    [("group", "takes one sample, but scope: group"), ("sampleThenGroup", "no class with compute_score")],
+)
+@pytest.mark.parametrize("function", [{"file": "reward.py"}, {"inline": REWARD}], ids=["file", "inline"])
+def test_a_reward_that_cannot_score_groups_is_told_so_before_it_starts(folder, function, scope, word):
+    write_job(folder, rewards=[{"name": "r", "scope": scope, "function": function}])
+    assert word in only_message(folder)
+
+
 def test_too_little_room_for_checkpoints_is_said_with_both_figures(folder):
     machine = Machine(0, lambda path: 10 * 2**20, 2**40, lambda name: True)
     message = only_message(folder, machine)

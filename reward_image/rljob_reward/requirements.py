@@ -43,6 +43,8 @@ _UV_NAMES = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_CERT": "SSL_CERT_FILE",
 }
+_FILES_NAMED = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
+"""uv's variables that name files: with other contents the same lines are another environment."""
 _UV_OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
 
@@ -70,7 +72,9 @@ def _cache_folder() -> Path:
 
 def _digest(lines: Sequence[str]) -> str:
     ours = {name: str(path) for name, path in _PACKAGES.items()}
-    parts = [sorted(lines), sys.version, sysconfig.get_platform(), sys.base_prefix, ours]
+    files = [os.environ.get(name, "").split() for name in _FILES_NAMED]
+    contents = [[Path(file).read_text() if Path(file).is_file() else file for file in named] for named in files]
+    parts = [sorted(lines), sys.version, sysconfig.get_platform(), sys.base_prefix, ours, contents]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -115,3 +115,13 @@ def test_a_module_that_is_not_there_is_an_error_with_a_remedy(start_server: Star
     server = start_server(None, wait=False, function={"module": "no_such_package.rewards"})
     assert server.process.wait(60) == ExitCode.USER
     assert "No module named 'no_such_package'. Name its package in function.requirements" in server.log.read_text()
+
+
+def test_another_constraint_is_another_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "constraints.txt"
+    digests = [requirements._digest(["sympy"])]
+    monkeypatch.setenv("UV_CONSTRAINT", str(file))
+    for text in ("sympy<1.14", "sympy<1.13"):
+        file.write_text(text)
+        digests.append(requirements._digest(["sympy"]))
+    assert len(set(digests)) == 3

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -57,6 +57,8 @@ class _Underway:
     waits_for: str = "a replica"
     asked_at: float | None = None
     """When the replica was asked that has it now."""
+    asked: set[str] = field(default_factory=set)
+    """Replicas that had it; another attempt goes elsewhere."""
     num_requests: int = 0
     num_failures: int = 0
     """Requests that had no answer: refused, broken off, or not there in time."""
@@ -200,16 +202,14 @@ class RewardClient:
     async def _try(self, underway: _Underway) -> list[ScoreResult]:
         """Attempts, until one is final or the policy has no more. Of several the one with the most valid results."""
         num_invalid, best = 0, list[ScoreResult]()
-        avoid: set[str] = set()
         while True:
             underway.waits_for = "a replica"
-            async with self.replicas.lease(avoid) as lease:
+            async with self.replicas.lease(underway.asked) as lease:
                 underway.asked_at, underway.waits_for = time.monotonic(), f"the answer of {lease.address}"
                 try:
                     results = await self._exchange(lease, underway)
                 finally:
                     underway.asked_at = None
-                avoid.add(lease.address)
             if results is None:
                 continue
             if _num_valid(results) >= _num_valid(best):
@@ -241,10 +241,10 @@ class RewardClient:
             tasks = [task for task in (first, second) if task]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if out.second.done():
                 out.second.result().unused()
             out.second.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tick(self) -> None:
         if self.versions:
@@ -259,6 +259,7 @@ class RewardClient:
         """One request to one replica."""
         limit = self.reward.timeout_seconds + (_QUEUE_SECONDS if self._is_ours else 0)
         sent_at, ask = time.monotonic(), underway.ask
+        underway.asked.add(lease.address)
         underway.num_requests += 1
         self.num_requests[ask.request.lane] += 1
         try:

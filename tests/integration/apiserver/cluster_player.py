@@ -10,6 +10,7 @@ from typing import Any
 
 from direct_backend import CHILD_KINDS, DirectBackend
 from kubernetes import client
+from oracle import is_ready
 
 Manifest = dict[str, Any]
 WORKLOADS = ("StatefulSet", "Deployment", "Job")
@@ -22,8 +23,8 @@ class Player:
         self._backend, self._namespace = backend, namespace
 
     def play(self) -> bool:
-        """Collect garbage, then make the Pods that workloads want."""
-        return self._collect() | self._make_pods()
+        """Collect garbage, then make the Pods that workloads want, and say how many there are."""
+        return self._collect() | self._make_pods() | self._count_pods()
 
     def pods(self) -> list[Manifest]:
         return self._backend.list("Pod", self._namespace)
@@ -83,7 +84,11 @@ class Player:
 
     def _collect(self) -> bool:
         """Delete what has owners of which none exists; end a foreground deletion when all dependents are gone."""
-        objects = [o for kind in ("RLJob", *CHILD_KINDS, "Pod") for o in self._backend.list(kind, self._namespace)]
+        objects = [
+            o
+            for kind in ("RLJob", "RewardModel", *CHILD_KINDS, "Pod")
+            for o in self._backend.list(kind, self._namespace)
+        ]
         uids = {o["metadata"]["uid"] for o in objects}
         collected = False
         for child in objects:
@@ -120,11 +125,24 @@ class Player:
                 wanted = self._wanted_pods(workload)
                 uid = workload["metadata"]["uid"]
                 theirs = {n for n, p in pods.items() if uid == p["metadata"]["ownerReferences"][0]["uid"]}
+                if kind == "Deployment":  # it rolls: what has another digest goes, and comes again
+                    wanted -= {name for name in theirs if _digest(pods[name]) != _digest(workload["spec"]["template"])}
                 for name in sorted(theirs - wanted):
                     self._delete("Pod", name)
                 for name in sorted(wanted - theirs):
                     self._create_pod(workload, name)
                 changed |= wanted != theirs
+        return changed
+
+    def _count_pods(self) -> bool:
+        pods, changed = self.pods(), False
+        for deployment in self._backend.list("Deployment", self._namespace):
+            theirs = [pod for pod in pods if deployment["metadata"]["uid"] in owners_of(pod)]
+            counts = {"replicas": len(theirs), "readyReplicas": sum(map(is_ready, theirs))}
+            seen = deployment.get("status") or {}
+            if any(seen.get(name, 0) != count for name, count in counts.items()):
+                self._patch_status("Deployment", deployment["metadata"]["name"], counts)
+                changed = True
         return changed
 
     @staticmethod
@@ -144,6 +162,10 @@ class Player:
         metadata.pop("creationTimestamp", None)
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         _unless_gone(self._backend.resource("Pod").create, body=body, namespace=self._namespace)
+
+
+def _digest(of: Manifest) -> str:
+    return str((of["metadata"].get("annotations") or {}).get("rljob.dev/config-hash"))
 
 
 def owners_of(manifest: Manifest) -> set[str]:

@@ -29,6 +29,7 @@ API_VERSIONS = {
     "Deployment": "apps/v1",
     "Pod": "v1",
     "RLJob": "rljob.dev/v1alpha1",
+    "RewardModel": "rljob.dev/v1alpha1",
 }
 CHILD_KINDS = tuple(API_VERSIONS)[:8]
 

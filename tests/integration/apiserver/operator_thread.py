@@ -23,7 +23,7 @@ from rljob_operator.settings import Settings
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 RESYNC_SECONDS = 0.7
 LEASE = "rljob-operator"
-_JOIN_SECONDS = 30.0
+_JOIN_SECONDS = 120.0
 
 
 async def _no_token() -> str | None:

@@ -1,31 +1,32 @@
 """The whole operator against a real API server, on any bad day: run_operator with its watches, cache, queue and Lease.
 
-A hypothesis machine edits jobs, deletes and tampers with children, puts foreign objects in their places, plays Pods and
-moves the clock, while requests fail, watches end, fall silent or have expired, and the operator dies after any write.
-When the faults stop, all must settle: the cluster is what the oracle's table says (not plan()), further looks write
-nothing, and no status has ever spoken of what its generation did not ask for.
+A hypothesis machine edits a job and a RewardModel, deletes and tampers with children, puts foreign objects in their
+places, plays Pods and moves the clock, while requests fail, watches end, fall silent or have expired, and the operator
+dies after any write. When the faults stop, all must settle: the cluster is what the oracles' tables say (not plan()),
+further looks write nothing, and no status has ever spoken of what its generation did not ask for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import oracle
 import pytest
+import reward_oracle
 from cluster_player import Player
 from direct_backend import DirectBackend
-from door import LIST_FAULTS, WRITE_FAULTS
+from door import WRITE_FAULTS
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from kubernetes import client, dynamic
+from machine_faults import FAULTS, LABELS, unless
+from machine_models import MODEL_EDITS, MODEL_TAMPERINGS, RewardModelRules, check_model_status
 from manifests import INLINE, MISSING, put, put_all, smallest
 from operator_thread import OperatorThread
 
@@ -36,12 +37,6 @@ DEADLINE_SECONDS = 90.0
 STILL_WINDOWS = 3
 """So often may something be written yet when all is as it should be: the last words of a status."""
 HOUR_SECONDS = 3600
-NUMBERS = st.sampled_from([1, 2, 1, 3, 2, 4, 6, 9, 13, 19])
-"""Of requests. An edit takes a few writes, a new job thirty."""
-FAULTS = st.tuples(
-    st.dictionaries(NUMBERS, st.sampled_from(WRITE_FAULTS), min_size=1, max_size=4),
-    st.dictionaries(NUMBERS, st.sampled_from(LIST_FAULTS), max_size=1),
-)
 SECOND_REWARD = {"name": "style", "function": {"inline": INLINE}, "replicas": 2}
 INVALID = {"bogus": 1}
 EDITS: tuple[tuple[str, Any], ...] = (
@@ -59,7 +54,6 @@ EDITS: tuple[tuple[str, Any], ...] = (
     ("activeDeadlineSeconds", 1800),
     ("activeDeadlineSeconds", MISSING),
 )
-LABELS = {"app.kubernetes.io/managed-by": "someone"}
 TAMPERINGS: tuple[tuple[str, Any], ...] = (
     ("ConfigMap", {"data": {"job.yaml": "tampered"}}),
     ("NetworkPolicy", {"spec": {"egress": [{}]}}),
@@ -79,17 +73,7 @@ STRUCK: Counter[str] = Counter()
 """What really struck, in all examples."""
 
 
-@contextlib.contextmanager
-def unless(code: int) -> Iterator[None]:
-    """What the operator, or a controller, may have done before."""
-    try:
-        yield
-    except client.ApiException as error:
-        if error.status != code:
-            raise
-
-
-class OperatorMachine(RuleBasedStateMachine):
+class OperatorMachine(RewardModelRules):
     api: dynamic.DynamicClient
     kubeconfig: str
     address: str
@@ -107,6 +91,7 @@ class OperatorMachine(RuleBasedStateMachine):
             self.kubeconfig, self.namespace, self.address, lambda *write: self.writes.append(write)
         )
         self.has_job, self.ended, self.num_crashes, self.num_retries = False, "", 0, 0
+        self.has_model = False
         self.ttl: int | None = None
         self.is_users_mistake = False
         """A changed spec undoes that end."""
@@ -149,7 +134,7 @@ class OperatorMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 30), faults=FAULTS, hurry=st.booleans())
     def delete_a_child(self, index: int, faults: Any, hurry: bool) -> None:
         self.operator.faults.arm(*faults)
-        keys = sorted(set(self.children()) - set(self.foreign))
+        keys = sorted(key for key in set(self.children()) - set(self.foreign) if not reward_oracle.is_models(key))
         if keys:
             self.remove(keys[index % len(keys)])
         self.go_on(hurry)
@@ -160,7 +145,8 @@ class OperatorMachine(RuleBasedStateMachine):
         self.operator.faults.arm(*faults)
         kind, change = tampering
         for found, name in sorted(set(self.children()) - set(self.foreign)):
-            if found == kind and not (kind == "ConfigMap" and name != f"{NAME}-config"):
+            is_same = found == kind and not reward_oracle.is_models((found, name))
+            if is_same and not (kind == "ConfigMap" and name != f"{NAME}-config"):
                 self.patch(kind, name, change)
         self.go_on(hurry)
 
@@ -212,7 +198,7 @@ class OperatorMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 9), how=st.sampled_from(["crash", "oom"]), faults=FAULTS)
     def a_pod_crashes(self, index: int, how: str, faults: Any) -> None:
         self.operator.faults.arm(*faults)
-        if pods := self.player.pods():
+        if pods := self.job_pods():
             self.num_crashes += 1
             self.player.end(pods[index % len(pods)], how)
         self.go_on()
@@ -228,7 +214,7 @@ class OperatorMachine(RuleBasedStateMachine):
         if ends_well:
             self.player.complete(self.children()["Job", f"{NAME}-head"])
         else:
-            pods = self.player.pods()
+            pods = self.job_pods()
             self.player.end(pods[index % len(pods)], "user error")
         self.ended, self.is_users_mistake = "Succeeded" if ends_well else "Failed", not ends_well
         self.disturb_workloads()
@@ -298,8 +284,11 @@ class OperatorMachine(RuleBasedStateMachine):
         assert not self.operator.errors, self.operator.errors
         if self.player.play():
             return "the controllers have work"
-        job, children = self.job(), self.children()
-        foreign = set(self.foreign)
+        return self.why_job_is_unsettled() or self.why_model_is_unsettled()
+
+    def why_job_is_unsettled(self) -> str:
+        job, foreign = self.job(), set(self.foreign)
+        children = {key: child for key, child in self.children().items() if not reward_oracle.is_models(key)}
         if not self.has_job:
             return f"left over: {sorted(set(children) - foreign)}" if job or set(children) - foreign else ""
         if job is None:
@@ -307,7 +296,7 @@ class OperatorMachine(RuleBasedStateMachine):
         stage = self.stage(job)
         wrong = [
             *oracle.find_wrong_children(job, stage, children, foreign),
-            *oracle.find_wrong_status(job, stage, self.player.pods(), foreign),
+            *oracle.find_wrong_status(job, stage, self.job_pods(), foreign),
         ]
         return "; ".join(wrong)
 
@@ -330,7 +319,7 @@ class OperatorMachine(RuleBasedStateMachine):
         num_looks = self.operator.num_looks
         while True:
             now, resyncs = self.operator.num_resyncs
-            has_looked = not self.has_job or self.operator.num_looks >= num_looks + 2
+            has_looked = self.operator.num_looks >= num_looks + 2 * (self.has_job + self.has_model)
             if has_looked and now == incarnation and resyncs >= num_resyncs + 2:
                 return
             if now != incarnation:
@@ -341,7 +330,8 @@ class OperatorMachine(RuleBasedStateMachine):
     def check_what_stays(self) -> None:
         for key, made in self.foreign.items():
             assert self.world.find(key[0], self.namespace, key[1]) == made, f"{key} is someone else's"
-        children = self.children() if self.has_job else {}
+        has = {False: self.has_job, True: self.has_model}
+        children = {key: child for key, child in self.children().items() if has[reward_oracle.is_models(key)]}
         uids = {key: child["metadata"]["uid"] for key, child in children.items() if key[0] != "Job"}
         anew = [key for key, uid in uids.items() if self.uids.get(key, uid) != uid and key not in self.disturbed]
         assert not anew, f"made anew without need: {anew}"
@@ -358,11 +348,15 @@ class OperatorMachine(RuleBasedStateMachine):
         for path, sent, answer in writes:
             if path.endswith("/status") and "/rljobs/" in path:
                 self.check_status(sent, answer)
+            elif path.endswith("/status"):
+                check_model_status(sent, answer)
             elif "replicas" in sent.get("spec", {}):
                 (owner,) = sent["metadata"]["ownerReferences"]
                 key, asked = (sent["kind"], sent["metadata"]["name"]), set()
                 for (of, _), spec in self.specs.items():
-                    if of == owner["uid"]:
+                    if of == owner["uid"] and owner["kind"] == "RewardModel":
+                        asked.add(spec["replicas"])
+                    elif of == owner["uid"]:
                         asked.add(oracle.replicas_of({"metadata": {"name": NAME}, "spec": spec}).get(key))
                 assert sent["spec"]["replicas"] in asked, f"{key}: nobody asked for {sent['spec']['replicas']} replicas"
 
@@ -386,7 +380,7 @@ class OperatorMachine(RuleBasedStateMachine):
         manifest = smallest(name=NAME)
         if self.ttl is not None:
             manifest = put_all(manifest, {"ttlSecondsAfterFinished": self.ttl})
-        self.note_spec(self.world.resource("RLJob").create(body=manifest, namespace=self.namespace).to_dict())
+        self.note_spec(self.world.resource("RLJob").create(body=manifest, namespace=self.namespace))
         self.has_job = True
 
     def edit(self, edit: tuple[str, Any]) -> None:
@@ -399,8 +393,9 @@ class OperatorMachine(RuleBasedStateMachine):
                 path, value = "rewards", [stored["spec"]["rewards"][0], *([SECOND_REWARD] if value else [])]
             changed = put(stored, path, value)
             with unless(409):
-                made = self.world.resource("RLJob").replace(body=changed, namespace=self.namespace).to_dict()
-                self.note_spec(made)
+                answer = self.world.resource("RLJob").replace(body=changed, namespace=self.namespace)
+                self.note_spec(answer)
+                made = answer.to_dict()
                 if made["metadata"]["generation"] > stored["metadata"]["generation"] and self.is_users_mistake:
                     self.ended, self.is_users_mistake = "", False
                 break
@@ -409,7 +404,8 @@ class OperatorMachine(RuleBasedStateMachine):
         if edit == ("second reward", False):
             self.disturbed |= {(kind, f"{NAME}-reward-style") for kind in oracle.KINDS}
 
-    def note_spec(self, stored: Any) -> None:
+    def note_spec(self, answer: Any) -> None:
+        stored = answer.to_dict()
         self.specs[stored["metadata"]["uid"], stored["metadata"]["generation"]] = stored["spec"]
 
     def forget_job(self) -> None:
@@ -434,13 +430,17 @@ class OperatorMachine(RuleBasedStateMachine):
     def job(self) -> Any:
         return self.world.find("RLJob", self.namespace, NAME)
 
+    def job_pods(self) -> list[Any]:
+        return [pod for pod in self.player.pods() if "rljob.dev/job" in pod["metadata"]["labels"]]
+
     def children(self) -> oracle.Objects:
         """All objects of the operator's kinds, labelled or not."""
         found = [o for kind in oracle.KINDS for o in self.world.list(kind, self.namespace)]
         return {(o["kind"], o["metadata"]["name"]): o for o in found if o["metadata"]["name"] != "kube-root-ca.crt"}
 
     def versions(self) -> dict[oracle.Key, str]:
-        found = [*self.children().values(), *self.player.pods(), *self.world.list("RLJob", self.namespace)]
+        owners = [owner for kind in ("RLJob", "RewardModel") for owner in self.world.list(kind, self.namespace)]
+        found = [*self.children().values(), *self.player.pods(), *owners]
         events = client.CoreV1Api(self.api.client).list_namespaced_event(self.namespace).items
         versions = {(o["kind"], o["metadata"]["name"]): o["metadata"]["resourceVersion"] for o in found}
         return versions | {("Event", e.metadata.name): e.metadata.resource_version for e in events}
@@ -453,10 +453,38 @@ class OperatorMachine(RuleBasedStateMachine):
             client.CoreV1Api(self.api.client).delete_namespace(self.namespace)
 
 
-def test_the_whole_operator_converges_whatever_happens(api_client, crds, control_plane):
+@pytest.fixture
+def machine(api_client, crds, control_plane):
+    """The machine, of which each one has an operator and a namespace of its own."""
     OperatorMachine.api = dynamic.DynamicClient(api_client)
     OperatorMachine.kubeconfig = str(Path(control_plane.kubeconfig))
     OperatorMachine.address = control_plane.address
+    return OperatorMachine
+
+
+def test_each_rule_of_a_reward_model_converges_under_faults(machine):
+    """In a fixed order: a few random examples may leave a rule out."""
+    world = machine()
+    try:
+        world.create_the_model(({2: "409", 5: "death after"}, {1: "410"}), 3)
+        world.settle()
+        world.all_pods_get_ready(({1: "lost"}, {}))
+        world.settle()
+        for number, edit in enumerate(MODEL_EDITS):
+            world.edit_the_model(edit, ({1: WRITE_FAULTS[number]}, {}), False)
+            world.settle()
+        world.scale_the_model(4, ({1: "cut"}, {}), False)
+        for tampering in MODEL_TAMPERINGS:
+            world.tamper_with_the_models_children(tampering, ({2: "503"}, {}), False)
+        world.settle()
+        world.delete_the_model(({1: "death before"}, {}), and_again=True)
+        world.settle()
+        world.delete_the_model(({}, {}), and_again=False)
+    finally:
+        world.teardown()
+
+
+def test_the_whole_operator_converges_whatever_happens(machine):
     options = settings(
         max_examples=int(os.environ.get("RLJOB_MACHINE_EXAMPLES", "4")),
         stateful_step_count=14,
@@ -468,5 +496,5 @@ def test_the_whole_operator_converges_whatever_happens(api_client, crds, control
         print_blob=False,
     )
     STRUCK.clear()
-    run_state_machine_as_test(OperatorMachine, settings=options)
+    run_state_machine_as_test(machine, settings=options)
     assert sum(STRUCK.values()) >= 10, f"few faults have struck, so this says little: {STRUCK}"

@@ -123,7 +123,7 @@ class TrainerGroup:
             # An update holds up the answer; a peer of a dead rank may never give one.
             if calls:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [call.exception() for call in calls if call.done() and call.exception() is not None]
+            errors = [error for call in calls if call.done() and (error := call.exception())]
             if errors and self._ranks:  # else they were ended by a method that failed, which tells why
                 self._kill()
                 raise _typed_failure("watch", errors)
@@ -178,7 +178,7 @@ class TrainerGroup:
         ]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [call.exception() for call in calls if call.done() and call.exception() is not None]
+            errors = [error for call in calls if call.done() and (error := call.exception())]
             if errors:
                 raise _typed_failure(method, errors)
             return [call.result() for call in calls]

@@ -210,7 +210,8 @@ async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[
             due = queue.next_due()
             timeout = None if due is None else max(0.0, due - clock())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), timeout)
+                async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may lose a cancellation
+                    await changed.wait()
 
 
 async def _work_on(

@@ -194,3 +194,24 @@ async def test_cancelling_the_loop_leaves_no_task_behind(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("reconcile-")]
+
+
+@pytest.mark.parametrize("num_turns", range(3, 40))
+async def test_run_ends_when_it_is_cancelled_whatever_its_workers_wait_for(num_turns):
+    """A replica that has lost the lead ends by this."""
+
+    class Busy:
+        async def watch(self):
+            while True:
+                yield JobKey("ns", "job")
+                await asyncio.sleep(0)
+
+    async def reconcile_key(backend, key, now):
+        return 0.001
+
+    running = asyncio.create_task(run(Busy(), workers=4, reconcile_key=reconcile_key))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=30)
+    assert done, "a worker has lost its cancellation"

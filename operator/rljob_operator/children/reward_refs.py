@@ -93,7 +93,7 @@ def _resolve(reward: Reward, models: Mapping[str, RewardModel]) -> Reward:
     model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
     if model is None:
         return reward
-    update: dict[str, object] = {"timeout_seconds": model.spec.timeout_seconds}
+    update: dict[str, object] = {"timeout_seconds": model.spec.timeout_seconds, "scope": model.spec.scope}
     if model.spec.http is not None:
         update |= {"http": model.spec.http, "reward_model_ref": None}
     else:

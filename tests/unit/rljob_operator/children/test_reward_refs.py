@@ -44,6 +44,13 @@ def test_an_http_model_reaches_the_driver_as_its_url_and_time_out():
     assert rewards[0].reward_model_ref is not None
 
 
+def test_a_models_scope_is_its_jobs():
+    """The driver asks by it, and the model's server refuses what it is not for."""
+    model = make_model("model-ours", {"function": {"inline": "class Both: ...\n"}, "scope": "sampleThenGroup"})
+    rewards = reward_refs.resolve_http(make_job(), {"model-ours": model}).spec.rewards
+    assert [reward.scope for reward in rewards] == ["sampleThenGroup", "sample", "sample"]
+
+
 def test_a_served_model_gives_the_head_its_service_and_its_own_token():
     assert reward_refs.build_services(make_job(), MODELS) == {"ours": "model-ours-rewardmodel"}
     token, names = reward_refs.build_token_env(make_job(), MODELS)

@@ -20,6 +20,7 @@ from rljob_api.protocol import InvalidReason, Lane, ScoreRequest
 from rljob_reward.answers import Asked, Request, build_answer
 from rljob_reward.lanes import Lanes
 from rljob_reward.metrics import VALID, Metrics
+from rljob_reward.pacing import BEGINNING_SECONDS, Pacing
 from rljob_reward.pools import build_pool
 from rljob_reward.process import Ended, Started, Verdict
 from rljob_reward.program import Program
@@ -87,6 +88,8 @@ class Scorer:
         self._cache = ResultCache() if program.cache else None
         self._jobs_by_content: dict[bytes, Job] = {}
         self._mean_seconds = 0.0
+        self._pacing = Pacing()
+        self._next_dispatch: asyncio.TimerHandle | None = None
         self._watchdog = Watchdog(self._loop, program.timeout_seconds, self._kill_late)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -150,6 +153,8 @@ class Scorer:
     async def close(self) -> None:
         """Cancel what waits, kill what runs, end all slots."""
         self._watchdog.close()
+        if self._next_dispatch:
+            self._next_dispatch.cancel()
         cancelled = Ended(InvalidReason.CANCELLED, "the server shut down")
         for job in self._lanes.jobs():
             if self._lanes.cancel(job.lane, job):
@@ -173,6 +178,9 @@ class Scorer:
     def _dispatch(self, fresh: Job | None = None) -> None:
         """Start what may start. The client of a `fresh` job was there a moment ago."""
         while self.pool.has_idle:
+            if not self._pacing.has_room(self._mean_seconds, time.perf_counter()):
+                self._dispatch_soon()
+                return
             job = self._lanes.start_next()
             if job is None:
                 return
@@ -183,14 +191,25 @@ class Scorer:
                 self._begin(job, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
+    def _dispatch_soon(self) -> None:
+        """Unless an execution ends before that, which is the rule."""
+        if self._next_dispatch is None:
+            self._next_dispatch = self._loop.call_later(BEGINNING_SECONDS, self._dispatch_again)
+
+    def _dispatch_again(self) -> None:
+        self._next_dispatch = None
+        self._dispatch()
+
     def _begin(self, job: Job, slot: Slot) -> None:
         job.started = time.perf_counter()
+        self._pacing.begin(job, job.started)
         if not self.pool.keeps_time:
             self._watchdog.add(slot)
         slot.execute(job.body, len(job.asked.sample_ids), partial(self._finish, job, slot))
 
     def _finish(self, job: Job, slot: Slot, verdict: Verdict) -> None:
         self._watchdog.remove(slot)
+        self._pacing.end(job)
         self._lanes.finish(job.lane, job)
         self._settle(job, verdict)
 

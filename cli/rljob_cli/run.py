@@ -104,7 +104,8 @@ class Run:
             if snapshot.phase in _FINAL_PHASES:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._interrupted.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._interrupted.wait()
 
     def look(self) -> Snapshot:
         """The run as it is now."""

@@ -163,7 +163,8 @@ class Pool:
     async def _await_start(self, worker: WorkerProcess) -> Started:
         await worker.connect()
         try:
-            return await asyncio.wait_for(asyncio.shield(worker.started), _START_TIMEOUT_SECONDS)
+            async with asyncio.timeout(_START_TIMEOUT_SECONDS):
+                return await asyncio.shield(worker.started)
         except TimeoutError:
             message = f"{self._settings.path}: its import took more than {_START_TIMEOUT_SECONDS:.0f} s"
             worker.kill(InvalidReason.TIMEOUT, message)

@@ -102,7 +102,8 @@ async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:
     if not scorer.hopeless.done():
         logger.info("shutting down: at most %g s for the requests that were accepted", grace_seconds)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(scorer.drained(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await scorer.drained()
     await scorer.close()
 
 

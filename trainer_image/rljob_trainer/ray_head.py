@@ -88,7 +88,8 @@ class RayHead:
         raylet = Raylet(self._process.pid)
         while not raylet.has_died():
             with contextlib.suppress(TimeoutError):
-                code = await asyncio.wait_for(self._process.wait(), _WATCH_SECONDS)
+                async with asyncio.timeout(_WATCH_SECONDS):
+                    code = await self._process.wait()
                 raise TransientError(f"the Ray head ended with {code}")
         raise TransientError("the Ray head lost its raylet")
 
@@ -97,7 +98,8 @@ class RayHead:
         if process is not None and process.returncode is None:
             process.terminate()  # `ray start --block` ends its own children
             try:
-                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

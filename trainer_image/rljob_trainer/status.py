@@ -64,7 +64,8 @@ class Board:
             if self._is_news(key):  # wait_for with a timeout of 0 would not even look
                 return self.manifest
             try:
-                await asyncio.wait_for(self._announced.wait_for(lambda: self._is_news(key)), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._announced.wait_for(lambda: self._is_news(key))
             except TimeoutError:
                 return None
             return self.manifest

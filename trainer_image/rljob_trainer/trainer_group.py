@@ -133,9 +133,8 @@ class TrainerGroup:
         """End every rank, and with rank 0 the weight server. May be called again."""
         closing = [rank.close.remote() for rank in self._ranks]
         with contextlib.suppress(TimeoutError):  # A rank that hangs is killed as well.
-            await asyncio.wait_for(
-                asyncio.gather(*map(_future, closing), return_exceptions=True), _CLOSE_TIMEOUT_SECONDS
-            )
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                await asyncio.gather(*map(_future, closing), return_exceptions=True)
         self._kill()
 
     def _plan(

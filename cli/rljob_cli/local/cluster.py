@@ -80,7 +80,8 @@ class LocalCluster:
                 self.store.create_pod(pod)
             timeout = max(0.0, (plan.wake_at - now).total_seconds()) if plan.wake_at else None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await changed.wait()
 
 
 def build_base_env(environ: Mapping[str, str]) -> dict[str, str]:

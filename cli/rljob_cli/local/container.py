@@ -199,7 +199,8 @@ class Container:
             return
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(running.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await running.wait()
         except TimeoutError:
             self._signal(SIGNAL_KILL_ALL)
             await running.wait()
@@ -211,7 +212,8 @@ class Container:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     def _marker(self, text: str) -> bytes:
         moment = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -100,7 +100,8 @@ class LocalStore:
         while self.job:
             yield self.key
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), _RESYNC_SECONDS)
+                async with asyncio.timeout(_RESYNC_SECONDS):
+                    await event.wait()
             event.clear()
 
     # For controllers and kubelet.

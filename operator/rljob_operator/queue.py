@@ -13,7 +13,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -189,8 +189,9 @@ async def run(
 async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> None:
     """Put what the watch yields into the queue. A watch that breaks is begun again: it names every job then."""
     while True:
+        watch = backend.watch()
         try:
-            async for key in backend.watch():
+            async for key in watch:
                 async with changed:
                     queue.add_changed(key, clock())
                     changed.notify()
@@ -198,6 +199,9 @@ async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition,
         except TransientError as error:
             log.warning("the watch broke and begins again: %s", error)
             await asyncio.sleep(_WATCH_BACKOFF_SECONDS)
+        finally:
+            if isinstance(watch, AsyncGenerator):  # else it ends when it is found to be garbage, after all else
+                await watch.aclose()
 
 
 async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:

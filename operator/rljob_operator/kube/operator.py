@@ -29,6 +29,7 @@ from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_m
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.kube.rest import Resting
+from rljob_operator.kube.tasks import finish, to_the_end
 from rljob_operator.kube.watch import Feed
 from rljob_operator.metrics import Metrics
 from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, describe, run
@@ -69,6 +70,15 @@ async def run_operator(
         f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         settings.lease_seconds,
     )
+
+    async def end() -> None:
+        with contextlib.suppress(RLJobError):
+            await lease.release()
+        for runner in runners:
+            await runner.cleanup()
+        if own:
+            await api.close()
+
     try:
         await _wait_for_crds(api, health)
         if settings.lease:
@@ -77,12 +87,7 @@ async def run_operator(
         metrics.leader.set(1)
         await _lead(settings, api, lease if settings.lease else None, health, clock, now, on_watching)
     finally:
-        with contextlib.suppress(RLJobError):
-            await lease.release()
-        for runner in runners:
-            await runner.cleanup()
-        if own:
-            await api.close()
+        await to_the_end(end())
 
 
 async def _lead(
@@ -131,8 +136,10 @@ async def _lead(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await driver.close()
+        try:
+            await finish(tasks)
+        finally:
+            await driver.close()
 
 
 async def look(

@@ -21,13 +21,12 @@ from rljob_operator.backend import JobKey
 from rljob_operator.kube.cache import Cache, OwnerKey, names_model
 from rljob_operator.kube.client import ApiError, KubeApi, translate
 from rljob_operator.kube.resources import EVENT, REWARD_MODEL, RLJOB, WATCHED, Resource
+from rljob_operator.kube.tasks import TaskTree, finish, to_the_end
 from rljob_operator.queue import Key, RewardModelKey
 
 log = logging.getLogger(__name__)
 _RELIST_SECONDS = 1.0
 """In which the watches of several kinds begin together."""
-_END_TRIES = 3
-_END_SECONDS = 1.0
 
 
 class KindsChanged(TransientError):  # noqa: N818 - it says what happened
@@ -64,9 +63,10 @@ class Feed:
                     raise TransientError(f"watching ended: {broken.exception() or 'kopf stopped'}")
                 yield getter.result()
         finally:
-            for task in [*tasks, *([getter] if getter else [])]:
+            left = [*tasks, *([getter] if getter else [])]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await finish(left)
 
     def all_keys(self) -> list[Key]:
         jobs = [JobKey(key.namespace, key.name) for key in self._cache.names(RLJOB)]
@@ -171,7 +171,7 @@ class Feed:
                 self._changed.put_nowait(RewardModelKey(key.namespace, key.name))
 
     async def _watch(self) -> None:
-        registry = kopf.OperatorRegistry()
+        registry, sessions = kopf.OperatorRegistry(), list[aiohttp.ClientSession]()
         for resource in WATCHED:
             if resource not in self._absent:
                 self._register(resource, registry)
@@ -180,40 +180,42 @@ class Feed:
         async def login(**_: Any) -> kopf.AiohttpSession:
             # A connection for each watch, and a few for kopf's own questions.
             session = self._api.new_session(limit=len(WATCHED) * len(self._scopes) + 10, middlewares=(self._note_list,))
+            sessions.append(session)
             return kopf.AiohttpSession(server=self._api.server, aiohttp_session=session)
 
-        named = tuple(scope for scope in self._scopes if scope)
-        settings = _settings()
-        # What is named needs no look at the namespaces, which a Role cannot allow: kopf would log nine errors.
-        settings.scanning.disabled = bool(named)
-        roots = await kopf.spawn_tasks(
-            registry=registry, settings=settings, standalone=True, clusterwide=not named, namespaces=named
-        )
-        self.on_watching()
+        async def end() -> None:
+            await tree.end()
+            for session in sessions:
+                await session.close()
+
         # Not kopf.operator: at its end that cancels every task of the loop that began after it, our workers included.
+        # But its roots are not all: when one watch fails, their root leaves the others to go on for ever.
+        tree = TaskTree()
         try:
+            roots = await tree.create_task(self._begin_watches(registry))
             done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            await _end(roots)
+            await to_the_end(end())
+
+    async def _begin_watches(self, registry: kopf.OperatorRegistry) -> Collection[asyncio.Task[Any]]:
+        named = tuple(scope for scope in self._scopes if scope)
+        settings = _settings()
+        # What is named needs no look at the namespaces, which a Role cannot allow: kopf would log nine errors.
+        settings.scanning.disabled = bool(named)
+        try:
+            return await kopf.spawn_tasks(
+                registry=registry, settings=settings, standalone=True, clusterwide=not named, namespaces=named
+            )
+        finally:
+            self.on_watching()
 
     def _register(self, resource: Resource, registry: kopf.OperatorRegistry) -> None:
         @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
         async def on_event(event: Any, **_: Any) -> None:
             await self._cache.wait_written(resource.key, event["object"])
             self.take_in(resource.key, event)
-
-
-async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel, again if a task took the first for something else, and do not wait for ever: the lead may be lost."""
-    pending = set(tasks)
-    for _ in range(_END_TRIES):
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_END_SECONDS) if pending else (set(), set())
-    if pending:
-        log.warning("these watches did not end: %s", ", ".join(task.get_name() for task in pending))
 
 
 class _NoDiffs(kopf.DiffBaseStorage):

@@ -1,6 +1,7 @@
 """The queue by itself, with a clock that tests move; then the loop over a backend that counts."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -215,3 +216,27 @@ async def test_run_ends_when_it_is_cancelled_whatever_its_workers_wait_for(num_t
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=30)
     assert done, "a worker has lost its cancellation"
+
+
+async def test_a_watch_ends_with_its_feed_also_when_that_was_busy_with_a_key():
+    """Python leaves a generator of which no more is asked to the collector of garbage: its tasks would go on."""
+
+    class Backend:
+        has_ended = False
+
+        async def watch(self):
+            try:
+                yield A
+            finally:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                self.has_ended = True
+
+    backend, changed = Backend(), asyncio.Condition()
+    async with changed:  # so the feed waits with a key in its hands
+        feeding = asyncio.create_task(queue_module._feed(backend, KeyedQueue(), changed, time.monotonic))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        feeding.cancel()
+        await asyncio.wait([feeding])
+    assert backend.has_ended

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
+import io
+import tempfile
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -24,6 +27,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 RESYNC_SECONDS = 0.7
 LEASE = "rljob-operator"
 _JOIN_SECONDS = 120.0
+_DUMP_SECONDS = 10.0
 
 
 async def _no_token() -> str | None:
@@ -41,6 +45,8 @@ class OperatorThread:
         self._offset_seconds = 0.0
         self._began = time.monotonic()
         self._loop = asyncio.new_event_loop()
+        self._must_stop = asyncio.Event()
+        self._left: list[str] = []
         self._door: Door | None = None
         self._thread = threading.Thread(target=self._run, name=f"operator of {namespace}", daemon=True)
 
@@ -48,9 +54,28 @@ class OperatorThread:
         self._thread.start()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._main.cancel)
+        self._loop.call_soon_threadsafe(self._must_stop.set)
         self._thread.join(_JOIN_SECONDS)
-        assert not self._thread.is_alive(), "the operator did not end"
+        assert not self._thread.is_alive(), f"the operator did not end; it is at:\n{self._describe_stacks()}"
+        assert not self._left, f"the operator ended, but not all of its tasks: {self._left}"
+
+    def _describe_stacks(self) -> str:
+        """Of every task of the operator and every thread of this process."""
+        told, has_told = io.StringIO(), threading.Event()
+
+        def tell() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                print(f"--- cancelled {task.cancelling()} times: {task!r}", file=told)
+                task.print_stack(file=told)
+            has_told.set()
+
+        self._loop.call_soon_threadsafe(tell)
+        if not has_told.wait(_DUMP_SECONDS):
+            print("--- its event loop does not turn", file=told)
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return told.getvalue() + file.read()
 
     def move_clock(self, seconds: float) -> None:
         self._offset_seconds += seconds
@@ -81,24 +106,18 @@ class OperatorThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._main = self._loop.create_task(self._keep_running())
         try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(self._keep_running())
+            self._left = [repr(task) for task in asyncio.all_tasks(self._loop)]
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
             self._loop.close()
 
     async def _keep_running(self) -> None:
         direct = await connect(self._kubeconfig)
         upstream = direct.new_session(limit=0)
         try:
-            while True:
+            while not self._must_stop.is_set():
                 door = Door(upstream, direct.server, self.faults, self._on_write)
                 try:
                     await self._run_once(await door.open(self._address), door)
@@ -129,13 +148,13 @@ class OperatorThread:
             health_port=0,
         )
         work = asyncio.create_task(run_operator(settings, api=api, clock=self._clock, now=self._now_of_a_look))
-        death = asyncio.create_task(door.has_died.wait())
+        others = [asyncio.create_task(event.wait()) for event in (door.has_died, self._must_stop)]
         try:
-            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, *others], return_when=asyncio.FIRST_COMPLETED)
             if work.done() and not isinstance(error := work.exception(), LeaseLost):
                 self.errors.append(error or RLJobError("run_operator returned"))
         finally:
-            work.cancel()
-            death.cancel()
-            await asyncio.wait([work, death])
+            for task in (work, *others):
+                task.cancel()
+            await asyncio.wait([work, *others])
             await api.close()

@@ -18,15 +18,15 @@ SPEC = {
 async def test_a_watch_that_is_cancelled_just_when_something_changes_ends(num_turns):
     """Or it has yielded before: a cancellation that is lost in between would keep `rljob run` from ending."""
     store = LocalStore(RLJob.model_validate({"metadata": {"name": "t"}, "spec": SPEC}))
-    watch, keys = store.watch(), []
+    has_begun = asyncio.Event()
 
     async def follow():
-        async for key in watch:
-            keys.append(key)
+        async for _ in store.watch():
+            has_begun.set()
 
     following = asyncio.create_task(follow())
-    while not keys:
-        await asyncio.sleep(0)
+    await has_begun.wait()
+    await asyncio.sleep(0)
     store.changed()
     for _ in range(num_turns):
         await asyncio.sleep(0)

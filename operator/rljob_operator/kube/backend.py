@@ -254,14 +254,14 @@ class KubernetesBackend:
         await self._put_status(REWARD_MODEL, model, status.to_manifest())
 
     async def _put_status(self, resource: Resource, owner: RLJob | RewardModel, status: Manifest) -> None:
+        """Refused, to be looked at again, when it is not any more the object that was looked at. A uid would not do:
+        the API server drops all metadata of a status but the version, and another object may have the name by now."""
         namespace, name = owner.metadata.namespace, owner.metadata.name
-        known = self.cache.get(resource.key, namespace, name)
-        if known and known["metadata"].get("generation", 1) > owner.metadata.generation:
-            raise TransientError(f"{resource.kind} {namespace}/{name}: its spec has changed meanwhile")
+        version = (owner.metadata.model_extra or {}).get("resourceVersion")
         body = {
             "apiVersion": API_VERSION,
             "kind": resource.kind,
-            "metadata": {"name": name, "namespace": namespace, "uid": owner.metadata.uid},
+            "metadata": {"name": name, "namespace": namespace} | ({"resourceVersion": version} if version else {}),
             "status": status,
         }
         answer = await self._write(

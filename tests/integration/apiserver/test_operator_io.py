@@ -16,7 +16,9 @@ import pytest
 from manifests import put_all, smallest
 from operator_world import DEADLINE_SECONDS, NAME, Lists, Manifest, World, Writes
 
+from rljob_api.errors import TransientError
 from rljob_api.job import RLJob
+from rljob_api.status import RLJobStatus
 from rljob_operator.backend import ChildKey, Event
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
@@ -173,6 +175,24 @@ async def test_an_event_that_is_repeated_raises_its_count(world):
         await backend.record_event(job, Event("Warning", "Why", "because"))
     (event,) = await world.events("Why")
     assert (event["count"], event["involvedObject"]["name"]) == (3, NAME)
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+async def test_a_status_is_of_the_object_that_was_looked_at_and_of_no_other(world, is_made_anew):
+    """Neither of one whose spec has changed meanwhile, nor of another one of the same name."""
+    seen = RLJob.model_validate(await world.create(smallest()))
+    if is_made_anew:
+        await world.delete("RLJob", NAME)
+        await world.create(smallest())
+    else:
+        await world.patch("RLJob", NAME, {"spec": {"suspend": True}})
+    backend = KubernetesBackend(world.api, Cache(), DriverClient(), keys=lambda: pytest.fail("no watch here"))
+    with pytest.raises(TransientError, match="409"):
+        await backend.update_status(seen, RLJobStatus(observed_generation=7))
+    assert "status" not in await world.get("RLJob", NAME)
+    now = RLJob.model_validate(await world.get("RLJob", NAME))
+    await backend.update_status(now, RLJobStatus(observed_generation=now.metadata.generation))
+    assert (await world.get("RLJob", NAME))["status"]["observedGeneration"] == now.metadata.generation
 
 
 async def test_suspend_deletes_the_workloads_and_resume_makes_them_anew(world):

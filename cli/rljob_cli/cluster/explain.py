@@ -310,6 +310,7 @@ def _command_of(cause: Cause, look: Look, edit: str) -> str:
         "OOMKilled": edit,
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
+        "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",
         "FailedCreate": f"kubectl get events -n {namespace} --field-selector reason=FailedCreate",
     }.get(cause.reason, "")
 

@@ -184,7 +184,7 @@ def test_a_reward_model_in_use_is_shared_scaled_deleted_and_made_again(day: Day)
         day.submit(name, rewards=[build_reward(rewardModelRef={"name": "style"})])
     for name in ("one", "two"):
         day.wait_until_well(name=name)
-    assert re.search(r"NAME +READY +REPLICAS +AGE\nstyle +True +1 ", day.kubectl("get", "rewardmodel"))
+    assert re.search(r"NAME +READY +REPLICAS +P95 +AGE\nstyle +True +1 ", day.kubectl("get", "rewardmodel"))
     day.kubectl("scale", "rewardmodel", "style", "--replicas=2")
     wait_for("two Pods", lambda: day.get("rewardmodel", "style")["status"].get("readyReplicas") == 2, MEND_SECONDS)
     day.kubectl("delete", "rewardmodel", "style")

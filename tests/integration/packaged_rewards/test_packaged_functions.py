@@ -208,13 +208,17 @@ def call(completion, answer):
     assert [(score, None) for score in found] == directly(function, call, [("x", str(num)) for num in lengths])
 
 
-def test_openrlhfs_grader_gives_what_it_gives_directly(
-    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    function = documented("openrlhf")
+@pytest.fixture
+def without_unbuildable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/coming-from.md tells users of OpenRLHF."""
     exclude = tmp_path / "exclude.txt"
     exclude.write_text(UNBUILDABLE)
     monkeypatch.setenv("UV_EXCLUDE", str(exclude))
+
+
+@pytest.mark.usefixtures("without_unbuildable")
+def test_openrlhfs_grader_gives_what_it_gives_directly(start_server: StartServer) -> None:
+    function = documented("openrlhf")
     server = start(start_server, function)
     call = """
 from openrlhf.utils import extract_boxed_answer, grade_answer
@@ -235,7 +239,7 @@ def compute_score(solution_str, ground_truth):
     assert_equal(through_the_server(start(start_server, function), SAMPLES), directly(function, call, SAMPLES), SAMPLES)
 
 
-def test_the_guides_table_of_settings_names_what_the_packages_have() -> None:
+def test_the_guides_table_of_settings_names_what_the_packages_have(request: pytest.FixtureRequest) -> None:
     table = (
         COMING_FROM.read_text().partition("| here | verl | TRL (`GRPOConfig`) | OpenRLHF |")[2].partition("\n## ")[0]
     )
@@ -244,6 +248,7 @@ def test_the_guides_table_of_settings_names_what_the_packages_have() -> None:
     assert min(len(verl), len(trl), len(openrlhf)) > 25
     assert not sorted(set(verl) - _verls_settings())
     assert not sorted(set(trl) - _trls_settings() - {"model", "trl vllm-serve", "accelerate launch"})
+    request.getfixturevalue("without_unbuildable")  # not before: the others' environments are those of the tests above
     assert not sorted(set(openrlhf) - _openrlhfs_settings())
 
 

@@ -90,10 +90,6 @@ def parse_metrics(text: str) -> list[Sample]:
     return [Sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
-def kind_of(spec: RewardBase | None) -> str | None:
-    return next((kind for kind in ("function", "model", "judge", "http") if getattr(spec, kind, None)), None)
-
-
 def build_row(part: Part, metrics: Metrics, demand: RewardDemand | None = None) -> RewardRow:
     """All that is known of one reward."""
     servers = metrics.servers.get(part.name)
@@ -101,7 +97,7 @@ def build_row(part: Part, metrics: Metrics, demand: RewardDemand | None = None) 
     waiting, oldest = _queue(samples, demand)
     return RewardRow(
         name=part.name,
-        kind=kind_of(part.spec),
+        kind=part.spec.kind or None if part.spec else None,
         ready=part.ready,
         replicas=part.replicas,
         slots_wanted=part.scaling.slots if part.scaling else None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from rljob_reward.adapters.binding import Binding, Sample
 from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, describe, invalid, read_number, read_score
-from rljob_reward.adapters.signature import Parameters
+from rljob_reward.adapters.signature import call_by_name
 
 NAME = "openrlhf"
 MARKER = "queries"
@@ -23,21 +23,15 @@ _PARAMETERS = ("queries", "prompts", "labels")
 
 
 def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
-    parameters = Parameters(function, place)
-    parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
-    parameters.check_kwargs(kwargs)
-    taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
+    call = call_by_name(function, _PARAMETERS, kwargs, place, expected=_EXPECTED, marker=MARKER)
+    return Binding(lambda samples: call(_columns_of(samples)), lambda value, samples: read(value, len(samples)))
 
-    def call(samples: list[Sample]) -> Any:
-        prompts = [_text(sample["prompt"]) for sample in samples]
-        values = {
-            "queries": [prompt + sample["completion"] for prompt, sample in zip(prompts, samples, strict=True)],
-            "prompts": prompts,
-            "labels": [sample.get("ground_truth") for sample in samples],
-        }
-        return function(**{**{name: values[name] for name in taken}, **kwargs})
 
-    return Binding(call, lambda value, samples: read(value, len(samples)))
+def _columns_of(samples: list[Sample]) -> tuple[list[Any], ...]:
+    """What OpenRLHF tells of a group, in the order of the parameters."""
+    prompts = [_text(sample["prompt"]) for sample in samples]
+    queries = [prompt + sample["completion"] for prompt, sample in zip(prompts, samples, strict=True)]
+    return queries, prompts, [sample.get("ground_truth") for sample in samples]
 
 
 def _text(prompt: str | list[dict[str, Any]]) -> str:

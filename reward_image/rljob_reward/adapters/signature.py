@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rljob_api.errors import UserError
@@ -46,3 +46,26 @@ class Parameters:
                 f"{self._place}: function.kwargs has {', '.join(unknown)}, which the function does not take; "
                 f"it takes {', '.join(sorted(self.names))}"
             )
+
+
+def call_by_name(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    kwargs: dict[str, Any],
+    place: str,
+    *,
+    expected: str,
+    marker: str,
+) -> Callable[[Iterable[Any]], Any]:
+    """A call of `function` for values in the order of `names`: it gets those that it takes, and `kwargs`. UserError
+    where its parameters do not fit."""
+    parameters = Parameters(function, place)
+    parameters.check({*names, *kwargs}, expected, needs=marker)
+    parameters.check_kwargs(kwargs)
+    taken = [parameters.accepts(name) and name not in kwargs for name in names]
+
+    def call(values: Iterable[Any]) -> Any:
+        given = {name: value for name, value, is_taken in zip(names, values, taken, strict=True) if is_taken}
+        return function(**given, **kwargs)
+
+    return call

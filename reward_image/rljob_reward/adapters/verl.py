@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_reward.adapters.binding import Binding, Sample
 from rljob_reward.adapters.outcome import BAD_RETURN, Outcome, invalid, read_score
-from rljob_reward.adapters.signature import Parameters
+from rljob_reward.adapters.signature import call_by_name
 
 NAME = "verl"
 MARKER = "solution_str"
@@ -22,16 +22,8 @@ _PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
-    parameters = Parameters(function, place)
-    parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
-    parameters.check_kwargs(kwargs)
-    taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
-
-    def call(samples: list[Sample]) -> Any:
-        values = dict(zip(_PARAMETERS, arguments_of(samples[0]), strict=True))
-        return function(**{**{name: values[name] for name in taken}, **kwargs})
-
-    return Binding(call, lambda value, samples: [read(value)])
+    call = call_by_name(function, _PARAMETERS, kwargs, place, expected=_EXPECTED, marker=MARKER)
+    return Binding(lambda samples: call(arguments_of(samples[0])), lambda value, samples: [read(value)])
 
 
 def arguments_of(sample: Sample) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from rljob_reward.adapters import verl
 from rljob_reward.adapters.binding import Binding, Sample
 from rljob_reward.adapters.outcome import Outcome, read_each
-from rljob_reward.adapters.signature import Parameters
+from rljob_reward.adapters.signature import call_by_name
 
 NAME = verl.NAME
 MARKER = "solution_strs"
@@ -20,17 +20,8 @@ _PARAMETERS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
-    parameters = Parameters(function, place)
-    parameters.check({*_PARAMETERS, *kwargs}, _EXPECTED, needs=MARKER)
-    parameters.check_kwargs(kwargs)
-    taken = frozenset(name for name in _PARAMETERS if parameters.accepts(name))
-
-    def call(samples: list[Sample]) -> Any:
-        columns = map(list, zip(*map(verl.arguments_of, samples), strict=True))
-        values = dict(zip(_PARAMETERS, columns, strict=True))
-        return function(**{**{name: values[name] for name in taken}, **kwargs})
-
-    return Binding(call, read)
+    call = call_by_name(function, _PARAMETERS, kwargs, place, expected=_EXPECTED, marker=MARKER)
+    return Binding(lambda samples: call(map(list, zip(*map(verl.arguments_of, samples), strict=True))), read)
 
 
 def read(value: Any, samples: list[Sample]) -> list[Outcome]:

@@ -1,7 +1,9 @@
 """Which versions of a reward its Pods are of, told apart by what the Pods carry. Pure; reads Pods and decides nothing.
 
-A version is what a server reads at its start (the digest on its Pod) and the images that it runs. Resources, nodes and
-other parts of a template make no version: they score alike. Invariant: equal sets of Pods give equal words.
+A version is what a server reads at its start (the digest on its Pod) and the images that it was told of, which are
+those of its template: what a webhook makes of them is not compared. Resources, nodes and other parts of a template make
+no version: they score alike. The server's own version, which the driver compares, is made of the same two.
+Invariant: equal sets of Pods give equal words.
 """
 
 from __future__ import annotations
@@ -10,32 +12,30 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rljob_api.contract import ENV_REWARD_IMAGES
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, REWARD
-from rljob_operator.children.reward_vllm import CONTAINER as VLLM
 from rljob_operator.world import RoleView, is_ready
 
 UPDATING = "VersionsMixed"
 STARTS = "NewVersionStarts"
 SETTLED = "OneVersion"
 _NUM_DIGITS = 7
-_OURS = (REWARD, VLLM)
-"""Containers that make a version: what a webhook or a template adds beside them does not score."""
 
 
 class Version(NamedTuple):
     """What decides how a Pod scores."""
 
     digest: str
-    images: tuple[str, ...]
+    images: str
 
 
 def version_of(pod: Manifest) -> Version:
     """Of a Pod, or of a template."""
     annotations = pod["metadata"].get("annotations") or {}
     spec = pod.get("spec") or {}
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    images = tuple(str(c.get("image", "")) for c in containers if c.get("name") in _OURS)
+    env = [entry for c in spec.get("containers") or [] if c.get("name") == REWARD for entry in c.get("env") or []]
+    images = next((entry.get("value", "") for entry in env if entry["name"] == ENV_REWARD_IMAGES), "")
     return Version(str(annotations.get(ANNOTATION_CONFIG_HASH, "")), images)
 
 
@@ -51,15 +51,8 @@ def describe_mixed_rewards(roles: Iterable[RoleView]) -> str:
         counts = count_versions(filter(is_ready, role.pods)) if role.kind == REWARD else {}
         if len(counts) > 1:
             name = role.name.removeprefix(f"{REWARD}-")
-            words.append(f"reward {name}: {describe_counts(counts)}; {_describe_scoring(counts)}")
+            words.append(f"reward {name}: {describe_counts(counts)}; each step is scored by one of them alone")
     return "; ".join(words)
-
-
-def _describe_scoring(counts: dict[Version, int]) -> str:
-    """A server tells the driver the version of its source and settings; of its image it knows nothing."""
-    if len({version.digest for version in counts}) == len(counts):
-        return "each step is scored by one of them alone"
-    return "they differ in their image alone, which the driver cannot see: a step may be scored by both"
 
 
 def describe_counts(counts: dict[Version, int]) -> str:
@@ -73,10 +66,8 @@ def describe_counts(counts: dict[Version, int]) -> str:
 def describe_update(pods: Sequence[Manifest], wanted: Manifest | None) -> tuple[str, str] | None:
     """Reason and words of an update under way; None when all Pods are of one version, and of the template's."""
     counts, existing = count_versions(filter(is_ready, pods)), count_versions(pods)
-    digests = {version.digest for version in existing}
-    # A webhook may name images differently in each Pod than in the template, so these are compared among Pods alone.
-    asked = {version_of(wanted).digest} if wanted else digests
-    if len(existing) < 2 and digests <= asked:
+    asked = {version_of(wanted)} if wanted else set(existing)
+    if len(existing) < 2 and set(existing) <= asked:
         return None
     if len(counts) > 1:
         return UPDATING, describe_counts(counts)
@@ -88,4 +79,4 @@ def _name_versions(versions: list[Version]) -> list[str]:
     """By their digests; by their images where nothing else differs."""
     if len({version.digest for version in versions}) == len(versions):
         return [version.digest[:_NUM_DIGITS] for version in versions]
-    return [f"{version.digest[:_NUM_DIGITS]} ({', '.join(version.images)})" for version in versions]
+    return [f"{version.digest[:_NUM_DIGITS]} ({version.images})" for version in versions]

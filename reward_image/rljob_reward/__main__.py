@@ -66,7 +66,8 @@ def _serve(options: argparse.Namespace) -> None:
     from rljob_reward import server
     from rljob_reward.program import read_program
 
-    program = _provide(read_program(options.config, options.function), options.scratch)
+    images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
+    program = _provide(read_program(options.config, options.function, images), options.scratch)
     if options.check:
         started = uvloop.run(server.check(program))
         print(f"{program.name}: {started.entrypoint}, {started.signature} signature, version {program.version[:12]}")

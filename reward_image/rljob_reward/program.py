@@ -1,4 +1,4 @@
-"""The reward that this server runs: its settings, its source, and the digest of both.
+"""The reward that this server runs: its settings, its source, and the digest of what decides a score.
 
 Reads files; never runs user code. Errors are UserErrors that name the path.
 """
@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -33,7 +34,7 @@ class Program:
     backend: Settings | JudgeReward | ModelReward
     """What its pool needs: for a function, what a worker is told."""
     version: str
-    """sha256 of source and settings: results of different versions do not compare."""
+    """sha256 of source, settings and images: results of different versions do not compare."""
     cache: bool = False
     """Whether equal requests share a result."""
     kind: str = "function"
@@ -42,16 +43,17 @@ class Program:
     """What is scored at once."""
 
 
-def read_program(config_path: Path, function_path: Path | None = None) -> Program:
-    """The Reward of `config_path` with the source that it names, or that of `function_path`."""
+def read_program(config_path: Path, function_path: Path | None = None, images: str = "") -> Program:
+    """The Reward of `config_path` with the source that it names, or that of `function_path`; `images` are those that
+    it runs in."""
     reward = _read_reward(config_path)
     scorer = reward.judge or reward.model
     if scorer is not None:
         backend: Settings | JudgeReward | ModelReward = scorer
-        version = _digest_scorer(scorer, reward.scope, reward.timeout_seconds)
+        settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path)
-        version = _digest(backend, reward.timeout_seconds)
+        settings = _read_function(backend)
     else:
         raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
     return Program(
@@ -61,7 +63,7 @@ def read_program(config_path: Path, function_path: Path | None = None) -> Progra
         timeout_seconds=reward.timeout_seconds,
         cache=reward.cache,
         backend=backend,
-        version=version,
+        version=_digest(settings | {"timeout_seconds": reward.timeout_seconds, "images": images}),
         kind=reward.kind,
         scope=reward.scope,
     )
@@ -116,18 +118,19 @@ def _read_source(function: FunctionReward, config_path: Path, override: Path | N
         raise UserError(f"{path}: the reward's source is no UTF-8 text: {error}") from error
 
 
-def _digest_scorer(scorer: JudgeReward | ModelReward, scope: Scope, timeout_seconds: float) -> str:
-    """What decides a score: template, model, parser, scope. Where and how fast the model runs is left out."""
+def _read_scorer(scorer: JudgeReward | ModelReward) -> dict[str, Any]:
+    """What decides a score: template, model, parser. Where and how fast the model runs is left out."""
     parts = scorer.model_dump(mode="json", exclude={"endpoint": {"limits", "api_key_secret_ref"}})
     for model in (parts, parts.get("model") or {}):
         for name in _NO_MATTER_OF_SCORE:
             model.pop(name, None)
-    return hashlib.sha256(json.dumps([parts, scope, timeout_seconds], sort_keys=True).encode()).hexdigest()
+    return parts
 
 
-def _digest(settings: Settings, timeout_seconds: float) -> str:
+def _read_function(settings: Settings) -> dict[str, Any]:
     """Where files lie is left out: the same function elsewhere is the same function."""
-    parts = {**settings._asdict(), "timeout_seconds": timeout_seconds}
-    for place in ("path", "python", "scratch"):
-        del parts[place]
+    return {name: value for name, value in settings._asdict().items() if name not in ("path", "python", "scratch")}
+
+
+def _digest(parts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

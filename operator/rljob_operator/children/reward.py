@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rljob_api.contract import (
     ENV_JUDGE_API_KEY,
     ENV_PEERS,
+    ENV_REWARD_IMAGES,
     FILE_FUNCTION,
     FILE_REWARD,
     LABEL_REWARD_MODEL,
@@ -49,6 +50,8 @@ _LEAVE_SECONDS = 5
 _MAX_SURGE = "25%"
 """Rounded up: one Pod at least."""
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
+_SCORING = (REWARD, reward_vllm.CONTAINER)
+"""Containers whose images make a version: what a template adds beside them does not score."""
 _NAME_IN_SERVER = "rewardmodel"
 """A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
 
@@ -105,6 +108,8 @@ def service_of(model: RewardModel) -> RewardService:
 def build_reward(service: RewardService, token: str, defaults: Defaults) -> list[Manifest]:
     """Service and Deployment. Raises UserError for a template that cannot be merged."""
     owner, name, selector = service.owner, service.name, service.selector
+    template = pods.build_pod_template(owner, _build_parts(service, token, defaults))
+    _tell_images(template)
     return [
         build_headless_service(owner, name, selector, _PORTS, publish_not_ready=False),
         {
@@ -115,7 +120,7 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
                 "replicas": service.reward.replicas,
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": _build_rolling(owner)},
                 "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(owner, _build_parts(service, token, defaults)),
+                "template": template,
             },
         },
     ]
@@ -127,6 +132,14 @@ def _build_rolling(owner: Owner) -> Manifest:
     if isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue":
         return {"maxSurge": 0, "maxUnavailable": 1}
     return {"maxSurge": _MAX_SURGE, "maxUnavailable": 0}
+
+
+def _tell_images(template: Manifest) -> None:
+    """To the server, which makes them a part of its version. Read from the merged template: it may name others."""
+    spec = template["spec"]
+    scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in _SCORING]
+    server = next(container for container in scoring if container["name"] == REWARD)
+    server["env"] = server["env"] + pods.build_env({ENV_REWARD_IMAGES: " ".join(c["image"] for c in scoring)})
 
 
 def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:

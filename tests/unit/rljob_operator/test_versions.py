@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rljob_api.contract import ENV_REWARD_IMAGES
 from rljob_api.job import RLJob
 from rljob_api.protocol import RewardDemand
 from rljob_api.reward import RewardModel
@@ -41,11 +42,11 @@ def deployment_of(owner):
     return next(c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] in names)
 
 
-def pod_of(owner, name="p", *, ready=True, image=None):
-    """As the owner's template makes it."""
+def pod_of(owner, name="p", *, ready=True):
+    """As the owner's template makes it, and a webhook that mirrors images and adds a container."""
     template = deployment_of(owner)["spec"]["template"]
     container = template["spec"]["containers"][0]
-    containers = [container | ({"image": image} if image else {}), {"name": "injected", "image": f"mesh:{name}"}]
+    containers = [container | {"image": f"mirror/{name}"}, {"name": "injected", "image": f"mesh:{name}"}]
     return {
         "kind": "Pod",
         "metadata": template["metadata"] | {"name": name},
@@ -93,8 +94,8 @@ def test_a_users_template_still_shapes_the_pods_that_are_rolled():
 def test_source_and_image_make_a_version_and_nothing_else_does():
     same = [pod_of(make_job(), name) for name in "abc"]
     same.append(pod_of(make_job(rollout={"replicas": 3}), "d"))
-    assert list(count_versions(same).values()) == [4], "a container that a webhook adds is no version"
-    others = [pod_of(make_job(OLD), "x"), pod_of(make_job(), "y", image="another")]
+    assert list(count_versions(same).values()) == [4], "what a webhook changes is no version"
+    others = [pod_of(make_job(OLD), "x"), pod_of(with_image("another"), "y")]
     assert sorted(count_versions([*same, *others]).values()) == [1, 1, 4]
     resources = {"name": "correct", "function": {"inline": NEW}, "resources": {"limits": {"cpu": "2"}}}
     assert len(count_versions([*same, pod_of(make_job(rewards=[resources]), "e")])) == 1
@@ -124,12 +125,23 @@ def test_a_job_says_while_two_versions_serve_and_tells_the_beginning_and_the_end
     assert (rests.events, again.status) == ((), job.status)
 
 
-def test_versions_that_differ_in_their_image_alone_are_named_by_it_and_promise_nothing():
-    made, _ = look(make_job(), pod_of(make_job(), "a", image="mine:1"), pod_of(make_job(), "b", image="mine:2"))
+def with_image(image, **more):
+    return make_job(rewards=[{"name": "correct", "function": {"inline": NEW}, "image": image}], **more)
+
+
+def test_versions_that_differ_in_their_image_alone_are_named_by_it():
+    made, _ = look(with_image("mine:1"), pod_of(with_image("mine:1"), "a"), pod_of(with_image("mine:2"), "b"))
     message = condition(made.status, conditions.REWARD_VERSIONS_MIXED).message
     assert "(mine:1)" in message
     assert "(mine:2)" in message
-    assert message.endswith("a step may be scored by both")
+    assert message.endswith("each step is scored by one of them alone")
+
+
+def test_a_server_is_told_the_images_that_its_template_ends_with_and_of_the_vllm_beside_it():
+    template = {"spec": {"containers": [{"name": "reward", "image": "mine"}, {"name": "more", "image": "other"}]}}
+    model = make_model(function=None, model={"source": "/m", "image": "vllm:1"}, template=template)
+    (server,) = (c for c in deployment_of(model)["spec"]["template"]["spec"]["containers"] if c["name"] == "reward")
+    assert {"name": ENV_REWARD_IMAGES, "value": "vllm:1 mine"} in server["env"]
 
 
 def test_a_condition_of_the_conflict_stays_the_last_one():

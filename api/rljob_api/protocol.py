@@ -187,8 +187,8 @@ class RewardDemand(Wire):
     """Requests under way."""
     waiting: int = 0
     """Requests for which no replica is there or free."""
-    oldest_seconds: float = 0.0
-    """Age of the oldest of them."""
+    oldest_asked_seconds: float = 0.0
+    """For how long the oldest of the others has been with a replica: its execution takes that long at least."""
     latency_seconds: float | None = None
     """Mean execution time of a sample, its retries included, over the newest ones."""
     latency_p95_seconds: float | None = None

@@ -1,7 +1,7 @@
 """Rewards as rows, for every view of a job: what is there of each, how busy it is, and what it gave. Pure.
 
-Made of the job, its status, what the driver says of its demand, and the /metrics of driver and reward servers, as far
-as each is known. Leaves asking to the views. Invariant: what is not known is None and shown as a dash, never a zero.
+Made of the job, its status, and the /metrics of driver and reward servers, as far as each is known. Leaves asking to
+the views. Invariant: what is not known is None and shown as a dash, never a zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_api.protocol import RewardDemand
 from rljob_api.reward import RewardBase
 from rljob_api.scaling import RewardScaling
 
@@ -90,11 +89,11 @@ def parse_metrics(text: str) -> list[Sample]:
     return [Sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
-def build_row(part: Part, metrics: Metrics, demand: RewardDemand | None = None) -> RewardRow:
+def build_row(part: Part, metrics: Metrics) -> RewardRow:
     """All that is known of one reward."""
     servers = metrics.servers.get(part.name)
     samples = None if servers is None else [sample for server in servers for sample in server]
-    waiting, oldest = _queue(samples, demand)
+    waiting, oldest = _queue(part.name, metrics)
     return RewardRow(
         name=part.name,
         kind=part.spec.kind or None if part.spec else None,
@@ -118,15 +117,17 @@ def _slots_given(part: Part, samples: Sequence[Sample] | None) -> int | None:
     return part.ready * part.spec.slots
 
 
-def _queue(samples: Sequence[Sample] | None, demand: RewardDemand | None) -> tuple[int | None, float | None]:
-    """What waits before the servers, and at the driver for one of them."""
-    lengths, ages = _total(samples, "rljob_reward_queue_length"), _values(samples, "rljob_reward_queue_oldest_seconds")
-    at_driver = demand.waiting if demand else None
-    known = [value for value in (lengths, at_driver) if value is not None]
-    if demand and demand.waiting:
-        ages = [*ages, demand.oldest_seconds]
-    waiting = _whole(sum(known)) if known else None
-    return waiting, 0.0 if waiting == 0 else max(ages, default=None)
+def _queue(reward: str, metrics: Metrics) -> tuple[int | None, float | None]:
+    """What waits before the servers, and at the driver for one of them; also where there is no server."""
+    told = metrics.servers.get(reward, ())
+    if told is None:
+        return None, None
+    servers = [sample for server in told for sample in server]
+    driver = [sample for sample in metrics.driver or () if sample.labels.get("reward") == reward]
+    lengths = _values(servers, "rljob_reward_queue_length") + _values(driver, "rljob_reward_waiting")
+    ages = _values(servers, "rljob_reward_queue_oldest_seconds")
+    ages += _values(driver, "rljob_reward_waiting_oldest_seconds")
+    return _whole(math.fsum(lengths)) if lengths else None, max(ages, default=None)
 
 
 def _values(samples: Iterable[Sample] | None, name: str) -> list[float]:

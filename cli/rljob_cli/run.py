@@ -119,7 +119,7 @@ class Run:
             phase=job.status.phase or "Pending",
             message=message_of(job.status),
             roles=build_roles(job.status, pods, self.history.restarts),
-            rewards=build_rewards(job, pods, self._metrics, store.driver),
+            rewards=build_rewards(job, pods, self._metrics),
             driver=store.driver,
             steps=tuple(row for row in rows if row.get("type", "step") == "step"),
             evals=tuple(row for row in rows if row.get("type") == "eval"),

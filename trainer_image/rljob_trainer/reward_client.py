@@ -52,6 +52,8 @@ class _Underway:
 
     ask: Ask
     began: float
+    waits_since: float
+    """When it began to wait for a replica, the last time that it had none."""
     is_group_step: bool
     """The second half of sampleThenGroup: short, and no execution that the autoscaler reckons with."""
     waits_for: str = "a replica"
@@ -126,6 +128,17 @@ class RewardClient:
     def num_samples_in_flight(self) -> int:
         return sum(len(underway.ask.samples) for underway in self.in_flight)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests for which no replica is there or free."""
+        return sum(underway.asked_at is None for underway in self.in_flight)
+
+    @property
+    def oldest_waiting_seconds(self) -> float:
+        """For how long the oldest of them waits; 0 when none does."""
+        since = [underway.waits_since for underway in self.in_flight if underway.asked_at is None]
+        return time.monotonic() - min(since) if since else 0.0
+
     def demand(self, outlook: Outlook) -> RewardDemand:
         """What this reward is asked for, in executions, and how long one takes. With scope group that is one a group;
         with sampleThenGroup one a sample, as the step over the group is short against them."""
@@ -146,7 +159,7 @@ class RewardClient:
             window_seconds=outlook.window_seconds(mean),
             in_flight=len(counted),
             waiting=len(counted) - len(asked_at),
-            oldest_seconds=now - min(asked_at) if asked_at else 0.0,
+            oldest_asked_seconds=now - min(asked_at) if asked_at else 0.0,
             latency_seconds=mean,
             latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
         )
@@ -165,7 +178,8 @@ class RewardClient:
         return f"({self.reward.name}), oldest {oldest:.1f} s{missing}"
 
     async def _run(self, ask: Ask, *, is_group_step: bool) -> list[Scored]:
-        underway = _Underway(ask, time.monotonic(), is_group_step)
+        now = time.monotonic()
+        underway = _Underway(ask, began=now, waits_since=now, is_group_step=is_group_step)
         self.in_flight.add(underway)
         try:
             results = await self._within_deadline(underway)
@@ -203,7 +217,7 @@ class RewardClient:
         """Attempts, until one is final or the policy has no more. Of several the one with the most valid results."""
         num_invalid, best = 0, list[ScoreResult]()
         while True:
-            underway.waits_for = "a replica"
+            underway.waits_for, underway.waits_since = "a replica", time.monotonic()
             async with self.replicas.lease(underway.asked) as lease:
                 underway.asked_at, underway.waits_for = time.monotonic(), f"the answer of {lease.address}"
                 try:

@@ -240,6 +240,12 @@ class _Underway(Collector):
     def collect(self) -> Iterator[Metric]:
         of = ["reward"]
         in_flight = GaugeMetricFamily("rljob_reward_in_flight", "Samples that wait for this reward.", labels=of)
+        waiting = GaugeMetricFamily(
+            "rljob_reward_waiting", "Requests for which no replica is there or free.", labels=of
+        )
+        oldest = GaugeMetricFamily(
+            "rljob_reward_waiting_oldest_seconds", "For how long the oldest of them waits.", labels=of
+        )
         replicas = GaugeMetricFamily("rljob_reward_replicas", "Ready replicas that were found.", labels=of)
         attempts = CounterMetricFamily(
             "rljob_reward_attempts", "Requests made for scores, one a sample or one a group.", labels=["reward", "lane"]
@@ -251,13 +257,15 @@ class _Underway(Collector):
         )
         for name, client in self._rewards.clients.items():
             in_flight.add_metric([name], client.num_samples_in_flight)
+            waiting.add_metric([name], client.num_waiting)
+            oldest.add_metric([name], client.oldest_waiting_seconds)
             replicas.add_metric([name], len(client.replicas.fleet.replicas))
             for lane in get_args(Lane):
                 attempts.add_metric([name, lane], client.num_requests[lane])
             hedges.add_metric([name], client.hedges.num_hedges if client.hedges else 0)
             wins.add_metric([name], client.hedges.num_wins if client.hedges else 0)
             rescored.add_metric([name], client.num_rescored)
-        yield from (in_flight, replicas, attempts, hedges, wins, rescored)
+        yield from (in_flight, waiting, oldest, replicas, attempts, hedges, wins, rescored)
 
 
 class Trackers:

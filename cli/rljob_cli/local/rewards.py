@@ -12,7 +12,6 @@ import aiohttp
 
 from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
 from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus
 from rljob_cli.local.manifests import Manifest, is_ready, labels_of
 from rljob_cli.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
 from rljob_operator.children.common import HEAD
@@ -42,9 +41,7 @@ async def _ask(session: aiohttp.ClientSession, pod: Manifest, port: int) -> list
         return None
 
 
-def build_rewards(
-    job: RLJob, pods: Sequence[Manifest], metrics: Metrics, driver: DriverStatus | None
-) -> tuple[RewardRow, ...]:
+def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: Metrics) -> tuple[RewardRow, ...]:
     """A row for each reward of the job."""
     roles = {role.name: role for role in job.status.roles}
     scaling = {decision.name: decision for decision in job.status.scaling}
@@ -59,5 +56,5 @@ def build_rewards(
             replicas=role.desired if role else None,
             scaling=scaling.get(reward.name),
         )
-        rows.append(build_row(part, metrics, driver.demand.get(reward.name) if driver else None))
+        rows.append(build_row(part, metrics))
     return tuple(rows)

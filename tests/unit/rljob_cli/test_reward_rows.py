@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from rljob_api.protocol import RewardDemand
 from rljob_api.reward import Reward
 from rljob_api.scaling import RewardScaling
 from rljob_cli.cluster.words import format_table
@@ -44,6 +43,11 @@ def driver_metrics(seconds: list[float], invalid: dict[str, int], reward: str = 
     return generate_latest(registry).decode()
 
 
+def waiting_at_driver(number: int, oldest_seconds: float, reward: str = "correct") -> str:
+    name = f'{{reward="{reward}"}}'
+    return f"rljob_reward_waiting{name} {number}\nrljob_reward_waiting_oldest_seconds{name} {oldest_seconds}\n"
+
+
 def test_a_reward_of_which_nothing_is_known_has_dashes_and_no_zero() -> None:
     row = build_row(Part("correct"), Metrics())
     assert row == RewardRow("correct")
@@ -54,10 +58,12 @@ def test_a_reward_of_which_nothing_is_known_has_dashes_and_no_zero() -> None:
 def test_each_number_comes_from_who_knows_it() -> None:
     scaling = RewardScaling(name="correct", replicas=3, slots=20)
     metrics = Metrics(
-        driver=parse_metrics(driver_metrics([0.5, 1.5, 3.0, 3.0], {"timeout": 2, "exception": 5})),
+        driver=parse_metrics(
+            driver_metrics([0.5, 1.5, 3.0, 3.0], {"timeout": 2, "exception": 5}) + waiting_at_driver(2, 9.0)
+        ),
         servers={"correct": [parse_metrics(SERVER)] * 2},
     )
-    row = build_row(Part("correct", FUNCTION, 2, 3, scaling), metrics, RewardDemand(waiting=2, oldest_seconds=9.0))
+    row = build_row(Part("correct", FUNCTION, 2, 3, scaling), metrics)
     assert (row.kind, row.ready, row.replicas) == ("function", 2, 3)
     assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (20, 16, 12)
     assert (row.waiting, row.oldest_seconds) == (8, 9.0), "those at the driver count, too"
@@ -75,7 +81,8 @@ def test_a_pod_that_does_not_answer_makes_no_sum_of_the_others() -> None:
 
 
 def test_the_driver_may_know_of_a_queue_where_no_server_is_there() -> None:
-    row = build_row(Part("correct", FUNCTION, 0, 1), Metrics(), RewardDemand(waiting=7, oldest_seconds=61.0))
+    text = waiting_at_driver(7, 61.0) + waiting_at_driver(1, 99.0, "other")
+    row = build_row(Part("correct", FUNCTION, 0, 1), Metrics(parse_metrics(text)))
     assert (row.slots_given, row.waiting, row.oldest_seconds) == (0, 7, 61.0)
 
 

@@ -288,9 +288,14 @@ async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
         await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
         assert "no replica is there yet" in rewards.describe_wait(5, 5)
         demand = rewards.demand(OUTLOOK)["r"]
-        assert (demand.waiting, demand.oldest_seconds) == (5, 0.0), "the age of waiting says nothing about scoring"
+        assert (demand.waiting, demand.oldest_asked_seconds) == (5, 0.0), "waiting says nothing of scoring"
+        client = rewards.clients["r"]
+        first = client.oldest_waiting_seconds
+        await until(lambda: client.oldest_waiting_seconds > first)
+        assert client.num_waiting == 5
         write_hosts(ADDRESSES)
         await until(lambda: all(task.done() for task in asked))
+        assert (client.num_waiting, client.oldest_waiting_seconds) == (0, 0.0)
         assert all(task.result()["r"].valid for task in asked)
         await rewards.close()
 

@@ -100,6 +100,8 @@ async def test_the_driver_counts_what_it_scored_and_where_its_time_went(make_wor
     assert value(text, "rljob_reward_in_flight", reward="correct") == 0
     assert value(text, "rljob_reward_attempts_total", reward="correct", lane="train") == 2 * 4 * 4
     assert value(text, "rljob_step_reward_versions_correct") == 1
+    assert value(text, "rljob_reward_waiting", reward="correct") == 0
+    assert value(text, "rljob_reward_waiting_oldest_seconds", reward="correct") == 0
     for name in ("hedges", "hedge_wins", "rescored"):
         assert value(text, f"rljob_reward_{name}_total", reward="correct") == 0, name
     for phase in ("generate", "update", "publish", "sync", "evaluate", "checkpoint"):

@@ -9,7 +9,6 @@ from aiohttp import web
 
 from rljob_api.contract import PORT_DRIVER, PORT_REWARD
 from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus, RewardDemand
 from rljob_cli.local.rewards import ask_metrics, build_rewards
 from rljob_cli.reward_rows import Metrics
 
@@ -17,7 +16,10 @@ HEAD, FIRST, SECOND, SILENT = (f"127.41.2.{number}" for number in (1, 2, 3, 4))
 SERVER = (
     'rljob_reward_slots_total{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
 )
-DRIVER = 'rljob_reward_invalid_total{lane="train",reason="timeout",reward="correct"} 2.0\n'
+DRIVER = (
+    'rljob_reward_invalid_total{lane="train",reason="timeout",reward="correct"} 2.0\n'
+    'rljob_reward_waiting{reward="correct"} 5.0\n'
+)
 JOB = RLJob.model_validate(
     {
         "apiVersion": "rljob.dev/v1alpha1",
@@ -64,16 +66,15 @@ async def test_a_run_shows_the_sums_of_its_servers_and_dashes_when_one_is_silent
     finally:
         for runner in runners:
             await runner.cleanup()
-    driver = DriverStatus(demand={"correct": RewardDemand(waiting=5, oldest_seconds=2.5)})
-    [row] = build_rewards(JOB, PODS, told, driver)
+    [row] = build_rewards(JOB, PODS, told)
     assert (row.kind, row.ready, row.replicas) == ("function", 2, 2)
     assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (None, 8, 6)
-    assert (row.waiting, row.oldest_seconds, row.invalid) == (5, 2.5, {"timeout": 2})
-    [row] = build_rewards(JOB, PODS, partly, driver)
-    assert (row.slots_in_use, row.invalid) == (None, {"timeout": 2})
+    assert (row.waiting, row.invalid) == (5, {"timeout": 2})
+    [row] = build_rewards(JOB, PODS, partly)
+    assert (row.slots_in_use, row.waiting, row.invalid) == (None, None, {"timeout": 2})
 
 
 def test_before_anybody_answers_only_what_the_pods_say_is_known() -> None:
-    [row] = build_rewards(JOB, PODS, Metrics(), None)
+    [row] = build_rewards(JOB, PODS, Metrics())
     assert (row.ready, row.replicas, row.slots_given) == (2, 2, 8)
     assert (row.slots_in_use, row.waiting, row.latency_p95_seconds, row.invalid) == (None, None, None, None)

@@ -1,5 +1,5 @@
-"""Rewards on a real cluster: three kinds that score one job, a shared one that scales from none and back, a name
-service that goes away, and a function that is changed while it scores.
+"""Rewards on a real cluster: three kinds that score one job, three that look at groups or are asked twice, a shared one
+that scales from none and back, a name service that goes away, and a function that is changed while it scores.
 
 What is checked is the trajectory log that the driver leaves on the claim: every sample has a result of every reward,
 valid, and by one version of it in a step.
@@ -55,6 +55,15 @@ def nodes() -> Manifest:
     return {"nodeSelector": {"rljob.dev/pool": "reward"}, "tolerations": [toleration]}
 
 
+def read_job(file: str) -> Manifest:
+    manifest: Manifest = yaml.safe_load(
+        (FOLDER / f"{file}.yaml").read_text().replace("pvc://rljob-e2e", f"pvc://{CLAIM}")
+    )
+    manifest["spec"]["checkpoint"]["persistentVolumeClaim"]["claimName"] = CLAIM
+    manifest["metadata"]["namespace"] = NAMESPACE
+    return manifest
+
+
 def read_samples(job: Job) -> list[Manifest]:
     """All samples that were trained on, with the results of their rewards by name."""
     listed = job.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "ls", f"/claim/{job.name}/trajectories")
@@ -75,9 +84,7 @@ def assert_all_valid(samples: list[Manifest], num_samples: int) -> None:
 
 
 def test_a_function_a_classifier_and_a_judge_score_every_sample(cluster: Cluster, reward_files: None) -> None:
-    manifest = yaml.safe_load((FOLDER / "three_kinds.yaml").read_text().replace("rljob-e2e", CLAIM))
-    manifest["metadata"] = {"name": "three-kinds", "namespace": NAMESPACE}
-    job = Job(cluster, manifest)
+    job = Job(cluster, read_job("three_kinds"))
     job.wait_for_success()
     samples = read_samples(job)
     assert_all_valid(samples, 2 * 16)
@@ -89,6 +96,28 @@ def test_a_function_a_classifier_and_a_judge_score_every_sample(cluster: Cluster
     assert len(polite) > 1
     assert all(0 < score < 1 for score in polite)
     assert {sample["rewards"]["clear"]["score"] for sample in samples} <= {1.0, 2.0, 3.0}
+
+
+def test_groups_are_compared_and_slow_samples_asked_for_twice(cluster: Cluster, reward_files: None) -> None:
+    cluster.kubectl("delete", "pod", "-n", NAMESPACE, "ranker", "--ignore-not-found", "--wait")
+    ranker = (FOLDER / "ranker.yaml").read_text().replace("rljob-e2e", NAMESPACE)
+    cluster.kubectl("apply", "-f", "-", input=ranker.encode())
+    job = Job(cluster, read_job("groups"))
+    job.wait_for_success()
+    samples = read_samples(job)
+    assert_all_valid(samples, 4 * 16)
+    groups = defaultdict(list)
+    for sample in samples:
+        groups[sample["step"], sample["group"]].append(sample)
+    assert len(groups) == 4 * 4
+    for group in groups.values():
+        lengths = [len(sample["completion"]) for sample in group]
+        assert [s["rewards"]["shorter"]["score"] for s in group] == [float(n == min(lengths)) for n in lengths]
+        compared = [sample["rewards"]["clearer"]["score"] for sample in group]
+        assert sum(compared) == pytest.approx(len(group) / 2), "of each two completions one wins, or both halve"
+    attempts = Counter(sample["rewards"]["moody"]["attempts"] for sample in samples)
+    assert attempts[1] > attempts[2] > 0, "the slow ones, and they alone, were asked for twice"
+    cluster.kubectl("delete", "-f", "-", input=ranker.encode())
 
 
 def test_a_shared_reward_scales_from_none_to_many_and_back(

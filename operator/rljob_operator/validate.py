@@ -69,9 +69,15 @@ def find_template_problems(path: str, role: Role) -> Iterator[str]:
     if unknown:
         yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
     try:
-        merge({"metadata": {}, "spec": {"containers": []}}, role.template, f"{path}.template")
+        merged = merge({"metadata": {}, "spec": {"containers": []}}, role.template, f"{path}.template")
     except UserError as error:
         yield str(error)
+        return
+    for part in ("metadata", "spec"):
+        if part not in merged:
+            yield f"{path}.template.{part} must not be null: the role's own would go; remove it"
+    if "containers" not in merged.get("spec", {"containers": []}):
+        yield f"{path}.template.spec.containers must not be null: the role's own would go; remove it"
 
 
 def _roles(job: RLJob) -> list[tuple[str, Role]]:

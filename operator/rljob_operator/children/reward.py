@@ -135,11 +135,13 @@ def _build_rolling(owner: Owner) -> Manifest:
 
 
 def _tell_images(template: Manifest) -> None:
-    """To the server, which makes them a part of its version. Read from the merged template: it may name others."""
+    """To the server, which makes them a part of its version. Read from the merged template: it may name others, or
+    take away what is asked for here, which the API server then refuses."""
     spec = template["spec"]
     scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in _SCORING]
     server = next(container for container in scoring if container["name"] == REWARD)
-    server["env"] = server["env"] + pods.build_env({ENV_REWARD_IMAGES: " ".join(c["image"] for c in scoring)})
+    images = " ".join(container.get("image") or "" for container in scoring)
+    server["env"] = (server.get("env") or []) + pods.build_env({ENV_REWARD_IMAGES: images})
 
 
 def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:

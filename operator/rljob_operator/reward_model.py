@@ -37,7 +37,12 @@ from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
 from rljob_operator.remedies import Cause, find_model_causes
 from rljob_operator.scaling import scale_model
-from rljob_operator.validate import find_model_sources, find_source_problems, find_template_problems
+from rljob_operator.validate import (
+    find_model_sources,
+    find_source_problems,
+    find_template_problems,
+    find_url_problems,
+)
 from rljob_operator.versions import SETTLED, describe_update
 from rljob_operator.world import RoleView, describe_waiting, find_ours, find_pods, find_stale
 
@@ -175,11 +180,14 @@ async def _apply_children(backend: RewardModelBackend, wanted: RewardModelPlan, 
 
 
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
+    sources = find_model_sources("spec", model.spec)
+    problems = [*find_url_problems("spec", model.spec), *find_source_problems(sources)]
+    if model.spec.is_served:
+        problems += find_template_problems("spec", model.spec)
+    if problems:
+        raise UserError("; ".join(problems))
     if not model.spec.is_served:
         return []
-    sources = find_model_sources("spec", model.spec)
-    if problems := [*find_template_problems("spec", model.spec), *find_source_problems(sources)]:
-        raise UserError("; ".join(problems))
     service: RewardService = service_of(model)
     heads = {"podSelector": {"matchLabels": {LABEL_ROLE: HEAD}}}
     return sort_children(

@@ -7,6 +7,7 @@ which the schema leaves open.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
 
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
@@ -29,7 +30,12 @@ def find_problems(job: RLJob) -> list[str]:
 def find_spec_problems(job: RLJob) -> list[str]:
     """All but what only its built children show (find_size_problems): to write the job's file is a good part of a
     look."""
-    return [*_source_problems(job), *_template_problems(job), *_scheduling_problems(job)]
+    urls = (
+        problem
+        for i, reward in enumerate(job.spec.rewards)
+        for problem in find_url_problems(f"spec.rewards[{i}]", reward)
+    )
+    return [*_source_problems(job), *urls, *_template_problems(job), *_scheduling_problems(job)]
 
 
 def _source_problems(job: RLJob) -> Iterator[str]:
@@ -56,6 +62,22 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
                 f"{path} must be hf://org/name, pvc://claim/path or an absolute path, got {source}; "
                 "only `rljob run` takes relative ones"
             )
+
+
+def find_url_problems(path: str, reward: RewardBase) -> Iterator[str]:
+    """Whether the endpoint of someone else's that a reward names can be one."""
+    endpoint = reward.http or (reward.judge.endpoint if reward.judge else None)
+    if endpoint is not None and not _is_url(endpoint.url):
+        where = f"{path}.{'http' if reward.http else 'judge.endpoint'}.url"
+        yield f"{where} must name a host, and a port from 1 to 65535 if any, got {endpoint.url}"
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _template_problems(job: RLJob) -> Iterator[str]:

@@ -111,7 +111,7 @@ def _scorer_ports(reward: Reward) -> set[int]:
     """A judge's endpoint; the hub that a model comes from."""
     ports = _source_ports(reward.served_model.source) if reward.served_model else set()
     endpoint = reward.judge.endpoint if reward.judge else None
-    return ports | ({_url_port(endpoint.url)} if endpoint else set())
+    return ports | (_url_ports(endpoint.url) if endpoint else set())
 
 
 def _build_policy(
@@ -160,7 +160,7 @@ def _head_ports(job: RLJob) -> set[int]:
         ports |= _source_ports(source.source)
     if job.spec.tracking.wandb_project:
         ports.add(_HTTPS_PORT)
-    return ports | {_url_port(reward.http.url) for reward in job.spec.rewards if reward.http}
+    return ports.union(*(_url_ports(reward.http.url) for reward in job.spec.rewards if reward.http))
 
 
 def _model_ports(job: RLJob, role: Role) -> set[int]:
@@ -173,12 +173,16 @@ def _source_ports(source: str) -> set[int]:
 
 def _env_ports(role: Role) -> set[int]:
     """Ports of the URLs that a role's env names (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
-    return {_url_port(value) for value in role.env.values() if value.startswith(("http://", "https://"))}
+    return set().union(*(_url_ports(v) for v in role.env.values() if v.startswith(("http://", "https://"))))
 
 
-def _url_port(url: str) -> int:
-    parts = urlsplit(url)
-    return parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT)
+def _url_ports(url: str) -> set[int]:
+    """The port; none of what only looks like a URL, such as http://$(HOST):$(PORT), which the kubelet fills in."""
+    try:
+        parts = urlsplit(url)
+        return {parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT)}
+    except ValueError:
+        return set()
 
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:

@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 import pytest
 
 from rljob_api.job import RLJob
+from rljob_api.reward import RewardModel
 from rljob_operator import conditions
 from rljob_operator.backend import Observed
 from rljob_operator.plan import plan
+from rljob_operator.reward_model import plan_reward_model
 from rljob_operator.validate import find_problems
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,3 +54,21 @@ def test_a_template_that_takes_away_what_the_role_builds_is_refused_with_its_pla
 def test_a_reward_template_without_image_or_variables_is_left_to_the_api_server(field):
     job = make_job(**reward({"spec": {"containers": [{"name": "reward", field: None}]}}))
     assert any(child["kind"] == "Deployment" for child in plan(job, Observed(), NOW).children)
+
+
+@pytest.mark.parametrize("url", ["http://scorer:abc/", "http://scorer:99999/", "http://[::1", "https://:8080/"])
+def test_an_endpoint_that_is_no_url_is_refused_with_its_place(url):
+    job = make_job(rewards=[{"name": "correct", "http": {"url": url}}])
+    words = f"spec.rewards[0].http.url must name a host, and a port from 1 to 65535 if any, got {url}"
+    assert find_problems(job) == [words]
+    failed = conditions.find(plan(job, Observed(), NOW).status, conditions.FAILED)
+    assert failed.message == words
+    model = RewardModel.model_validate({"metadata": {"name": "theirs", "uid": "m1"}, "spec": {"http": {"url": url}}})
+    ready = plan_reward_model(model, Observed(), NOW).status.conditions[0]
+    assert (ready.status, ready.reason) == ("False", conditions.REASON_INVALID_SPEC)
+
+
+def test_a_variable_that_the_kubelet_fills_in_opens_no_port_and_breaks_nothing():
+    job = make_job(head={"env": {"TRACKING": "http://$(TRACKING_HOST):$(TRACKING_PORT)/"}})
+    assert find_problems(job) == []
+    assert plan(job, Observed(), NOW).children

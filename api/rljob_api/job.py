@@ -14,6 +14,8 @@ from rljob_api.roles import HeadRole, RolloutRole, Sampling, TrainerRole
 from rljob_api.source_rules import SOURCE_FORM, SOURCE_ON_A_CLUSTER
 from rljob_api.status import RLJobStatus
 
+MAX_SECONDS = 1_000_000_000
+"""31 years: a moment so long after another is still one that a calendar has."""
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
@@ -221,7 +223,7 @@ class Scheduling(Spec):
     """none: each Pod starts when it can. gates: Pods hold a scheduling gate until all of them exist, and a job that is
     not whole after timeoutSeconds gives its nodes back, waits, and tries again. volcano, coscheduling, kueue: the same
     by that scheduler's Pod group."""
-    timeout_seconds: int = Field(default=600, ge=1)
+    timeout_seconds: int = Field(default=600, ge=1, le=MAX_SECONDS)
     """Time in which all Pods must have found a node, for gang other than none; else all are removed for a while."""
     queue: ShortText | None = None
     """Queue of Volcano or Kueue."""
@@ -269,9 +271,9 @@ class RLJobSpec(Spec):
     """true removes the Pods and keeps the checkpoint; false goes on from it."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that acts on this job, if not RLJob's own (Kueue's MultiKueue sets it). Immutable."""
-    active_deadline_seconds: int | None = Field(default=None, ge=1)
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=MAX_SECONDS)
     """Seconds from start after which the job fails. Null is none."""
-    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null keeps it."""
 
 

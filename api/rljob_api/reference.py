@@ -111,10 +111,10 @@ def _describe_type(node: Schema) -> str:
 def _describe_number(node: Schema) -> str:
     text = "whole number" if node["type"] == "integer" else "number"
     if "minimum" in node:
-        text += f" {'>' if node.get('exclusiveMinimum') else '>='} {node['minimum']:g}"
+        text += f" {'>' if node.get('exclusiveMinimum') else '>='} {node['minimum']:.12g}"
     if "maximum" in node:
         text += (
-            f"{',' if 'minimum' in node else ''} {'<' if node.get('exclusiveMaximum') else '<='} {node['maximum']:g}"
+            f"{',' if 'minimum' in node else ''} {'<' if node.get('exclusiveMaximum') else '<='} {node['maximum']:.12g}"
         )
     return text
 

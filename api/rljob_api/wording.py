@@ -36,10 +36,10 @@ def describe_error(root: type[Spec], kind: str, location: Location, value: Any, 
 
 
 _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than_equal": lambda c: f"must be at least {c['ge']:g}",
-    "greater_than": lambda c: f"must be more than {c['gt']:g}",
-    "less_than_equal": lambda c: f"must be at most {c['le']:g}",
-    "less_than": lambda c: f"must be less than {c['lt']:g}",
+    "greater_than_equal": lambda c: f"must be at least {c['ge']:.12g}",
+    "greater_than": lambda c: f"must be more than {c['gt']:.12g}",
+    "less_than_equal": lambda c: f"must be at most {c['le']:.12g}",
+    "less_than": lambda c: f"must be less than {c['lt']:.12g}",
     "int_type": lambda c: "must be a whole number",
     "int_from_float": lambda c: "must be a whole number",
     "int_parsing": lambda c: "must be a whole number",

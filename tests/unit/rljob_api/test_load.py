@@ -67,6 +67,7 @@ ONE_MISTAKE = [
     ("suspend: 1", "spec.suspend must be true or false, got 1"),
     ("trainer: {resources: {limits: {cpu: 1x}}}", "spec.trainer.resources.limits.cpu must be a Kubernetes quantity "
      'such as 500m, 2 or 16Gi, got "1x"'),
+    ("activeDeadlineSeconds: 999999999999", "spec.activeDeadlineSeconds must be at most 1000000000, got 999999999999"),
     ("algorithm: {optimizer: {beta1: 1}}", "spec.algorithm.optimizer.beta1 must be less than 1, got 1"),
     ("algorithm: {optimizer: {learningRate: .inf}}", "spec.algorithm.optimizer.learningRate must be a finite number, "
      "got inf"),

@@ -5,7 +5,7 @@ Invariant: lastTransitionTime moves only when status does, so that equal worlds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -39,7 +39,7 @@ _PHASES: tuple[tuple[str, Phase], ...] = (
     (RESTARTING, "Restarting"),
     (RUNNING, "Running"),
 )
-_MAX_MESSAGE_LENGTH = 2000
+MAX_MESSAGE_LENGTH = 2000
 _BAD_NEWS = {FAILED, RESTARTING, NAME_CONFLICT}
 _NO_NEWS = {POOLS_ISOLATED}
 
@@ -85,12 +85,21 @@ def build_conditions(
                 type=type_,
                 status=status,
                 reason=reason,
-                message=message[:_MAX_MESSAGE_LENGTH],
+                message=message[:MAX_MESSAGE_LENGTH],
                 last_transition_time=before.last_transition_time if before and unchanged else now,
                 observed_generation=generation,
             )
         )
     return conditions
+
+
+def describe_wait(waits: Iterable[str], causes: Sequence[str]) -> str:
+    """What is waited for and why, as a condition says it. When that is too long the causes stay: one that no condition
+    names is taken for news at each look."""
+    told, waiting = "; ".join(causes), "; ".join(filter(None, waits))
+    room = max(0, MAX_MESSAGE_LENGTH - len(told) - len("; "))
+    cut = waiting if len(waiting) <= room else waiting[: max(0, room - 1)] + "…"
+    return "; ".join(filter(None, [cut, told]))
 
 
 def derive_phase(conditions: list[Condition]) -> Phase:
@@ -113,7 +122,7 @@ def with_conflicts(status: RLJobStatus, conflicts: list[str], now: datetime) -> 
         type=NAME_CONFLICT,
         status=holds,
         reason=REASON_FOREIGN_OBJECT if conflicts else "NoConflict",
-        message=message[:_MAX_MESSAGE_LENGTH] if conflicts else "",
+        message=message[:MAX_MESSAGE_LENGTH] if conflicts else "",
         last_transition_time=before.last_transition_time
         if before and before.status == holds
         else now.replace(microsecond=0),
@@ -121,6 +130,14 @@ def with_conflicts(status: RLJobStatus, conflicts: list[str], now: datetime) -> 
     )
     others = [other for other in status.conditions if other.type != NAME_CONFLICT]
     return status.model_copy(update={"conditions": [*others, condition]})
+
+
+def find_news(
+    old: Sequence[Condition], new: Sequence[Condition], causes: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Causes that the conditions name now and did not before. What they do not name would be news for ever."""
+    before, now = ("\n".join(condition.message for condition in conditions) for conditions in (old, new))
+    return [(reason, words) for reason, words in causes if words in now and words not in before]
 
 
 def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
@@ -142,10 +159,9 @@ def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]
 
 def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
     """One event for each condition that has come true, for each role that restarted, and for each cause (reason and
-    words) of waiting that the old conditions did not name yet."""
+    words) of waiting that the conditions name now and did not before."""
     events: list[Event] = []
-    said = "\n".join(condition.message for condition in old.conditions)
-    events.extend(Event("Warning", reason, words) for reason, words in causes if words not in said)
+    events.extend(Event("Warning", *cause) for cause in find_news(old.conditions, new.conditions, causes))
     isolated = find(new, POOLS_ISOLATED)
     was = find(old, POOLS_ISOLATED)
     if isolated and isolated.status == "False" and (was is None or was.status != "False"):

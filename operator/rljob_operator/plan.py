@@ -337,7 +337,7 @@ def _running_words(
     # A driver that has said 'done' only tidies up: its Pod is no longer ready, and nobody waits for it.
     ending = job.status.progress.phase == "done"
     short = [role for role in world.roles if role.ready < role.needed and not ending]
-    waiting = "; ".join(filter(None, [*map(describe_waiting, world.roles), *(c.words for c in causes)]))
+    waiting = conditions.describe_wait(map(describe_waiting, world.roles), [cause.words for cause in causes])
     if blocked:
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)
         waiting = f"waits until an earlier {names} is gone"

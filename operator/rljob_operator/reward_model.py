@@ -31,7 +31,7 @@ from rljob_operator.children.config import build_reward_config, build_token_secr
 from rljob_operator.children.network import build_reward_budget, build_reward_policy
 from rljob_operator.children.reward import RewardService, build_model_selector, build_reward, service_of
 from rljob_operator.children.reward_refs import child_name
-from rljob_operator.conditions import REASON_INVALID_SPEC
+from rljob_operator.conditions import MAX_MESSAGE_LENGTH, REASON_INVALID_SPEC, describe_wait, find_news
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.plan import BLOCKED_SECONDS, new_random_token
@@ -55,7 +55,6 @@ REASON_WAITING_FOR_NAMES = "WaitingForNames"
 REFUSED_SECONDS = 30.0
 """How soon to try again what was refused: nothing tells when someone else's object goes."""
 _BAD_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
-_MAX_MESSAGE_LENGTH = 2000
 _SETTLE_SECONDS = 120.0
 """For which Pods that an autoscaler has just asked for may be missing."""
 _LATENCY_SECONDS = 30.0
@@ -242,7 +241,7 @@ def _build_status(
     missing = served and ready < model.spec.replicas
     words = f"{min(ready, model.spec.replicas)} of {model.spec.replicas} Pods are ready"
     waits = describe_waiting(_view(model, observed)) if missing else ""
-    why = "; ".join(filter(None, [waits, *(cause.words for cause in causes)])) or words
+    why = describe_wait([waits], [cause.words for cause in causes]) or words
     cause = causes[0].reason if causes else ""
     if trouble:
         is_ready, reason, message = False, trouble.reason, trouble.message
@@ -332,7 +331,7 @@ def _build_condition(
         type=type_,
         status=status,
         reason=reason,
-        message=message[:_MAX_MESSAGE_LENGTH],
+        message=message[:MAX_MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before else now,
         observed_generation=model.metadata.generation,
     )
@@ -343,8 +342,8 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     cause that was not told yet. That a new model's Pods are not ready at once is no news."""
     true = {condition.type for condition in old.conditions if condition.status == "True"}
     said = {(condition.reason, condition.message) for condition in old.conditions}
-    told = "\n".join(condition.message for condition in old.conditions)
-    events = [Event("Warning", cause.reason, cause.words) for cause in causes if cause.words not in told]
+    news = find_news(old.conditions, new.conditions, [(cause.reason, cause.words) for cause in causes])
+    events = [Event("Warning", reason, words) for reason, words in news]
     for condition in new.conditions:
         if condition.type == SCALING:
             continue  # told by derive_scaling_events

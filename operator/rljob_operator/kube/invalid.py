@@ -16,7 +16,7 @@ from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition, RLJobStatus
 from rljob_operator.backend import Event, Manifest
-from rljob_operator.conditions import REASON_INVALID_SPEC
+from rljob_operator.conditions import MAX_MESSAGE_LENGTH, REASON_INVALID_SPEC
 from rljob_operator.reward_model import READY
 
 
@@ -72,7 +72,7 @@ def build_invalid_model_status(error: InvalidRewardModelError, now: datetime) ->
         type=READY,
         status="False",
         reason=REASON_INVALID_SPEC,
-        message=str(error)[:2000],
+        message=str(error)[:MAX_MESSAGE_LENGTH],
         last_transition_time=before.last_transition_time if before and unchanged else now.replace(microsecond=0),
         observed_generation=generation,
     )

@@ -354,3 +354,27 @@ def test_a_name_conflict_stays_until_the_object_goes():
     again = plan(job, Observed(), NOW, new_token=lambda: "t").status
     assert conditions.with_conflicts(again, ["Service gsm8k-head"], NOW) == taken, "a second look writes nothing"
     assert not conditions.is_true(conditions.with_conflicts(again, [], NOW), "NameConflict")
+
+
+def test_causes_are_told_once_however_much_there_is_to_say_of_the_pods():
+    job = make_job(trainer={"replicas": 4}, rollout={"replicas": 4})
+    pods = [make_pod(role, conditions=unscheduled(NO_ROOM * 2)) for role in ("head", *["trainer", "rollout"] * 4)]
+    pods = tuple(pod | {"metadata": pod["metadata"] | {"name": f"pod-{i}"}} for i, pod in enumerate(pods))
+    made = plan(job, Observed(pods=pods), NOW, new_token=lambda: "t")
+    assert [event.reason for event in made.events] == ["Unschedulable"] * 3
+    message = conditions.find(made.status, "Running").message
+    assert len(message) == conditions.MAX_MESSAGE_LENGTH, "else nothing is shown here"
+    assert message.startswith("waits for 1 of 1 head Pod")
+    job.status = made.status
+    assert plan(job, Observed(pods=pods), NOW, new_token=lambda: "t").events == ()
+
+
+def test_what_a_name_that_is_not_free_hides_is_told_when_it_is_free():
+    job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
+    earlier = {"kind": "Secret", "metadata": {"name": "gsm8k-token", "ownerReferences": [{"uid": "u0"}]}}
+    blocked = Observed(children={ChildKey("Secret", "gsm8k-token"): earlier})
+    for _ in range(2):
+        made = plan(job, blocked, NOW, new_token=lambda: "t")
+        assert made.events == (), "no condition names it, so it would be told in each look, which is each second"
+        job.status = made.status
+    assert [e.reason for e in plan(job, Observed(), NOW, new_token=lambda: "t").events] == ["RewardModelMissing"]

@@ -56,6 +56,9 @@ class Progress:
     trajectories: list[Trajectory] = field(default_factory=list)
     """Ended ones, scored or not."""
     all_generated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set too when that will never be, since a sample has failed."""
+    failure: BaseException | None = None
+    """Of the first sample that failed."""
     group_size: int = 1
     group_ended_at: list[float] = field(default_factory=list)
     """When the last trajectory of each group ended."""
@@ -73,6 +76,18 @@ class Progress:
         if not self._num_open[trajectory.group]:
             self.group_ended_at.append(trajectory.ended_at)
         if self.num_generated == self.num_samples:
+            self.all_generated.set()
+
+    async def wait_until_generated(self) -> None:
+        """Until the last trajectory has ended. Raises what keeps one from its end."""
+        await self.all_generated.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def record_task(self, task: asyncio.Task[Trajectory]) -> None:
+        """A sample's task is done; of interest where it failed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = self.failure or error
             self.all_generated.set()
 
     def record_scored(self, trajectory: Trajectory, now: float) -> None:
@@ -153,6 +168,9 @@ class Collector:
             for scorer in [self._rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size)]
             for sample in range(plan.group_size)
         ]
+        for task in tasks:
+            # Who waits for all trajectories does not take the next group meanwhile, by which it would learn of this.
+            task.add_done_callback(progress.record_task)
         try:
             for next_done in asyncio.as_completed(tasks):
                 trajectory = await next_done

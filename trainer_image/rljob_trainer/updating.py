@@ -67,7 +67,7 @@ async def update_on(
     async with aclosing(scored):
         async for wave in in_waves(scored, wave_size):
             if num_updates > 1 and old_logprobs is None:
-                await progress.all_generated.wait()
+                await progress.wait_until_generated()
                 board.enter("update")
                 began = time.monotonic()
                 old_logprobs = await compute_old_logprobs(trainer, progress.trajectories)

@@ -478,3 +478,23 @@ def hold_back(world, body):
     if (lane, step) == ("train", "2") and group != "0" and len(world.updates) < 5:
         return web.Response(status=429, headers={"Retry-After": "0.05"})
     return None
+
+
+async def test_a_sample_that_fails_while_a_mini_batch_waits_for_the_last_completion_ends_the_step(make_world):
+    async with make_world(schedule={"steps": 1, "miniBatches": 2}) as world, world.driver() as driver:
+        rollouts, collector = driver._parts.rollouts, driver._parts.collector
+        complete, first_prompts = rollouts.complete, []
+
+        async def fail_late(token_ids, *rest):
+            if token_ids[0] == 1 and token_ids not in first_prompts:
+                if len(first_prompts) == 2:
+                    while collector.progress.num_scored < 2 * 4:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    raise TransientError("no rollout answers")
+                first_prompts.append(token_ids)
+            return await complete(token_ids, *rest)
+
+        rollouts.complete = fail_late
+        async with asyncio.timeout(60):
+            with pytest.raises(TransientError, match="no rollout answers"):
+                await driver.run()

@@ -129,7 +129,7 @@ def _move(
     # Within the tolerance it stays, but for rest: there the user's own minimum counts.
     if bounded >= current or (wanted > 0 and bounded >= current * (1 - TOLERANCE)):
         return current, _forget(last)
-    since = last.below_since or now
+    since = min(last.below_since or now, now)
     peak = max(bounded, last.below_peak if last.below_since else 0)
     if (now - since).total_seconds() >= settings.scale_down_after_seconds and _may_shrink(demands, since, now):
         return peak, _forget(last)
@@ -185,9 +185,15 @@ def _catch_up(policy: Policy, said: RewardDemand, latency: float, target: float)
 def _has_had_its_time(last: RewardScaling | None, now: datetime, seconds: float) -> bool:
     """Whether the last change is so old. Until the Pods asked for last should be there, lateness says nothing about
     their number."""
+    return not is_recent(last, now, seconds)
+
+
+def is_recent(last: RewardScaling | None, now: datetime, seconds: float) -> bool:
+    """Whether replicas changed in the last `seconds`. A change that is to come was written by a clock that was ahead,
+    such as an earlier leader's."""
     if last is None or last.last_scale_time is None:
-        return True
-    return (now - last.last_scale_time).total_seconds() >= seconds
+        return False
+    return 0 <= (now - last.last_scale_time).total_seconds() < seconds
 
 
 def _latency(said: RewardDemand, last: RewardScaling | None) -> float | None:

@@ -52,7 +52,8 @@ def judge_gang(job: RLJob, world: World, was_up: bool, now: datetime) -> Gang:
     scheduling, status = job.spec.scheduling, job.status
     if scheduling.gang == "none" or was_up:
         return Gang(ungate=gated)
-    if status.not_before and now < status.not_before:
+    longest = now + timedelta(seconds=rest_seconds(job))  # what is later was said by a clock that was ahead
+    if status.not_before and now < status.not_before <= longest:
         return _rest(job, status.not_before)
     wanted, exist, placed = count_pods(world)
     ungate = gated if scheduling.gang != "gates" or exist == wanted else ()
@@ -62,9 +63,9 @@ def judge_gang(job: RLJob, world: World, was_up: bool, now: datetime) -> Gang:
         # Its place in the queue would be lost with the Pods, so this wait counts towards no time-out.
         message = f"queue {scheduling.queue} has not admitted the job; see its Kueue Workload {job.metadata.name}"
         return Gang(ungate, queued=("WaitingForQuota", message))
-    since = status.queued_since or now
+    since = min(status.queued_since or now, now)
     if now >= since + timedelta(seconds=scheduling.timeout_seconds):
-        return _rest(job, now + timedelta(seconds=rest_seconds(job)))
+        return _rest(job, longest)
     if exist < wanted:
         return Gang(ungate, queued=("WaitingForPods", f"{exist} of {wanted} Pods exist"), queued_since=since)
     return Gang(ungate, queued=("WaitingForNodes", f"{placed} of {wanted} Pods have a node"), queued_since=since)

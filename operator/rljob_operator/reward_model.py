@@ -23,7 +23,7 @@ from rljob_api.contract import LABEL_ROLE, PORT_REWARD
 from rljob_api.errors import UserError
 from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition
-from rljob_operator.autoscale import derive_scaling_events
+from rljob_operator.autoscale import derive_scaling_events, is_recent
 from rljob_operator.backend import ChildKey, Event, JobKey, Manifest, Observed, key_of
 from rljob_operator.children import WORKLOAD_KINDS, sort_children
 from rljob_operator.children.common import HEAD, REWARD
@@ -56,7 +56,7 @@ REFUSED_SECONDS = 30.0
 """How soon to try again what was refused: nothing tells when someone else's object goes."""
 _BAD_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
 _SETTLE_SECONDS = 120.0
-"""For which Pods that an autoscaler has just asked for may be missing."""
+"""For which Pods that an autoscaler has just asked for may be missing: those that start are no trouble."""
 _LATENCY_SECONDS = 30.0
 """How often the drivers of its jobs are asked how long a sample takes, where nothing is scaled by it."""
 _LATENCY_TOLERANCE = 0.1
@@ -236,7 +236,7 @@ def _build_status(
 ) -> RewardModelStatus:
     deployment = find_ours(model, observed)[0].get(ChildKey("Deployment", child_name(model.metadata.name)), {})
     seen = deployment.get("status", {})
-    served, settles = model.spec.is_served, _settles(model, now)
+    served, settles = model.spec.is_served, is_recent(model.status.scaling, now, _SETTLE_SECONDS)
     replicas, ready = (seen.get("replicas", 0), seen.get("readyReplicas", 0)) if served else (0, 0)
     missing = served and ready < model.spec.replicas
     words = f"{min(ready, model.spec.replicas)} of {model.spec.replicas} Pods are ready"
@@ -272,14 +272,6 @@ def _build_status(
         scaling=model.status.scaling,
         selector=",".join(f"{key}={value}" for key, value in selector.items()) if served else "",
     )
-
-
-def _settles(model: RewardModel, now: datetime) -> bool:
-    """Whether the autoscaler's last decision may still be on its way: Pods that start are no trouble."""
-    scaling = model.status.scaling
-    if scaling is None or scaling.last_scale_time is None:
-        return False
-    return (now - scaling.last_scale_time).total_seconds() < _SETTLE_SECONDS
 
 
 def _find_endpoints(model: RewardModel, ready: int) -> list[str]:

@@ -250,6 +250,14 @@ def test_new_bounds_count_at_once():
     assert decide(policy(minReplicas=40), [UNKNOWN], having(33), NOW).replicas == 40
 
 
+def test_the_times_of_a_clock_that_was_ahead_hold_nothing_up():
+    ahead = having(20).model_copy(update={"last_scale_time": at(86400)})
+    assert decide(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that day to come"
+    sinking = ahead.model_copy(update={"below_since": at(86400), "below_peak": 5})
+    record = decide(policy(), [REST], sinking, at(60)).scaling
+    assert record.below_since == at(60)
+
+
 # ---- whatever comes ----
 
 COUNTS = st.integers(0, 20_000)

@@ -120,6 +120,13 @@ def test_a_replaced_pod_of_a_running_job_starts_at_once():
     assert has_workloads(world), "the time-out is for a start alone"
 
 
+def test_a_rest_that_a_clock_far_ahead_has_written_is_over():
+    world = World(make_job())
+    world.job.status.not_before = START + timedelta(days=1)
+    world.look()
+    assert has_workloads(world)
+
+
 @pytest.mark.parametrize("later", ["none", "volcano", "coscheduling", "kueue"])
 def test_another_gang_rolls_no_running_pod(later):
     world = World(make_job())

@@ -284,7 +284,8 @@ class RewardClient:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS),
             ) as response:
-                status, text = response.status, await response.text()
+                # Replaced: what is no text at all is an answer too, and the parser says what is wrong with it.
+                status, text = response.status, await response.text(errors="replace")
                 retry_after = response.headers.get("Retry-After")
         except TimeoutError:
             underway.num_failures += 1

@@ -72,6 +72,7 @@ def parse_result(request_id: str, text: str, seconds: float) -> ScoreResult:
     """A reward server's answer; one that breaks the protocol is an invalid result."""
     try:
         result = ScoreResult.model_validate_json(text)
+        _check_components([result])
     except ValueError as error:
         return invalid(request_id, InvalidReason.BAD_RETURN, f"not a ScoreResult: {error}", seconds)
     if result.id != request_id:
@@ -87,6 +88,7 @@ def parse_group_result(group_id: str, ids: Sequence[str], text: str, seconds: fl
             raise ValueError(f"the answer is for {group.id}")
         if [result.id for result in group.results] != list(ids):
             raise ValueError(f"{len(group.results)} results for {len(ids)} samples, or in another order")
+        _check_components(group.results)
     except ValueError as error:
         return [invalid(each, InvalidReason.BAD_RETURN, f"not the group's result: {error}", seconds) for each in ids]
     return group.results
@@ -96,19 +98,29 @@ def parse_openrlhf(ids: Sequence[str], text: str, seconds: float) -> list[ScoreR
     """`{"rewards": [0.5, ...]}`, one number a sample, the list and its entries possibly nested once more."""
     try:
         numbers = _unnest(json.loads(text)["rewards"], len(ids))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         message = f"no {len(ids)} rewards in {text[:200]}: {error}"
         return [invalid(each, InvalidReason.BAD_RETURN, message, seconds) for each in ids]
     return [_number_result(each, number, seconds) for each, number in zip(ids, numbers, strict=True)]
 
 
 def parse_retry_after(value: str | None) -> float:
-    """Seconds; a date, or nothing, means the default."""
+    """Seconds; a date, NaN, or nothing means the default."""
     try:
-        seconds = float(value) if value else _DEFAULT_RETRY_AFTER_SECONDS
+        seconds = float(value) if value else math.nan
     except ValueError:
-        seconds = _DEFAULT_RETRY_AFTER_SECONDS
+        seconds = math.nan
+    if math.isnan(seconds):
+        return _DEFAULT_RETRY_AFTER_SECONDS
     return min(max(seconds, 0.05), _LONGEST_RETRY_AFTER_SECONDS)
+
+
+def _check_components(results: Sequence[ScoreResult]) -> None:
+    """Raises ValueError where one is no finite number: JSON has none, but Python's parsers take them."""
+    for result in results:
+        for name, value in result.components.items():
+            if not math.isfinite(value):
+                raise ValueError(f"component {name} of {result.id} is {value}: leave it out, or return a finite number")
 
 
 def _unnest(value: Any, num: int) -> list[float]:

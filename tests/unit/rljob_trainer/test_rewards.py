@@ -17,7 +17,7 @@ from rljob_api.reward import Reward
 from rljob_trainer.forecast import Outlook
 from rljob_trainer.http_client import open_session
 from rljob_trainer.reward_client import RewardClient
-from rljob_trainer.reward_protocol import parse_openrlhf, parse_result, parse_retry_after
+from rljob_trainer.reward_protocol import parse_group_result, parse_openrlhf, parse_result, parse_retry_after
 from rljob_trainer.rewards import Rewards
 
 ADDRESSES = ("127.13.251.1", "127.13.251.2")
@@ -176,6 +176,26 @@ async def test_an_answer_that_breaks_the_protocol_is_invalid():
     assert found.reason is InvalidReason.BAD_RETURN
 
 
+@pytest.mark.parametrize("protocol", ["rljob", "openrlhf"])
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", [b"\xff\xfe\x00garbage", b'{"rewards": [1' + b"0" * 400 + b"]}", b"[" * 200_000])
+async def test_garbage_of_somebody_elses_endpoint_costs_one_result(protocol, status, body):
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url, "protocol": protocol}, failurePolicy={"retries": 0})
+    async with Servers([lambda: web.Response(body=body, status=status, content_type="application/json")]):
+        found = await score(spec)
+    assert found.reason is (InvalidReason.BAD_RETURN if status == 200 else InvalidReason.EXCEPTION)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_a_component_that_is_no_finite_number_breaks_the_protocol(number):
+    answer = f'{{"id": "r", "valid": true, "score": 1.0, "components": {{"length": {number}}}}}'
+    found = parse_result("r", answer, 0.0)
+    [of_group] = parse_group_result("g", ["r"], f'{{"id": "g", "results": [{answer}]}}', 0.0)
+    assert found.reason is of_group.reason is InvalidReason.BAD_RETURN
+    assert "component length" in found.message
+
+
 async def test_refused_requests_are_the_users_to_mend():
     async with Servers([lambda: web.Response(status=422, text="no completion")]):
         with pytest.raises(UserError, match="answered 422: no completion"):
@@ -233,6 +253,7 @@ def test_an_answer_for_another_sample_is_invalid():
 def test_retry_after_is_bounded():
     assert parse_retry_after("2") == 2.0
     assert parse_retry_after("9999") == 60.0
+    assert parse_retry_after("nan") == 1.0, "a pause that never ends, or none, is no pause"
     assert parse_retry_after("Sat, 21 Nov 2026 10:00:00 GMT") == parse_retry_after(None) == 1.0
 
 

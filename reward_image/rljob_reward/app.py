@@ -29,6 +29,7 @@ from rljob_reward.scoring import QueueFullError, Scorer
 
 _OPEN_PATHS = {contract.Path.READY.value, contract.Path.METRICS.value}
 _JSON = (b"content-type", b"application/json")
+_SHUTTING_DOWN = "the server is shutting down; ask another replica"
 
 
 class Door(NamedTuple):
@@ -120,13 +121,15 @@ class App:
 
     async def _score(self, door: Door, receive: Receive, send: Send) -> None:
         if self.draining:
-            return await _refuse(send, 503, "the server is shutting down; ask another replica")
+            return await _refuse(send, 503, _SHUTTING_DOWN)
         scope = self._program.scope
         if scope not in door.scopes:
             return await _refuse(send, 422, f"this reward has scope: {scope}; {door.remedy}")
         body = await _read_body(receive, door.max_body_bytes)
         if body is None:
             return await _refuse(send, 413, f"a request may have {door.max_body_bytes} bytes")
+        if self.draining:  # since while the body came; nobody may be left who could answer
+            return await _refuse(send, 503, _SHUTTING_DOWN)
         client = Client(receive)
         try:
             request = door.request.model_validate_json(body)

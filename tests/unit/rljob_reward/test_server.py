@@ -319,6 +319,22 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start_server: 
     assert not [worker for worker in workers if worker.is_running()]
 
 
+def test_a_request_whose_body_ends_after_sigterm_is_refused_and_not_left_waiting(start_server: StartServer) -> None:
+    server = start_server("def compute_score(solution_str): return 1.0")
+    body = json.dumps({"id": "a", "prompt": "p", "completion": "c"}).encode()
+    with contextlib.closing(http.client.HTTPConnection(server.host, 8080, timeout=60)) as connection:
+        connection.putrequest("POST", "/v1/score")
+        connection.putheader("Authorization", f"Bearer {TOKEN}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:10])
+        server.score("the server has read what came before")
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not server.children(), "the workers to be gone")
+        connection.send(body[10:])
+        assert connection.getresponse().status == 503
+    assert server.process.wait(30) == ExitCode.SUCCEEDED
+
+
 def test_work_that_outlasts_the_grace_is_cancelled(start_server: StartServer, tmp_path: Path) -> None:
     gate = Gate(start_server, tmp_path, slots=1, arguments=["--grace", "0.2"])
     running = gate.send("a")

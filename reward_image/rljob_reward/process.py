@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from rljob_api.protocol import InvalidReason
 from rljob_reward import frames
@@ -40,6 +40,12 @@ class Reply(BaseModel):
     components: dict[str, FiniteFloat]
     reason: InvalidReason | None = Field(strict=False)
     message: str = Field(max_length=2000)
+
+    @model_validator(mode="after")
+    def _score_xor_reason(self) -> Reply:
+        if (self.score is None) == (self.reason is None):
+            raise ValueError("an answer has a score or a reason")
+        return self
 
 
 class Started(BaseModel):

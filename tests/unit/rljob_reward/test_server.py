@@ -26,7 +26,10 @@ from rljob_api.protocol import ScoreResult
 StartServer = Callable[..., Server]
 
 FAILING = r"""
-import ctypes, os, subprocess, sys, time
+import ctypes, json, os, struct, subprocess, sys, time
+
+NEITHER = json.dumps([{"score": None, "components": {}, "reason": None, "message": ""}]).encode()
+ANSWER_OF_NEITHER = struct.pack(">I", len(NEITHER)) + NEITHER
 
 def hang():
     while True:
@@ -48,6 +51,14 @@ def write_everywhere():
         except OSError:
             pass
     return 1.0
+
+def answer_neither():
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, ANSWER_OF_NEITHER)
+        except OSError:
+            pass
+    hang()
 
 def fork_and_return():
     os.fork()
@@ -75,6 +86,7 @@ BEHAVIOURS = {
     "sleep": lambda: time.sleep(1000),
     "print": print_garbage,
     "write": write_everywhere,
+    "neither": answer_neither,
     "fork": fork_and_return,
     "child": hang_with_a_child,
     "token": lambda: float("RLJOB_TOKEN" in os.environ),
@@ -125,6 +137,7 @@ def failing(start_server: StartServer) -> Server:
         ("hang", "timeout", r"longer than 1 s \(timeoutSeconds\)"),
         ("sleep", "timeout", "was killed"),
         ("write", "worker_died", "garbage"),
+        ("neither", "worker_died", "garbage"),
         ("child", "timeout", "was killed"),
     ],
 )

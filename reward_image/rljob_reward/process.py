@@ -162,7 +162,8 @@ class WorkerProcess(asyncio.Protocol):
         assert self._transport is not None
         self._callback = callback
         self._num_samples = num_samples
-        self._transport.write(frames.encode(body))
+        if not self._transport.is_closing():  # else the verdict is how the process ends, which is about to be noticed
+            self._transport.write(frames.encode(body))
 
     def kill(self, reason: InvalidReason, message: str) -> None:
         """End the process and all that it started; its request, if any, ends with this verdict once it is dead."""

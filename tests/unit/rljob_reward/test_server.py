@@ -26,7 +26,7 @@ from rljob_api.protocol import ScoreResult
 StartServer = Callable[..., Server]
 
 FAILING = r"""
-import ctypes, json, os, struct, subprocess, sys, time
+import ctypes, json, os, signal, socket, struct, subprocess, sys, threading, time
 
 NEITHER = json.dumps([{"score": None, "components": {}, "reason": None, "message": ""}]).encode()
 ANSWER_OF_NEITHER = struct.pack(">I", len(NEITHER)) + NEITHER
@@ -60,6 +60,18 @@ def answer_neither():
             pass
     hang()
 
+def part_in_a_moment():
+    def part():
+        time.sleep(0.2)
+        for descriptor in range(3, 64):
+            try:
+                socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Thread(target=part).start()
+    return 1.0
+
 def fork_and_return():
     os.fork()
     return 1.0
@@ -87,6 +99,7 @@ BEHAVIOURS = {
     "print": print_garbage,
     "write": write_everywhere,
     "neither": answer_neither,
+    "part": part_in_a_moment,
     "fork": fork_and_return,
     "child": hang_with_a_child,
     "token": lambda: float("RLJOB_TOKEN" in os.environ),
@@ -157,6 +170,14 @@ def test_what_a_function_prints_or_forks_does_not_disturb_its_result(
 ) -> None:
     result = failing.score(behaviour)
     assert (result["valid"], result["score"]) == (True, score), result
+
+
+def test_a_request_for_a_worker_whose_pipe_has_closed_gets_its_verdict(start_server: StartServer) -> None:
+    server = start_server(FAILING, slots=1)
+    [worker] = server.children()
+    server.score("part")
+    wait_for(lambda: not worker.is_running() or worker.status() == "stopped", "the worker to part")
+    assert server.score("fine")["reason"] in ("worker_died", None), "None: it had been replaced by then"
 
 
 def test_a_timeout_ends_the_work_and_what_it_started(failing: Server) -> None:

@@ -37,7 +37,8 @@ class History(BaseModel):
     Seeds of sampling and of data order are functions of schedule.seed and the step, so no generator's state is needed.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    # Constants: a log-prob may be infinite, and a null in its place could not be read again.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     step: int = 0
     """Steps done; also the version of the weights."""

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 
 import pytest
 
@@ -48,6 +49,17 @@ async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
         "step-000002.train.parquet",  # step 2 was evaluated after the checkpoint, and will be again
         "step-000003.train.copy.parquet",
     ]
+
+
+async def test_numbers_that_are_not_finite_leave_a_checkpoint_readable(tmp_path):
+    """An update whose gradient is not finite is left out, and training goes on: its checkpoint must do as well."""
+    saved = History(
+        step=1, logprob_difference=[math.inf, 0.5], eval_after={"length": math.nan}, step_rewards=[-math.inf]
+    )
+    await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
+    history, _ = resume(tmp_path)
+    assert history.model_dump_json() == saved.model_dump_json()
+    assert history.logprob_difference == [math.inf, 0.5]
 
 
 async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path):

@@ -20,15 +20,15 @@ def compute_advantages(
     zero_std_threshold: float,
 ) -> list[list[float]]:
     """Advantages of each group's samples.  [groups][samples] -> [groups][samples]"""
-    batch_std = _std([score for group in groups for score in group if score is not None])
+    batch_std = deviation([score for group in groups for score in group if score is not None])
     advantages = []
     for group in groups:
         valid = [score for score in group if score is not None]
-        std = _std(valid)
+        std = deviation(valid)
         if not has_signal(group, zero_std_threshold):
             advantages.append([0.0] * len(group))
             continue
-        mean = math.fsum(valid) / len(valid)
+        mean = average(valid)
         divisor = {"group": std, "batch": batch_std, "none": 1.0 - _STD_EPSILON}[normalization] + _STD_EPSILON
         advantages.append([0.0 if score is None else (score - mean) / divisor for score in group])
     return advantages
@@ -40,12 +40,25 @@ def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool
     Noise of 1e-7 over an epsilon of 1e-6 would become an advantage of 0.1: hence a threshold and not `std == 0`.
     """
     valid = [score for score in group if score is not None]
-    return len(valid) >= 2 and _std(valid) > zero_std_threshold
+    return len(valid) >= 2 and deviation(valid) > zero_std_threshold
 
 
-def _std(values: Sequence[float]) -> float:
+def deviation(values: Sequence[float]) -> float:
     """Sample standard deviation (n - 1); 0 of fewer than two values. fsum: the order of samples must not matter."""
     if len(values) < 2:
         return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    mean = average(values)
+    differences = [value - mean for value in values]
+    try:
+        return math.sqrt(math.fsum(difference**2 for difference in differences) / (len(values) - 1))
+    except OverflowError:  # one sample of 1e200 must not end a job
+        scale = max(map(abs, differences))
+        return scale * math.sqrt(math.fsum((difference / scale) ** 2 for difference in differences) / (len(values) - 1))
+
+
+def average(values: Sequence[float]) -> float:
+    """Mean of at least one value."""
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # a sum beyond all floats, or of both infinities
+        return sum(value / len(values) for value in values)

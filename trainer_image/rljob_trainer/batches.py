@@ -6,6 +6,7 @@ scores to `rewards` and the loss to `losses`. Invariant: each trajectory becomes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,14 +28,14 @@ class Group:
 
 
 def weigh_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | None:
-    """Weighted sum of a trajectory's rewards; None when one of them is missing or invalid."""
+    """Weighted sum of a trajectory's rewards; None when one of them is missing or invalid, or no float holds it."""
     total = 0.0
     for reward in rewards:
         result = trajectory.results.get(reward.name)
         if result is None or result.score is None:
             return None
         total += reward.weight * result.score
-    return total
+    return total if math.isfinite(total) else None
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:

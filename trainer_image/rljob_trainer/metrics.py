@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.reward import Reward
-from rljob_trainer.advantages import has_signal
+from rljob_trainer.advantages import average, deviation, has_signal
 from rljob_trainer.batches import Group, usable_scores
 from rljob_trainer.state import disk_errors
 from rljob_trainer.types import Trajectory, UpdateMetrics
@@ -25,14 +25,11 @@ Record = dict[str, Any]
 
 def mean(values: Iterable[float]) -> float | None:
     listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
+    return average(listed) if listed else None
 
 
 def std(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    center = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1))
+    return deviation(values) if len(values) >= 2 else None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -139,8 +136,18 @@ def flatten(record: Record, prefix: str = "") -> dict[str, float]:
 
 def append_line(path: Path, record: Record) -> None:
     """Append one JSON object. A full disk is said in words."""
+    line = json.dumps(_finite(record), allow_nan=False)
     with disk_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(line + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for what is not finite (the norm of a gradient may be): JSON has no word for it."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _scores_of(trajectories: Sequence[Trajectory], name: str) -> list[float]:

@@ -1,5 +1,7 @@
 """Advantages: what masked samples may and may not change."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,3 +47,14 @@ def test_float_noise_is_no_signal(normalization):
 def test_fewer_than_two_valid_scores_are_no_signal():
     assert not has_signal([1.0, None, None], 0.0)
     assert not has_signal([], 0.0)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_a_huge_score_stops_no_step(normalization):
+    settings = {"normalization": normalization, "zero_std_threshold": 1e-2}
+    huge, other = compute_advantages([[1e200, 0.0, -1e200], [0.0, 1.0, 2.0]], **settings)
+    assert all(math.isfinite(advantage) for advantage in huge + other)
+    assert huge[0] > huge[1] > huge[2], "it teaches what it says"
+    if normalization == "group":
+        assert huge == pytest.approx([1.0, 0.0, -1.0])
+        assert other == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5), "and says nothing of another group"

@@ -40,6 +40,13 @@ def test_one_invalid_or_missing_reward_leaves_no_score(scores):
     assert weigh_score(trajectory(0, **scores), [reward("a"), reward("b", weight=0.0)]) is None
 
 
+def test_a_sum_that_no_float_holds_is_no_score():
+    rewards = [reward("a", weight=10.0), reward("b")]
+    assert weigh_score(trajectory(0, a=1.5e308, b=1.0), rewards) is None
+    found = usable_scores(group_of(rewards, {"a": 1.5e308, "b": 1.0}, {"a": 0.5, "b": 1.0}), rewards)
+    assert found == [None, 6.0], "an infinite score would leave its whole group without a signal"
+
+
 def test_drop_sample_masks_the_sample_and_drop_group_its_group():
     scores = [{"r": 1.0}, {"r": None}, {"r": 0.0}]
     drop_sample, drop_group = reward(), reward(failurePolicy={"action": "dropGroup"})

@@ -1,11 +1,14 @@
 """What a step and an evaluation say of themselves."""
 
+import json
+import math
+
 import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.protocol import ScoreResult
 from rljob_trainer.evaluation import pick_accuracy
-from rljob_trainer.metrics import count_invalid, flatten, mean, quantile, std, summarize_scores
+from rljob_trainer.metrics import append_line, count_invalid, flatten, mean, quantile, std, summarize_scores
 from rljob_trainer.tracking import Prometheus, Trackers
 from rljob_trainer.types import Trajectory
 
@@ -51,6 +54,26 @@ def test_small_statistics_are_unknown_rather_than_zero():
     assert (mean([]), std([1.0]), quantile([], 0.5)) == (None, None, None)
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile(range(1, 101), 0.95) == 95
+
+
+def test_huge_numbers_stop_no_summary():
+    assert mean([1.7e308, 1.7e308]) == 1.7e308
+    assert mean([1e308] * 3 + [-1e308]) == pytest.approx(5e307)
+    assert std([1e200, -1e200]) == pytest.approx(math.sqrt(2) * 1e200)
+    assert summarize_scores([trajectory(1.0, r=valid(1.0, length=1.7e308))] * 4)["length"] == 1.7e308
+
+
+def test_every_line_is_json_for_every_reader(tmp_path):
+    append_line(
+        tmp_path / "metrics.jsonl", {"grad_norm": math.inf, "components": {"a": math.nan, "b": [0.5, -math.inf]}}
+    )
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line, parse_constant=refuse)
+    assert record == {"grad_norm": None, "components": {"a": None, "b": [0.5, None]}}, "unknown is null"
 
 
 def test_trackers_get_numbers_by_path():

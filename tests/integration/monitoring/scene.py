@@ -1,8 +1,9 @@
 """What a Prometheus watches in these tests: a job whose rewards run in real reward servers, and the operator's metrics.
 
 Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
-functions raise, crash, abstain and are slow for some samples; the operator's server of metrics. Stand-ins (those of the
-driver's unit tests): the rollouts and the trainer group. The operator's decisions are made up by the scene.
+functions raise, crash, abstain and are slow for some samples; two of a judge with a cache, which share the limits of an
+endpoint that refuses and fails at times; the operator's server of metrics. Stand-ins (those of the unit tests): the
+rollouts, the trainer group, the endpoint. The operator's decisions are made up by the scene.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from types import ModuleType
 from typing import Any
 
 import yaml
+from aiohttp import web
 
-from rljob_api.contract import PORT_DRIVER, PORT_REWARD
+from rljob_api.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
 from rljob_api.job import RLJob
 from rljob_operator.backend import JobKey
 from rljob_operator.health import Health
@@ -31,13 +33,17 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.queue import KeyedQueue
 from rljob_trainer.status import StatusServer
 
-_UNIT_TESTS = Path(__file__).resolve().parents[2] / "unit" / "rljob_trainer"
+_UNIT_TESTS = Path(__file__).resolve().parents[2] / "unit"
 _TOKEN = "token"
 _DEADLINE_SECONDS = 120.0
 NETWORK = os.environ.get("RLJOB_TEST_MONITORING", "127.37.1")
 """First three numbers of the scene's addresses."""
 OPERATOR, PROMETHEUS, HEAD = f"{NETWORK}.1", f"{NETWORK}.2", f"{NETWORK}.3"
-REWARDS = {"correct": f"{NETWORK}.11", "style": f"{NETWORK}.12"}
+ENDPOINT = f"{NETWORK}.20"
+REWARDS = {"correct": [f"{NETWORK}.11"], "style": [f"{NETWORK}.12"], "helpful": [f"{NETWORK}.13", f"{NETWORK}.14"]}
+"""Addresses of each one's replicas."""
+PROMPT_TOKENS = 70
+"""Of each call that the endpoint answers."""
 
 _CORRECT = """
 import hashlib, os, time
@@ -64,13 +70,52 @@ def reward(prompts, completions, **columns):
     time.sleep(0.02)
     return [1.0 - 0.2 * len(completion.split()) for completion in completions]
 """
+_SPECS: list[dict[str, Any]] = [
+    {
+        "name": "correct",
+        "function": {"inline": _CORRECT},
+        "slots": 4,
+        "timeoutSeconds": 20,
+        "failurePolicy": {"retries": 1},
+    },
+    {"name": "style", "weight": 0.2, "function": {"inline": _STYLE}, "slots": 2, "timeoutSeconds": 20},
+    {
+        "name": "helpful",
+        "weight": 0.5,
+        "slots": 4,
+        "timeoutSeconds": 60,
+        "cache": True,
+        "hedging": {},
+        "judge": {
+            "endpoint": {
+                "url": f"http://{ENDPOINT}:9000/v1",
+                "model": "played",
+                "limits": {"requestsPerMinute": 600, "concurrency": 6},
+            },
+            "template": "Rate: {{ completion }}",
+            "parser": {"regex": r"Score: (\S+)"},
+        },
+    },
+]
 
 
-def _load_driver_world() -> ModuleType:
-    """The surroundings of the driver's unit tests."""
-    name = "driver_world"
+async def _judge(body: dict[str, Any], number: int) -> web.Response:
+    """What the endpoint answers: now and then it is asked for too much, or fails."""
+    if number % 30 == 17:
+        return web.Response(status=429, headers={"Retry-After": "1"})
+    if number % 30 == 29:
+        return web.Response(status=503)
+    await asyncio.sleep(0.1)
+    asked = body["messages"][-1]["content"]
+    answer = {"message": {"content": f"Score: {len(asked.split()) / 10}"}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 3}
+    return web.json_response({"choices": [answer], "usage": usage})
+
+
+def _load(folder: str, name: str) -> ModuleType:
+    """A module of the unit tests' surroundings."""
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _UNIT_TESTS / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, _UNIT_TESTS / folder / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -85,7 +130,7 @@ def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
     def target(address: str, port: int, **labels: str) -> dict[str, Any]:
         return {"targets": [f"{address}:{port}"], "labels": labels}
 
-    servers = [target(address, PORT_REWARD, **ours, rljob_dev_reward=name) for name, address in REWARDS.items()]
+    servers = [target(address, PORT_REWARD, **ours, rljob_dev_reward=name) for name, address in _list_replicas()]
     operator = target(OPERATOR, operator_port, namespace="rljob")
     return [
         {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **ours), *servers]},
@@ -93,7 +138,12 @@ def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
     ]
 
 
-NUM_TARGETS = 4
+def _list_replicas() -> list[tuple[str, str]]:
+    """(reward, address) of every reward server."""
+    return [(name, address) for name, addresses in REWARDS.items() for address in addresses]
+
+
+NUM_TARGETS = 2 + len(_list_replicas())
 
 
 class Scene:
@@ -101,19 +151,17 @@ class Scene:
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
         self._folder = folder
-        self._world_module = _load_driver_world()
-        job = self._world_module.make_job(
-            rewards=[
-                {"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"retries": 1}},
-                {"name": "style", "weight": 0.2, "function": {"inline": "x"}},
-            ],
+        driver_world = _load("rljob_trainer", "driver_world")
+        job = driver_world.make_job(
+            rewards=_SPECS,
             schedule={"steps": 10_000, "promptsPerStep": 4},
             evaluation={"accuracy": "score", "everySteps": 4},
             checkpoint={"everySteps": 3},
         )
-        self.world = self._world_module.World(folder, monkeypatch, job, network="240", num_rewards=0)
+        self.world = driver_world.World(folder, monkeypatch, job, network="240", num_rewards=0)
         hosts = [f"{rollout.address} rollouts" for rollout in self.world.rollouts]
-        self.world.hosts.write_text("\n".join([*hosts, *(f"{a} reward-{n}" for n, a in REWARDS.items())]) + "\n")
+        hosts += [f"{address} reward-{name}" for name, address in _list_replicas()]
+        self.world.hosts.write_text("\n".join(hosts) + "\n")
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: f"reward-{name}" for name in REWARDS}))
         self.operator = Metrics()
         with socket.socket() as free:
@@ -123,7 +171,9 @@ class Scene:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Scene]:
         """Everything serves, and the job trains until the scene ends."""
-        servers = [self._start_reward("correct", _CORRECT, slots=4), self._start_reward("style", _STYLE, slots=2)]
+        endpoint = _load("rljob_reward/judge", "someones_endpoint").Endpoint(ENDPOINT)
+        endpoint.answer = _judge
+        servers = [self._start_reward(name, address) for name, address in _list_replicas()]
         try:
             await self._until_ready(servers)
             async with self.world, self.world.driver() as driver:
@@ -148,22 +198,24 @@ class Scene:
                 server.terminate()
             for server in servers:
                 server.wait(_DEADLINE_SECONDS)
+            endpoint.close()
 
-    def _start_reward(self, name: str, source: str, slots: int) -> subprocess.Popen[bytes]:
-        folder = self._folder / name
+    def _start_reward(self, name: str, address: str) -> subprocess.Popen[bytes]:
+        folder = self._folder / address
         folder.mkdir()
-        reward = {"name": name, "function": {"inline": source}, "slots": slots, "timeoutSeconds": 20}
+        [reward] = [spec for spec in _SPECS if spec["name"] == name]
         (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
-        environment = {**os.environ, "RLJOB_TOKEN": _TOKEN, "RLJOB_POD_IP": REWARDS[name]}
+        own = {ENV_TOKEN: _TOKEN, ENV_POD_IP: address, ENV_PEERS: f"reward-{name}"}
+        environment = {**os.environ, **own}
         with (folder / "log").open("wb") as log:
             command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml")]
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     async def _until_ready(self, servers: list[subprocess.Popen[bytes]]) -> None:
         deadline = time.monotonic() + _DEADLINE_SECONDS
-        for server, (name, address) in zip(servers, REWARDS.items(), strict=True):
+        for server, (name, address) in zip(servers, _list_replicas(), strict=True):
             while True:
-                said = (self._folder / name / "log").read_text()
+                said = (self._folder / address / "log").read_text()
                 assert server.poll() is None, f"reward {name} has ended: {said}"
                 assert time.monotonic() < deadline, f"reward {name} does not serve: {said}"
                 try:

@@ -12,6 +12,15 @@ import prometheus_tools
 import scene
 
 _DEADLINE_SECONDS = 180.0
+HAPPENS = (
+    *(f'rljob_reward_calls_total{{reward="helpful",outcome="{status}"}}' for status in (200, 429, 503)),
+    'rljob_reward_limit_wait_seconds_total{limit="concurrency"} > 0',
+    "sum(rljob_reward_limit_peers == 2) == 4",
+    'rljob_reward_cache_total{outcome="hit"} > 0',
+    "max_over_time(rljob_reward_waiting[1m]) > 0",
+    "max_over_time(rljob_reward_waiting_oldest_seconds[1m]) > 0",
+)
+"""What the scene brings about, so that panels have more to show than zeros."""
 
 
 def has_data(result):
@@ -33,7 +42,8 @@ async def ask_until_all_have_data(prometheus, queries):
 async def test_every_query_of_the_dashboard_returns_data_of_a_real_run(tmp_path, monkeypatch):
     prometheus_tools.find("prometheus")
     queries = [q for p in dashboard.list_panels() for q in dashboard.list_queries(p, window="30s", span="2m")]
-    assert len(queries) > 25
+    assert len(queries) > 35
+    queries += [dashboard.Query("the scene", "", expression) for expression in HAPPENS]
     watched = scene.Scene(tmp_path, monkeypatch)
     async with watched.running():
         configs = scene.build_scrape_configs(watched.operator_port)
@@ -53,7 +63,7 @@ def check_variable(prometheus, name, query):
     """What Grafana asks to fill a variable finds values."""
     selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", query).groups()
     found = prometheus.ask(f"label/{label}/values", **{"match[]": re.sub(r"\$\w+", ".*", selector)})
-    expected = {"namespace": ["team"], "job": ["sums"], "reward": ["correct", "style"]}
+    expected = {"namespace": ["team"], "job": ["sums"], "reward": ["correct", "helpful", "style"]}
     assert found == expected.get(name, ["closeness", "score", "steps"])
 
 
@@ -72,7 +82,20 @@ def check_truth(prometheus):
     ]
     assert scored == valid > 0
     slots = prometheus.ask("query", query="sum by (reward) (rljob_reward_slots_total)")["result"]
-    assert {s["metric"]["reward"]: s["value"][1] for s in slots} == {"correct": "4", "style": "2"}
+    assert {s["metric"]["reward"]: s["value"][1] for s in slots} == {"correct": "4", "style": "2", "helpful": "8"}
+    check_judge(prometheus)
+
+
+def check_judge(prometheus):
+    """Its calls are what its endpoint answered, and each answer's tokens were counted once."""
+    calls = prometheus.ask("query", query="sum by (reward, outcome) (rljob_reward_calls_total)")["result"]
+    assert {(s["metric"]["reward"], s["metric"]["outcome"]) for s in calls} == {
+        ("helpful", outcome) for outcome in ("200", "429", "503")
+    }
+    tokens = 'sum(rljob_reward_tokens_total{kind="prompt"}) / sum(rljob_reward_calls_total{outcome="200"})'
+    assert float(prometheus.ask("query", query=tokens)["result"][0]["value"][1]) == scene.PROMPT_TOKENS
+    cached = prometheus.ask("query", query="count by (reward) (rljob_reward_cache_total)")["result"]
+    assert {s["metric"]["reward"] for s in cached} == {"helpful"}, "no other reward has a cache"
 
 
 def test_every_panel_says_in_which_unit_it_is_and_ids_are_unique():

@@ -60,12 +60,12 @@ async def evaluate(
 
 def pick_accuracy(means: dict[str, float], wanted: str | None) -> float | None:
     """The component that is reported as accuracy. Raises UserError for one that no reward returns."""
-    if not means:
-        return None  # nothing was valid: unknown, not 0
     for name in (wanted,) if wanted else ("acc", "score"):
         for component in means:
             if component == name or component.endswith(f"/{name}"):
                 return means[component]
+    if "score" not in means:
+        return None  # no sample was valid in all of its rewards, perhaps since one is down: unknown, not 0
     raise UserError(
         f"spec.evaluation.accuracy names {wanted}, which no reward returned; they returned: {', '.join(sorted(means))}"
     )

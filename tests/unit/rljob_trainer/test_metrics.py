@@ -50,6 +50,14 @@ def test_accuracy_is_the_component_asked_for_else_acc_else_the_score():
         pick_accuracy({"score": 0.7, "exact": 0.5}, "exat")
 
 
+@pytest.mark.parametrize("wanted", [None, "acc"])
+def test_a_reward_that_is_down_leaves_the_accuracy_unknown_and_is_no_mistake_in_the_job(wanted):
+    found = summarize_scores([trajectory(a=invalid("unreachable"), style=valid(2.0, length=3.0))] * 2)
+    assert pick_accuracy(found, wanted) is None
+    found = summarize_scores([trajectory(a=valid(1.0, acc=0.5), style=invalid("unreachable"))] * 2)
+    assert pick_accuracy(found, "acc") == 0.5, "of the reward that was there"
+
+
 def test_small_statistics_are_unknown_rather_than_zero():
     assert (mean([]), std([1.0]), quantile([], 0.5)) == (None, None, None)
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0

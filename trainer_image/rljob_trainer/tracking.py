@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -59,6 +59,7 @@ class TensorBoard:
         """Tell TensorBoard that the history is cut: it drops what it read of later steps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
+        step += step > 0  # it drops the step that it is told as well, and that one is done; of step 0 nothing is
         self._writer.add_event(Event(wall_time=time.time(), step=step, file_version="brain.Event:2"))
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
@@ -275,21 +276,22 @@ class Trackers:
         self._trackers = list(trackers)
 
     def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        self._tell(lambda tracker: tracker.log(kind, step, numbers))
+
+    def restart_at(self, step: int) -> None:
+        """The history is cut back to `step`."""
+        self._tell(lambda tracker: tracker.restart_at(step) if isinstance(tracker, TensorBoard) else None)
+
+    def close(self) -> None:
+        self._tell(lambda tracker: tracker.close())
+
+    def _tell(self, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
-                tracker.log(kind, step, numbers)
+                tell(tracker)
             except Exception:  # somebody's server is down: not a reason to lose a training run
                 log.exception("%s failed and is left out from now on", type(tracker).__name__)
                 self._trackers.remove(tracker)
-
-    def restart_at(self, step: int) -> None:
-        for tracker in self._trackers:
-            if isinstance(tracker, TensorBoard):
-                tracker.restart_at(step)
-
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
 
 
 def build_trackers(job: RLJob, run_dir: Path, prometheus: Prometheus) -> Trackers:

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_trainer.metrics import flatten, summarize_scores
-from rljob_trainer.tracking import Prometheus, TensorBoard
+from rljob_trainer.tracking import Prometheus, TensorBoard, Trackers
 from rljob_trainer.types import Scored, Trajectory
 
 
@@ -46,6 +46,36 @@ def test_tensorboard_gets_one_curve_a_component_also_where_samples_differ_in_the
         "step/components/b": [1, 2],
         "step/components/b/steps": [1],
     }
+
+
+def test_a_restart_takes_from_the_curves_what_is_done_again_and_no_more(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trackers = Trackers([TensorBoard(tmp_path)])
+    trackers.restart_at(0)
+    for step in (1, 2, 3):
+        trackers.log("step", step, {"reward": float(step)})
+    trackers.restart_at(2)
+    trackers.log("step", 3, {"reward": 30.0})
+    trackers.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("step/reward")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 30.0)], "step 2 is in the checkpoint and is not done again"
+
+
+def test_a_tracker_whose_server_is_down_does_not_spoil_the_end_of_a_job():
+    class Broken:
+        num_ends = 0
+
+        def log(self, kind, step, numbers): ...
+
+        def close(self):
+            self.num_ends += 1
+            raise ConnectionError
+
+    broken = Broken()
+    Trackers([broken, Prometheus()]).close()
+    assert broken.num_ends == 1
 
 
 def test_results_are_counted_by_reward_lane_and_outcome():

@@ -123,7 +123,7 @@ class Asker:
     def _read(self, text: str) -> dict[str, Any]:
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise NoScoreError(InvalidReason.BAD_RETURN, f"{self._name} answered no JSON object: {self.show(text)}")

@@ -15,6 +15,7 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.protocol import InvalidReason
 from rljob_api.scorers import JudgeParser, JudgeReward, find_judge_problems
+from rljob_reward.adapters.outcome import read_components
 from rljob_reward.calls import NoScoreError, Score
 from rljob_reward.texts import describe
 
@@ -76,7 +77,7 @@ class Parser:
         fenced = _FENCE.match(answer)
         try:
             value = json.loads(fenced[1] if fenced else answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _unreadable(f"the judge's answer is no JSON ({error}): {describe(answer)}") from None
         beside: Any = None
         for part in self._path:
@@ -86,12 +87,7 @@ class Parser:
             except (KeyError, IndexError, TypeError, ValueError):
                 raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
         others = beside if isinstance(beside, dict) else {}
-        components = {
-            name: float(other)
-            for name, other in others.items()
-            if name != self._path[-1] and isinstance(other, bool | int | float) and math.isfinite(other)
-        }
-        return value, components
+        return value, read_components((name, other) for name, other in others.items() if name != self._path[-1])
 
     def to_number(self, value: Any, answer: str) -> float:
         """A number, or a word's. NoScoreError where it is neither."""

@@ -78,6 +78,7 @@ def test_a_server_error_is_tried_again(judge, endpoint):
         (status(302, "", Location="http://elsewhere/"), "exception", "answered 302"),
         (status(200, "<html>hello"), "bad_return", "no JSON object: <html>hello"),
         (status(200, "[]"), "bad_return", "no JSON object: []"),
+        (status(200, "[" * 10_000), "bad_return", "no JSON object: [[["),
         (status(200, '{"choices": []}'), "bad_return", "no chat completion: \"{'choices': []}\""),
         (status(200, '{"choices": [{"message": 3}]}'), "bad_return", "no chat completion"),
         (lambda: completion(None), "bad_return", "wrote nothing"),
@@ -134,6 +135,14 @@ def test_a_schema_is_sent_as_structured_output_and_its_other_numbers_are_compone
     assert (result["score"], result["components"]) == (0.25, {"clear": 1.0})
     sent = endpoint.requests[0]["response_format"]["json_schema"]
     assert sent == {"name": "verdict", "schema": SCHEMA, "strict": True}
+
+
+@pytest.mark.parametrize("garbage", ["[" * 10_000, f'{{"score": "none", "n": 1{"0" * 400}}}'])
+def test_a_vote_of_garbage_costs_no_other_vote(start_judge, endpoint, garbage):
+    endpoint.reset(answers(garbage, '{"score": 1}'))
+    sampling, parser = {"temperature": 1}, {"jsonSchema": {"type": "object"}}
+    result = start_judge({"votes": 3, "sampling": sampling, "parser": parser}).score("x")
+    assert (result["score"], result["components"]["votes"]) == (1.0, 2.0), result["message"]
 
 
 def test_votes_make_one_score_and_some_may_fail(start_judge, endpoint):

@@ -40,12 +40,20 @@ def test_the_path_of_a_schema_goes_through_objects_and_lists():
     assert (score.value, score.components) == (2.0, {"sure": 1.0})
 
 
+def test_what_cannot_be_a_component_costs_no_score():
+    answer = f'{{"score": 1, "huge": 1{"0" * 400}, "lone \\ud800": 2}}'
+    score = make(jsonSchema={"type": "object"}).read(answer)
+    assert (score.value, score.components) == (1.0, {"lone ?": 2.0}), "an answer on the wire is UTF-8"
+
+
 @pytest.mark.parametrize("answer", ['```json\n{"score": 3}\n```', ' {"score": 3}\n', '{"score": true, "x": 1}'])
 def test_json_in_a_fence_is_json_and_a_bool_is_a_number(answer):
     assert make(jsonSchema={"type": "object"}).read(answer).value in (3, 1)
 
 
-@pytest.mark.parametrize("answer", ["", "{", "[]", "3", '{"points": 3}', '{"score": {}}', '{"score": "many"}'])
+@pytest.mark.parametrize(
+    "answer", ["", "{", "[]", "3", '{"points": 3}', '{"score": {}}', '{"score": "many"}', "[" * 10_000]
+)
 def test_json_without_a_score_is_a_bad_return_with_its_beginning(answer):
     error = why(make(jsonSchema={"type": "object"}), answer)
     assert error.reason is InvalidReason.BAD_RETURN

@@ -45,6 +45,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as Kubernetes reads it."""
 
 
+_NOT_JSON = ("binary", "set", "omap", "pairs", "timestamp")
+"""Tags that Kubernetes, which makes JSON of every manifest, has no use for: unknown here, too."""
+_Loader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if str(tag).rpartition(":")[2] not in _NOT_JSON
+}
 _TIMESTAMP, _FLOAT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _FLOAT)]
@@ -80,6 +87,9 @@ def read_documents(text: str) -> tuple[list[Document], list[TextProblem]]:
                 documents.append(document)
     except yaml.YAMLError as error:
         return documents, [_explain(error, text)]
+    except (ValueError, RecursionError):
+        line = loader.line + 1
+        return documents, [TextProblem(line, "", "is nested too deeply, or a number in it is too long; shorten it")]
     return documents, []
 
 

@@ -142,6 +142,14 @@ def test_yaml_that_is_no_manifest_is_refused_without_a_crash(text: str) -> None:
     assert problems_of(text)
 
 
+@pytest.mark.parametrize(
+    "value", ["!!set {a, b}", "!!binary aGVsbG8=", "!!omap [a: 1]", "!!timestamp 2026-01-01", "[" * 3000, "9" * 5000]
+)
+def test_a_value_that_is_no_json_or_no_end_of_one_is_refused_without_a_crash(value: str) -> None:
+    [problem] = problems_of(f"{GOOD}  algorithm: {value}\n")
+    assert re.match(r"job\.yaml:1[23]: ", problem), "the line, or the next: a text is read up to where it ends"
+
+
 def test_messages_name_nothing_of_python() -> None:
     text = "\n".join(line for added, _ in ONE_MISTAKE for line in problems_of(f"{GOOD}  {added}\n"))
     for word in ("Input should", "pydantic", "None", "NoneType", "dict", "str", "float", "Extra inputs"):

@@ -23,11 +23,16 @@ _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run a command; one of our own errors becomes its message."""
+    """Run a command; one of our own errors, or a file that cannot be read or written, becomes its message."""
     try:
         return command()
     except RLJobError as error:
         print(error, file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except OSError as error:
+        if error.filename is None:  # no file of the user's: a pipe that nobody reads any more, or a defect
+            raise
+        print(f"{error.filename}: {error.strerror}; name another path, or mend this one", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 

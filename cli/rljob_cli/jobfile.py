@@ -69,7 +69,7 @@ def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = F
 def load_partly(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
     """Read a job file with mistakes as far as may be, so that other checks can add theirs."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: {'is no file' if path.exists() else 'there is no such file'}; name a job's YAML file")
     document, others = _documents(path)
     neighbours, problems = read_neighbours(path, others)
     for override in overrides:

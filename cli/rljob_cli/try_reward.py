@@ -105,9 +105,11 @@ def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Pa
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     rows = [_read_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise UserError(f"{file} has no rows")

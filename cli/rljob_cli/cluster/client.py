@@ -14,8 +14,10 @@ from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.config import kube_config
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
+from yaml import YAMLError
 
 from rljob_api import API_GROUP, API_VERSION
 from rljob_api.errors import RLJobError, UserError
@@ -52,8 +54,11 @@ class Cluster:
     def __init__(self, target: Target) -> None:
         try:
             self._api, context_namespace = _connect(target)
-        except (ConfigException, OSError) as error:
-            raise ClusterError(f"no cluster: {error}. Name one with --kubeconfig, --context or KUBECONFIG") from None
+        # A file that is no kubeconfig is told by whatever it makes of the library.
+        except (ConfigException, OSError, YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
+            is_told = isinstance(error, ConfigException | OSError)
+            words = str(error).rstrip(".") if is_told else f"the kubeconfig cannot be read: {_shorten(error)}"
+            raise ClusterError(f"no cluster: {words}. Name one with --kubeconfig, --context or KUBECONFIG") from None
         self.namespace = target.namespace or context_namespace
         self._jobs = client.CustomObjectsApi(self._api)
         self._core = client.CoreV1Api(self._api)
@@ -229,17 +234,30 @@ def _lines(response: Any) -> Iterator[str]:
 
 
 def _connect(target: Target) -> tuple[Any, str]:
-    contexts, active = config.list_kube_config_contexts(config_file=target.kubeconfig)
-    chosen = active
-    if target.context:
-        chosen = next((c for c in contexts if c["name"] == target.context), None)
+    contexts, current = _read_contexts(target)
+    wanted = target.context or current
+    chosen = next((c for c in contexts if c["name"] == wanted), None)
     if chosen is None:
-        names = ", ".join(c["name"] for c in contexts)
-        raise ConfigException(f"the kubeconfig has no context {target.context}; it has {names}")
+        names = ", ".join(c["name"] for c in contexts) or "none"
+        missing = f"has no context {wanted}" if wanted else "has no current context"
+        raise ConfigException(f"the kubeconfig {missing}; it has {names}")
     api = config.new_client_from_config(config_file=target.kubeconfig, context=chosen["name"])
     api.configuration.retries = _NO_RETRIES
     api.configuration.connection_pool_maxsize = _MAX_CONNECTIONS
     return client.ApiClient(api.configuration), chosen["context"].get("namespace") or "default"
+
+
+def _read_contexts(target: Target) -> tuple[list[Manifest], str]:
+    """All contexts, and the name of the current one, which there need not be: list_kube_config_contexts wants it to."""
+    path = target.kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    merged = kube_config.KubeConfigMerger(path).config
+    if merged is None:
+        raise ConfigException(f"there is no kubeconfig {path}")
+    return [node.value for node in merged.value["contexts"]], str(merged.value.get("current-context") or "")
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _translate(error: ApiException, what: str, namespace: str) -> ClusterError:

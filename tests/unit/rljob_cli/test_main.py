@@ -141,6 +141,24 @@ def test_bad_input_is_a_message_and_exit_code_2(job):
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["init", "taken"], "taken: File exists"),
+        (["init", "n" * 300], "File name too long"),
+        (["validate", "."], ".: is no file; name a job's YAML file"),
+        (["run", "job.yaml", "--dir", "taken"], "taken: File exists"),
+        (["test-reward", "job.yaml", "--file", "latin-1"], "latin-1: is not UTF-8 text"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line_and_exit_code_2(job, arguments, words):
+    (job.parent / "taken").touch()
+    (job.parent / "latin-1").write_bytes(b"\xff\n")
+    code, output = finish(rljob(*arguments, cwd=job.parent))
+    assert (code, output.count("\n")) == (2, 1)
+    assert words in output
+
+
 def test_what_init_writes_is_valid(tmp_path):
     assert finish(rljob("init", tmp_path / "My first job"))[0] == 0
     code, output = finish(rljob("validate", tmp_path / "My first job" / "rljob.yaml"))

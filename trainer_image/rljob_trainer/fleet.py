@@ -127,7 +127,7 @@ class Fleet:
 
     def record_starved(self, now: float) -> None:
         """Somebody waits and no replica is known or usable."""
-        if self.failing_since is None and not any(replica.in_flight for replica in self.replicas.values()):
+        if self.failing_since is None and self.is_idle():
             self.failing_since = now
 
     def record_serves(self, address: str, key: str) -> None:
@@ -169,6 +169,10 @@ class Fleet:
             for replica in self.replicas.values()
             if self.want and replica.serves != self.want and replica.refused != self.want and now >= replica.not_before
         ]
+
+    def is_idle(self) -> bool:
+        """Whether no replica has a request."""
+        return not any(replica.in_flight for replica in self.replicas.values())
 
     def num_serving(self) -> int:
         return sum(replica.serves == self.want for replica in self.replicas.values())

@@ -83,7 +83,7 @@ class Replicas:
         self.on_tick: Callable[[], None] = lambda: None
         """Called some times a second and after each discovery; `rollouts` asks there who serves what."""
         self._discover = discover
-        self._patience_seconds = patience_seconds
+        self.patience_seconds = patience_seconds
         self._waiting: deque[_Waiter] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -165,10 +165,12 @@ class Replicas:
             return
         if anybody_waits:
             self.fleet.record_starved(self.now())
+        elif self.fleet.is_idle():
+            self.fleet.failing_since = None  # nothing can succeed while nobody asks
         since = self.fleet.failing_since
-        if since is None or self.now() - since < self._patience_seconds:
+        if since is None or self.now() - since < self.patience_seconds:
             return
-        error = TransientError(f"{self.name}: no replica has answered for {self._patience_seconds:.0f} s")
+        error = TransientError(f"{self.name}: no replica has answered for {self.patience_seconds:.0f} s")
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.future.done():

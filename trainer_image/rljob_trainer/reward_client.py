@@ -90,7 +90,8 @@ class RewardClient:
             f"reward {reward.name}",
             _discovery(reward),
             max_in_flight=_IN_FLIGHT_A_SLOT * reward.slots if self._is_ours else _IN_FLIGHT_AN_ENDPOINT,
-            patience_seconds=patience_seconds,
+            # An execution that takes its time is no sign that nothing works.
+            patience_seconds=max(patience_seconds, 2 * reward.timeout_seconds),
             # How many there are of a RewardModel, and whether any, is its own affair.
             may_be_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
             readiness_lags=False,

@@ -121,6 +121,23 @@ async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(starte
         await ask_for_ever()
 
 
+async def test_a_failure_before_a_long_pause_takes_no_patience_from_those_who_come_after_it():
+    """A new replica's first probe failed between two steps; nobody has asked for anything since."""
+    now = 100.0
+    replicas = Replicas("rewards", list, max_in_flight=1, patience_seconds=600.0, clock=lambda: now)
+    replicas.fleet.observe_addresses(["a", "b"])
+    replicas.fleet.record_suspect("b", now)
+    replicas.check_patience(False)
+    now = 1000.0
+    replicas.check_patience(False)
+    async with asyncio.timeout(20), replicas.lease(), replicas.lease():
+        waiting = asyncio.create_task(replicas.lease().__aenter__())
+        await asyncio.sleep(0)
+        replicas.check_patience(True)
+        assert not waiting.done(), "both replicas are at work, and nothing has failed for long"
+    await waiting
+
+
 async def test_a_place_that_appears_is_spare_only_when_nobody_waits_for_it():
     replicas = Replicas("rewards", list, max_in_flight=1)  # not started: no tick comes between
     replicas.fleet.observe_addresses(["a"])

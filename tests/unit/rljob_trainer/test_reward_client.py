@@ -48,6 +48,14 @@ async def test_a_full_server_is_asked_until_the_deadline(reward_world):
     assert found.attempts > 1
 
 
+async def test_executions_that_may_take_long_are_waited_for_long(reward_world):
+    """One replica failed, the other executes for longer than patience: who waits beside it must not give up."""
+    async with reward_world.rewards(make_reward(timeoutSeconds=3600)) as rewards:
+        assert rewards.clients["r"].replicas.patience_seconds == 7200
+    async with reward_world.rewards(make_reward(timeoutSeconds=1)) as rewards:
+        assert rewards.clients["r"].replicas.patience_seconds == 600
+
+
 async def test_a_group_has_its_deadline_together(reward_world):
     server = await reward_world.serve()
     reward_world.list(server)

@@ -204,7 +204,7 @@ async def test_refused_requests_are_the_users_to_mend():
 
 async def test_nobody_there_for_too_long_is_an_error_and_not_a_score():
     with pytest.raises(TransientError, match="no replica has answered"):
-        await score(reward(), patience_seconds=0.5)
+        await score(reward(timeoutSeconds=0.2), patience_seconds=0.5)
 
 
 async def test_a_sample_that_no_replica_answers_in_time_is_unreachable():
@@ -300,7 +300,7 @@ async def test_a_replica_that_comes_in_the_middle_of_a_burst_gets_its_share():
 
 async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
     write_hosts([])
-    scaled = reward(slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
         servers.go.set()
         rewards = Rewards([scaled], session, patience_seconds=0.0)

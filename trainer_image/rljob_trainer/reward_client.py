@@ -288,6 +288,10 @@ class RewardClient:
                 # Replaced: what is no text at all is an answer too, and the parser says what is wrong with it.
                 status, text = response.status, await response.text(errors="replace")
                 retry_after = response.headers.get("Retry-After")
+        except aiohttp.ConnectionTimeoutError:  # a TimeoutError too, but nothing was executed
+            underway.num_failures += 1
+            lease.failed(f"no connection within {CONNECT_SECONDS:g} s")
+            return None
         except TimeoutError:
             underway.num_failures += 1
             if self._is_ours:

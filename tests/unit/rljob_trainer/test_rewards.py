@@ -149,16 +149,22 @@ async def test_a_token_that_is_not_there_is_said_at_the_start(monkeypatch):
             RewardClient(reward(), session)
 
 
-async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
-    """Its address answers no SYN: the backlog of a socket that nobody accepts from is full."""
-    with socket.socket() as vanished, contextlib.ExitStack() as fillers:
-        vanished.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        vanished.bind((ADDRESSES[1], PORT_REWARD))
-        vanished.listen(0)
+@contextlib.contextmanager
+def vanished(address):
+    """An address that answers no SYN: the backlog of a socket that nobody accepts from is full."""
+    with socket.socket() as gone, contextlib.ExitStack() as fillers:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        gone.bind((address, PORT_REWARD))
+        gone.listen(0)
         for _ in range(3):
             filler = fillers.enter_context(socket.socket())
             filler.setblocking(False)
-            filler.connect_ex((ADDRESSES[1], PORT_REWARD))
+            filler.connect_ex((address, PORT_REWARD))
+        yield
+
+
+async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
+    with vanished(ADDRESSES[1]):
         async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
             client = RewardClient(reward(failurePolicy={"retries": 0}), session)
             await client.start()
@@ -168,6 +174,17 @@ async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
             failures = client.replicas.fleet.replicas[ADDRESSES[1]].num_failures
     assert all(each.valid for each in found)
     assert failures, "the other one must have been asked"
+
+
+async def test_an_endpoint_that_cannot_be_connected_to_uses_up_no_retry(monkeypatch, caplog):
+    monkeypatch.setattr("rljob_trainer.reward_client.CONNECT_SECONDS", 0.1)
+    url = f"http://{ADDRESSES[1]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0}, deadlineSeconds=2)
+    with vanished(ADDRESSES[1]):
+        found = await score(spec)
+    assert found.reason is InvalidReason.UNREACHABLE, "it was never executed, so it did not take too long"
+    assert found.attempts > 1
+    assert "no connection within 0.1 s" in caplog.text
 
 
 async def test_an_answer_that_breaks_the_protocol_is_invalid():

@@ -18,6 +18,9 @@ from rljob_reward.call_metrics import CallMetrics
 from rljob_reward.calls import NoScoreError, Progress
 from rljob_reward.texts import describe
 
+_MOST_TOKENS = 10**8
+"""No request has more: what claims so is no count, and charging it would close the limit for ever."""
+
 T = TypeVar("T")
 
 
@@ -105,4 +108,4 @@ def _text_of(answer: dict[str, Any]) -> str:
 
 def _count(usage: Any, name: str) -> float:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value <= _MOST_TOKENS else 0.0

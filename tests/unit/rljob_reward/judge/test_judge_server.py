@@ -137,6 +137,15 @@ def test_a_schema_is_sent_as_structured_output_and_its_other_numbers_are_compone
     assert sent == {"name": "verdict", "schema": SCHEMA, "strict": True}
 
 
+@pytest.mark.parametrize("count", ["Infinity", "1e300", f"1{'0' * 400}", "NaN", "-5", '"many"'])
+def test_a_count_of_tokens_that_nobody_can_believe_closes_no_limit(start_judge, endpoint, count):
+    usage = f'{{"prompt_tokens": {count}, "completion_tokens": 1}}'
+    text = f'{{"choices": [{{"message": {{"content": "Score: 1"}}}}], "usage": {usage}}}'
+    endpoint.reset(answers(status(200, text)))
+    judge = start_judge({"endpoint": {"limits": {"tokensPerMinute": 1e6}}}, slots=1)
+    assert [judge.score("x")["score"] for _ in range(2)] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("garbage", ["[" * 10_000, f'{{"score": "none", "n": 1{"0" * 400}}}'])
 def test_a_vote_of_garbage_costs_no_other_vote(start_judge, endpoint, garbage):
     endpoint.reset(answers(garbage, '{"score": 1}'))

@@ -235,6 +235,7 @@ class Driver:
 
     def _record_death(self, error: TrainerGroupDied) -> None:
         self._num_restarts += 1
+        self._forecast.record_interruption()
         self._parts.prometheus.record_restart("trainer")
         limit = self._spec.trainer.backoff_limit
         if self._num_restarts > limit:

@@ -84,6 +84,10 @@ class Forecast:
         if self._scored_at is not None:
             self._pause_seconds = now - self._scored_at
 
+    def record_interruption(self) -> None:
+        """The trainers died. The next collection begins as soon as it can, and the time until then is no pause."""
+        self._scored_at = None
+
     def record_end(self, progress: Progress, update_seconds: float) -> None:
         """A collection is scored and updated on. The GPUs wanted its last scores for the last mini-batch."""
         ends = sorted(end - progress.started_at for end in progress.ended_at)

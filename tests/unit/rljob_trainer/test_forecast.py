@@ -88,6 +88,19 @@ def test_between_two_collections_it_says_when_the_next_begins():
     assert forecast.foretell(progress, 1999.0, is_open=False, is_last=False).starts_in_seconds == 0, "it is late"
 
 
+def test_a_restart_of_the_trainers_is_no_pause_between_two_collections():
+    """Else the next pause would be taken for as long, and rewards would shrink before a burst that is near."""
+    forecast = Forecast(N, 1)
+    forecast.record_end(progress := collected(evenly(40), scored_at=1060.0), 100)
+    forecast.record_begin(1160.0)
+    forecast.record_end(progress, 100)
+    forecast.record_interruption()
+    assert forecast.foretell(progress, 1900.0, is_open=False, is_last=False).starts_in_seconds == 0, "as soon as it can"
+    forecast.record_begin(3000.0)
+    forecast.record_end(progress := collected(evenly(40), started_at=3000.0, scored_at=3060.0), 100)
+    assert forecast.foretell(progress, 3070.0, is_open=False, is_last=False).starts_in_seconds == 90
+
+
 def test_after_the_last_collection_nothing_is_expected():
     forecast = Forecast(N, 1)
     forecast.record_end(progress := collected(evenly(40)), 100)

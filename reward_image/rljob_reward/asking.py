@@ -25,7 +25,7 @@ LONGEST_DELAY_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _MAX_ANSWER_BYTES = 4 << 20
-_AGAIN = (408, 409, 425, 500, 502, 503, 504, 520, 522, 524, 529)
+_AGAIN = {408, 409, 425, *range(500, 600)} - {501, 505}  # these two say that it cannot
 
 
 class Meter(Protocol):
@@ -105,9 +105,12 @@ class Asker:
                 raise NoScoreError(InvalidReason.EXCEPTION, f"{self._name} answered {last}")
 
     def show(self, text: str) -> str:
-        """A text of the server's for people: its beginning, without the key, which some servers repeat."""
-        shown = " ".join(text.split())
-        return (shown.replace(self._secret, "***") if self._secret else shown)[:_SHOWN_CHARACTERS]
+        """A text of the server's for people: its beginning, without the key."""
+        return self.hide_key(" ".join(text.split()))[:_SHOWN_CHARACTERS]
+
+    def hide_key(self, text: str) -> str:
+        """`text` without the key, which some servers repeat. For a whole text: a part of the key is not found."""
+        return text.replace(self._secret, "***") if self._secret else text
 
     def _delay(self, num_tries: int) -> float:
         """Full jitter under a bound that doubles."""

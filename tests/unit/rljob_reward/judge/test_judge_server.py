@@ -65,8 +65,9 @@ def test_rate_limits_of_the_endpoint_are_waited_for_and_are_no_failure(judge, en
     assert judge.metric('rljob_reward_calls_total{outcome="429",reward="test"}') == 2
 
 
-def test_a_server_error_is_tried_again(judge, endpoint):
-    endpoint.reset(answers(status(500), status(503), "Score: 1"))
+@pytest.mark.parametrize("codes", [(500, 503), (507, 521), (530, 408)])
+def test_a_server_error_is_tried_again(judge, endpoint, codes):
+    endpoint.reset(answers(*map(status, codes), "Score: 1"))
     assert judge.score("x")["score"] == 1.0
 
 
@@ -81,6 +82,12 @@ def test_a_server_error_is_tried_again(judge, endpoint):
         (status(200, "[" * 10_000), "bad_return", "no JSON object: [[["),
         (status(200, '{"choices": []}'), "bad_return", "no chat completion: \"{'choices': []}\""),
         (status(200, '{"choices": [{"message": 3}]}'), "bad_return", "no chat completion"),
+        (
+            status(200, f'{{"error": "bad key {KEY}"}}'),
+            "bad_return",
+            "no chat completion: \"{'error': 'bad key ***'}\"",
+        ),
+        (status(200, f'{{"error": "{"x" * 175} {KEY}"}}'), "bad_return", "xxx ***"),
         (lambda: completion(None), "bad_return", "wrote nothing"),
         (lambda: completion("Score: 1", finish_reason="length"), "bad_return", "cut off at sampling.maxTokens"),
         (lambda: completion("no idea"), "bad_return", "does not match judge.parser.regex: 'no idea'"),

@@ -64,7 +64,7 @@ class Voting:
         try:
             answer = await self._asker.post(self._payload | {"messages": messages}, progress)
             tokens = self._count_tokens(answer.get("usage"))
-            return read(_text_of(answer)), tokens
+            return read(_text_of(answer, self._asker.hide_key)), tokens
         except NoScoreError as error:
             return error, tokens
 
@@ -87,14 +87,15 @@ def _build_payload(judge: JudgeReward, response_format: dict[str, Any] | None) -
     return payload | sampling.extra_body
 
 
-def _text_of(answer: dict[str, Any]) -> str:
+def _text_of(answer: dict[str, Any], hide_key: Callable[[str], str]) -> str:
     """What the model wrote. NoScoreError where the answer is no chat completion, was refused, or was cut off."""
     try:
         choice = answer["choices"][0]
         content = choice["message"].get("content")
         refusal = choice["message"].get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise NoScoreError(InvalidReason.BAD_RETURN, f"no chat completion: {describe(answer)}") from None
+        shown = describe(hide_key(str(answer)))
+        raise NoScoreError(InvalidReason.BAD_RETURN, f"no chat completion: {shown}") from None
     if isinstance(content, str) and content:
         if choice.get("finish_reason") == "length":
             message = f"the judge's answer was cut off at sampling.maxTokens: {describe(content)}"

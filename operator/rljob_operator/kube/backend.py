@@ -13,8 +13,6 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import ValidationError
-
 from rljob_api import API_VERSION
 from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_api.errors import TransientError, UserError
@@ -30,12 +28,8 @@ from rljob_operator.children.config import read_token
 from rljob_operator.kube.cache import Cache, OwnerKey, names_model, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
 from rljob_operator.kube.driver import Driver, DriverClient, find_driver
-from rljob_operator.kube.invalid import (
-    InvalidRewardModelError,
-    build_unreadable_job,
-    build_unreadable_model,
-    find_problems,
-)
+from rljob_operator.kube.invalid import InvalidRewardModelError
+from rljob_operator.kube.reader import Reader
 from rljob_operator.kube.resources import (
     EVENT,
     POD,
@@ -71,6 +65,7 @@ class KubernetesBackend:
     ) -> None:
         self.api, self.cache, self.driver = api, cache, driver
         self._keys, self._may_write, self._now = keys, may_write, now
+        self._reader = Reader(api)
         self._foreign: set[tuple[str, str, str]] = set()
         self.on_read: Callable[[JobKey, str, RLJob | RewardModel | None], None] = lambda key, kind, owner: None
         """Told of each job and RewardModel that a look begins with; None: it is gone."""
@@ -83,10 +78,7 @@ class KubernetesBackend:
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             self.on_read(key, RLJOB.kind, None)
             return None
-        try:
-            job = RLJob.model_validate(manifest)
-        except ValidationError as error:
-            raise InvalidJobError(build_unreadable_job(manifest), find_problems(error)) from None
+        job = await self._reader.read_job(manifest)
         self.on_read(key, RLJOB.kind, job)
         return job
 
@@ -103,8 +95,8 @@ class KubernetesBackend:
             found = self.cache.get(REWARD_MODEL.kind, namespace, name)
             if found is not None:
                 try:
-                    models[name] = RewardModel.model_validate(found)
-                except ValidationError:
+                    models[name] = await self._reader.read_model(found)
+                except InvalidRewardModelError:
                     continue  # its own status says what is wrong with it
         seen = Observed(children, pods, None, warnings, models)
         return replace(seen, driver=await self._ask(job, seen, is_scaled=is_autoscaled(job)))
@@ -124,10 +116,7 @@ class KubernetesBackend:
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             self.on_read(key, REWARD_MODEL.kind, None)
             return None
-        try:
-            model = RewardModel.model_validate(manifest)
-        except ValidationError as error:
-            raise InvalidRewardModelError(build_unreadable_model(manifest), find_problems(error)) from None
+        model = await self._reader.read_model(manifest)
         self.on_read(key, REWARD_MODEL.kind, model)
         return model
 
@@ -145,8 +134,8 @@ class KubernetesBackend:
             if manifest is None or not names_model(manifest, model.metadata.name):
                 continue
             try:
-                job = RLJob.model_validate(manifest)
-            except ValidationError:
+                job = await self._reader.read_job(manifest)
+            except InvalidJobError:
                 continue  # it has no Pods that are ours
             children, pods, _ = self._owned(OwnerKey(*key))
             seen = Observed(children, pods)

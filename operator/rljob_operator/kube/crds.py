@@ -20,13 +20,23 @@ _MODELS: dict[Resource, type[RLJob] | type[RewardModel]] = {RLJOB: RLJob, REWARD
 _MAX_FIELDS_NAMED = 5
 
 
+def crd_path(resource: Resource) -> str:
+    """Where the API server has the resource's CRD."""
+    return f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource.plural}.{resource.group}"
+
+
+def find_schema(resource: Resource, crd: dict[str, Any]) -> Schema:
+    """The schema by which a CRD serves our version; empty when it does not."""
+    served = (v for v in crd["spec"]["versions"] if v["name"] == resource.version and v["served"])
+    return next((version["schema"]["openAPIV3Schema"] for version in served), {})
+
+
 def describe_problem(resource: Resource, crd: dict[str, Any]) -> str:
     """Why this operator cannot work with a CRD as it is; empty when it can."""
     name = f"CRD {resource.plural}.{resource.group}"
-    versions = {version["name"]: version for version in crd["spec"]["versions"] if version["served"]}
-    if resource.version not in versions:
+    served = find_schema(resource, crd)
+    if not served:
         return f"{name} does not serve {resource.version}; apply the files in crds/"
-    served = versions[resource.version]["schema"]["openAPIV3Schema"]
     missing = find_missing_fields(build_object_schema(_MODELS[resource]), served)
     if not missing:
         return ""

@@ -10,14 +10,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api.base import ObjectMeta
+from rljob_api.base import ObjectMeta, Spec
+from rljob_api.documents import format_path
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel, RewardModelStatus
 from rljob_api.status import Condition, RLJobStatus
+from rljob_api.wording import describe_error
 from rljob_operator.backend import Event, Manifest
 from rljob_operator.conditions import MAX_MESSAGE_LENGTH, REASON_INVALID_SPEC
 from rljob_operator.reward_model import READY
+
+_REMEDY = "the cluster's CRDs take it: upgrade the operator to their version, or change it"
 
 
 class InvalidRewardModelError(UserError):
@@ -28,18 +32,20 @@ class InvalidRewardModelError(UserError):
         self.model, self.problems = model, problems
 
 
-def find_problems(error: ValidationError) -> list[str]:
-    """What is wrong, each with its path. An unknown field mostly means CRDs of another version than the operator."""
-    problems = []
-    for detail in error.errors(include_url=False):
-        path = ".".join(map(str, detail["loc"]))
-        if detail["type"] == "extra_forbidden":
-            problems.append(
-                f"{path} is unknown to this operator; upgrade the operator to the CRDs' version, or remove it"
-            )
-        else:
-            problems.append(f"{path}: {detail['msg']}".lstrip(": "))
-    return problems
+def find_problems(model: type[Spec], error: ValidationError) -> list[str]:
+    """What is wrong, each with its path. The CRDs have taken it, so they are of another version than the operator."""
+    problems = [
+        f"{format_path(detail['loc'])} {_describe(model, detail)}".strip() for detail in error.errors(include_url=False)
+    ]
+    return [f"{problem}; {_REMEDY}" for problem in problems]
+
+
+def _describe(model: type[Spec], detail: Any) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "is unknown to this operator"
+    if detail["type"] == "value_error":  # one of our own rules
+        return str(detail["ctx"]["error"])
+    return describe_error(model, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {}))
 
 
 def build_unreadable_job(manifest: Manifest) -> RLJob:

@@ -23,7 +23,7 @@ from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, KubeApi, NamespaceGoneError, connect
-from rljob_operator.kube.crds import describe_problem
+from rljob_operator.kube.crds import crd_path, describe_problem
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
 from rljob_operator.kube.lease import Lease
@@ -181,14 +181,13 @@ async def _wait_for_crds(api: KubeApi, health: Health) -> None:
 async def _crd_problem(api: KubeApi) -> str:
     """What keeps this operator from starting; empty when nothing does."""
     for resource in (RLJOB, REWARD_MODEL):
-        name = f"{resource.plural}.{resource.group}"
         try:
-            crd = await api.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+            crd = await api.request("GET", crd_path(resource))
         except ApiError as error:
             if error.code == 403:
                 log.warning("may not read CustomResourceDefinitions: their version is not checked")
                 return ""
-            return f"CRD {name}: {error.message}; apply the files in crds/"
+            return f"CRD {resource.plural}.{resource.group}: {error.message}; apply the files in crds/"
         except TransientError as error:
             return str(error)
         if problem := describe_problem(resource, crd):

@@ -149,6 +149,7 @@ class CallSlot:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Its connections are free only now."""
         self.task = None
+        self._tell(Ended(InvalidReason.EXCEPTION, "the call ended without an answer"))  # unless there was a verdict
         self._caller.gate.leave(self._progress.charged, self._progress.used)
         self._on_idle(self)
 

@@ -68,7 +68,9 @@ class DriverClient:
             async with self._session.get(
                 f"http://{host}:{self._port}{Path.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
             ) as response:
-                return DriverStatus.model_validate_json(await response.read()) if response.status == 200 else None
+                # A newer trainer image may tell more than this operator knows.
+                answer = await response.read()
+                return DriverStatus.model_validate_json(answer, extra="ignore") if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError):
             return None
 

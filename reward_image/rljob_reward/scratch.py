@@ -62,13 +62,9 @@ class Wiper:
         self._kept = frozenset(os.listdir(path))
 
     def wipe(self) -> None:
-        """A function may have made the directory unreadable or changed into another; neither must fail the next."""
-        try:
-            entries = os.listdir(self._path)
-        except PermissionError:
-            os.chmod(self._path, stat.S_IRWXU)
-            entries = os.listdir(self._path)
-        for entry in entries:
+        """A function may have closed the directory to itself or changed into another; neither must fail the next."""
+        os.chmod(self._path, stat.S_IRWXU)
+        for entry in os.listdir(self._path):
             if entry not in self._kept:
                 _remove_entry(os.path.join(self._path, entry))
         os.chdir(self._path)

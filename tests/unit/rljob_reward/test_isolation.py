@@ -103,6 +103,11 @@ def leave_files(_):
     os.chdir(f"{SCRATCH}/a")
     return 1.0
 
+def close_scratch(mode):
+    open(f"{SCRATCH}/left", "w").close()
+    os.chmod(SCRATCH, mode)
+    return 1.0
+
 def look_around(_):
     return float(os.listdir(SCRATCH) == ["from-import"] and os.getcwd() == SCRATCH)
 
@@ -242,6 +247,14 @@ def test_the_scratch_directory_is_wiped_after_each_request(start_server: StartSe
     server = start_server(SOURCE, slots=1, **{k: v for k, v in FIELDS.items() if k != "slots"})
     for _ in range(2):
         assert server.score("leave_files")["score"] == 1.0
+        result = server.score("look_around")
+        assert result["score"] == 1.0, result["message"]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o500, 0o600])
+def test_a_scratch_directory_that_a_function_closes_is_open_for_the_next(server: Server, mode: int) -> None:
+    assert server.score("close_scratch", ground_truth=mode)["score"] == 1.0
+    for _ in range(4):  # whichever worker it is
         result = server.score("look_around")
         assert result["score"] == 1.0, result["message"]
 

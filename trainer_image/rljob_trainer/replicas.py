@@ -81,7 +81,7 @@ class Replicas:
         self.fleet = Fleet(max_in_flight=max_in_flight, readiness_lags=readiness_lags)
         self.now = clock
         self.on_tick: Callable[[], None] = lambda: None
-        """Called some times a second and after each discovery; `rollouts` asks there who serves what."""
+        """Called some times a second; `rollouts` asks there who serves what."""
         self._discover = discover
         self.patience_seconds = patience_seconds
         self._waiting: deque[_Waiter] = deque()
@@ -141,15 +141,20 @@ class Replicas:
             waiter.future.set_result(address)
 
     async def _watch(self) -> None:
-        next_discovery = 0.0
+        await self._observe()
+        async with asyncio.TaskGroup() as tasks:
+            # By itself: a name server that does not answer must not keep known replicas from those who wait.
+            tasks.create_task(self._go_on_observing())
+            while True:
+                self.on_tick()
+                self.dispatch()
+                self.check_patience(bool(self._waiting))
+                await asyncio.sleep(_TICK_SECONDS)
+
+    async def _go_on_observing(self) -> None:
         while True:
-            if self.now() >= next_discovery:
-                await self._observe()
-                next_discovery = self.now() + _DISCOVERY_SECONDS
-            self.on_tick()
-            self.dispatch()
-            self.check_patience(bool(self._waiting))
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(_DISCOVERY_SECONDS)
+            await self._observe()
 
     async def _observe(self) -> None:
         try:

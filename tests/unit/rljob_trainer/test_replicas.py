@@ -1,6 +1,7 @@
 """Waiting for a replica."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -94,6 +95,31 @@ async def test_discovery_that_fails_keeps_what_is_known(started):
         async with replicas.lease() as lease:
             assert lease.address == "a"
     finally:
+        await replicas.close()
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_nobody():
+    """A resolver may take half a minute to give up; who waits for a replica with a short pause waits for that alone."""
+    is_slow, is_asked, gives_up = threading.Event(), threading.Event(), threading.Event()
+
+    def discover():
+        if is_slow.is_set():
+            is_asked.set()
+            gives_up.wait(60)
+        return ["a"]
+
+    replicas = Replicas("rewards", discover)
+    await replicas.start()
+    try:
+        async with asyncio.timeout(20):
+            async with replicas.lease() as lease:
+                is_slow.set()
+                await asyncio.to_thread(is_asked.wait)
+                lease.busy(0.1)
+            async with replicas.lease() as lease:
+                assert lease.address == "a"
+    finally:
+        gives_up.set()
         await replicas.close()
 
 

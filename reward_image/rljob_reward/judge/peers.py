@@ -6,6 +6,7 @@ Consumes DNS, every second; produces this replica's share. Leaves what that mean
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from rljob_api.contract import ENV_HOSTS_FILE, ENV_PEERS, ENV_POD_IP
 from rljob_api.discovery import resolve
 from rljob_reward.judge.shares import ALONE, Share, Shares
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _DNS_PROPAGATION_SECONDS = 35.0
@@ -54,7 +57,14 @@ class Peers:
     async def _keep_looking(self) -> None:
         while True:
             asked = time.monotonic()  # the answer is at least as young as this
-            addresses = await asyncio.to_thread(resolve, self._service)
-            self._shares.observe(addresses, asked)
+            self._shares.observe(await self._look(), asked)
             self._on_share(self._shares.share(time.monotonic()))
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look(self) -> list[str]:
+        """Who is ready. Nobody where that cannot be known: shares take it so."""
+        try:
+            return await asyncio.to_thread(resolve, self._service)
+        except (OSError, UnicodeError) as error:  # no descriptor is left, a hosts file is being written
+            logger.warning("cannot look up %s: %s", self._service, error)
+            return []

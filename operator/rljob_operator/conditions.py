@@ -132,6 +132,13 @@ def with_conflicts(status: RLJobStatus, conflicts: list[str], now: datetime) -> 
     return status.model_copy(update={"conditions": [*others, condition]})
 
 
+def _is_news(before: Condition | None, condition: Condition) -> bool:
+    """One that has come true; a failure for another cause, too."""
+    if before is None or before.status != "True":
+        return True
+    return condition.type == FAILED and (before.reason, before.message) != (condition.reason, condition.message)
+
+
 def find_news(
     old: Sequence[Condition], new: Sequence[Condition], causes: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
@@ -158,8 +165,8 @@ def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]
 
 
 def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
-    """One event for each condition that has come true, for each role that restarted, and for each cause (reason and
-    words) of waiting that the conditions name now and did not before."""
+    """One event for each condition that has come true, or fails for another cause, for each role that restarted, and for
+    each cause (reason and words) of waiting that the conditions name now and did not before."""
     events: list[Event] = []
     events.extend(Event("Warning", *cause) for cause in find_news(old.conditions, new.conditions, causes))
     isolated = find(new, POOLS_ISOLATED)
@@ -169,7 +176,7 @@ def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str
     for condition in new.conditions:
         if condition.type in _NO_NEWS:
             continue
-        if condition.status == "True" and not is_true(old, condition.type):
+        if condition.status == "True" and _is_news(find(old, condition.type), condition):
             kind: Literal["Normal", "Warning"] = "Warning" if condition.type in _BAD_NEWS else "Normal"
             events.append(Event(kind, condition.reason, condition.message))
     mixed = find(new, REWARD_VERSIONS_MIXED)

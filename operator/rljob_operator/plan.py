@@ -86,18 +86,18 @@ def _plan_managed(
         return _plan_retry(job, world, now)
     if conditions.is_finished(job.status):
         return _plan_finished(job, world, now)
-    if problems := find_spec_problems(job):
-        return _plan_invalid(job, problems, now)
     restarts = count_restarts(job, world, observed)
     verdict = judge(job, world, restarts, now)
-    if verdict.state in ("succeeded", "failed"):
+    if verdict.state in ("succeeded", "failed"):  # also of what runs of an earlier spec
         return _plan_end(job, world, observed, restarts, verdict, now)
+    if problems := find_spec_problems(job):
+        return _plan_invalid(job, world, problems, now)
     try:
         children = build_children(job, _token(job, world) or new_token(), defaults, observed.reward_models)
     except UserError as error:
-        return _plan_invalid(job, [str(error)], now)
+        return _plan_invalid(job, world, [str(error)], now)
     if problems := list(find_size_problems(children)):
-        return _plan_invalid(job, problems, now)
+        return _plan_invalid(job, world, problems, now)
     if verdict.state == "suspended":
         return _plan_suspended(job, world, observed, restarts, children, now)
     return _plan_active(job, world, observed, restarts, children, now)
@@ -117,11 +117,11 @@ def render(
     return build_children(job, new_token(), defaults, reward_models)
 
 
-def build_invalid_status(job: RLJob, problems: list[str], now: datetime) -> RLJobStatus:
-    """The status of a job whose spec cannot be carried out. What runs of an earlier spec is left alone."""
+def build_invalid_status(job: RLJob, problems: list[str], now: datetime, *, is_left: bool = True) -> RLJobStatus:
+    """The status of a job whose spec cannot be carried out. `is_left`: what runs of an earlier spec is left alone."""
     true = {conditions.FAILED: (conditions.REASON_INVALID_SPEC, "; ".join(problems))}
     running = conditions.find(job.status, conditions.RUNNING)
-    if running and running.status == "True":
+    if is_left and running and running.status == "True":
         true[conditions.RUNNING] = (running.reason, running.message)
     return _with_conditions(job, job.status, true, {}, now.replace(microsecond=0))
 
@@ -168,9 +168,12 @@ def _plan_retry(job: RLJob, world: World, now: datetime) -> Plan:
     return Plan((), (), status, conditions.derive_retry_events(job.status, status), requeue_after_seconds=0.0)
 
 
-def _plan_invalid(job: RLJob, problems: list[str], now: datetime) -> Plan:
-    status = build_invalid_status(job, problems, now)
-    return Plan((), (), status, conditions.derive_events(job.status, status))
+def _plan_invalid(job: RLJob, world: World, problems: list[str], now: datetime) -> Plan:
+    """What runs of an earlier spec goes on, unless the job is to give its nodes back."""
+    workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS} if job.spec.suspend else set()
+    status = build_invalid_status(job, problems, now, is_left=not job.spec.suspend)
+    delete = tuple(sorted(workloads - world.blocked))
+    return Plan((), delete, status, conditions.derive_events(job.status, status))
 
 
 def _plan_end(

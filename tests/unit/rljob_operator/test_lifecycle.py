@@ -389,3 +389,41 @@ def test_a_job_that_failed_otherwise_is_no_users_mistake_and_waits_to_be_retried
     life.look()
     life.look()
     assert life.job.status.phase == "Failed"
+
+
+def make_unbuildable(life):
+    life.look(**all_ready())
+    life.look()
+    life.job.spec.head.template = {"spec": {"containers": "x"}}
+    life.look()
+    assert life.true()["Failed"].reason == "InvalidSpec"
+
+
+def test_what_runs_of_an_earlier_spec_ends_as_any_job_though_the_new_one_cannot_be_built(life):
+    make_unbuildable(life)
+    assert "Running" in life.true(), "it is left alone"
+    life.head_is("Complete")
+    life.look()
+    assert (life.job.status.phase, "Failed" in life.true()) == ("Succeeded", False)
+    life.look()
+    assert {key.kind for key in life.children} & {"StatefulSet", "Deployment"} == set(), "its nodes are free"
+
+
+def test_a_job_that_cannot_be_built_gives_its_nodes_back_when_it_is_suspended(life):
+    make_unbuildable(life)
+    life.job.spec.suspend = True
+    life.look()
+    assert not any(key.kind in ("Job", "StatefulSet", "Deployment") for key in life.children)
+    assert set(life.true()) == {"Failed"}
+    before = life.job.status
+    assert (life.look().delete, life.job.status) == ((), before), "a second look does nothing"
+
+
+def test_another_mistake_in_a_spec_is_told_again(life):
+    make_unbuildable(life)
+    life.look()
+    life.job.spec.head.template = {"spec": None}
+    life.look()
+    life.look()
+    told = [event.message.split(" must")[0] for event in life.events if event.reason == "InvalidSpec"]
+    assert told == ["spec.head.template.spec.containers", "spec.head.template.spec"]

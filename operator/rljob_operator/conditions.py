@@ -165,8 +165,8 @@ def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]
 
 
 def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
-    """One event for each condition that has come true, or fails for another cause, for each role that restarted, and for
-    each cause (reason and words) of waiting that the conditions name now and did not before."""
+    """One event for each condition that has come true, or failure with another cause, for each role that restarted,
+    and for each cause (reason and words) of waiting that the conditions name now and did not before."""
     events: list[Event] = []
     events.extend(Event("Warning", *cause) for cause in find_news(old.conditions, new.conditions, causes))
     isolated = find(new, POOLS_ISOLATED)

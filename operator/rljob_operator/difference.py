@@ -16,6 +16,9 @@ ANNOTATION_STAMP = "rljob.dev/applied"
 _LIST_KEYS = ("mountPath", "name", "uid")
 """By which lists of maps are compared, first that all items have: extra items are no difference, nor is order."""
 _QUANTITIES = ("requests", "limits")
+"""Fields that hold quantities by name."""
+_QUANTITY = ("sizeLimit", "divisor")
+"""Fields that are one: of volumes, and of variables that tell a container's resources."""
 _SUFFIXES = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
@@ -55,7 +58,7 @@ def contains(observed: Any, desired: Any) -> bool:
 def _contains_field(observed: Any, desired: Any, name: str) -> bool:
     if name in _QUANTITIES and isinstance(desired, dict) and isinstance(observed, dict):
         return all(_equal_quantities(observed.get(key), value) for key, value in desired.items())
-    return contains(observed, desired)
+    return contains(observed, desired) or (name in _QUANTITY and _equal_quantities(observed, desired))
 
 
 def _contains_list(observed: Any, desired: list[Any]) -> bool:

@@ -15,6 +15,7 @@ from rljob_operator.difference import contains, is_stamped, parse_quantity, stam
         ({"rules": [{"port": 80, "protocol": "TCP"}]}, {"rules": [{"port": 80}]}),
         ({}, {"egress": [], "labels": {}, "value": "", "publishNotReadyAddresses": False}),
         ({"requests": {"cpu": "500m", "memory": "1Gi"}}, {"requests": {"cpu": "0.5", "memory": "1024Mi"}}),
+        ({"emptyDir": {"sizeLimit": "2Gi"}}, {"emptyDir": {"sizeLimit": "2048Mi"}}),
         (
             {"volumeMounts": [{"name": "v", "mountPath": "/b"}, {"name": "v", "mountPath": "/a"}]},
             {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]},
@@ -37,6 +38,7 @@ def test_what_a_server_adds_or_spells_otherwise_is_no_difference(observed, desir
         ({"env": []}, {"env": [{"name": "X"}]}),
         ({"limits": {"cpu": "1"}}, {"limits": {"cpu": "2"}}),
         ({"limits": {"cpu": "1"}}, {"limits": {"memory": "1Gi"}}),
+        ({"sizeLimit": "1Gi"}, {"sizeLimit": "2Gi"}),
         ({"a": {"b": 1}}, {"a": [1]}),
     ],
 )

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -34,6 +35,10 @@ thread in a library (a download, say) would else be waited for."""
 
 _FAIL_SECONDS = 10.0
 """From an error to the end at the latest: a thread that waits for a Ray head that has died waits for ever."""
+
+_OPEN_FILES = 65_536
+"""Each request in flight is a connection, and the usual soft limit is 1,024. Not all that the hard limit allows: some
+libraries go through each file that could be open."""
 
 _STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
 
@@ -77,6 +82,7 @@ def _stop_at_once(number: int, _: FrameType | None) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.update(ray_environment())
+    _raise_open_files_limit()
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop_at_once)
@@ -86,6 +92,13 @@ def main() -> int:
             log.exception("unexpected error")
         return _last_words(*_explain(error))
     return ExitCode.SUCCEEDED
+
+
+def _raise_open_files_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _explain(error: Exception) -> tuple[str, ExitCode]:

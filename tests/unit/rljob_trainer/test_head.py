@@ -49,6 +49,22 @@ sys.exit(head.main())
     assert ended.stderr.splitlines()[-1].startswith("stopped by a signal")
 
 
+def test_thousands_of_requests_in_flight_do_not_run_into_the_default_limit_of_open_files():
+    code = """
+import resource
+from rljob_trainer import head
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+def read_environment(_):
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise SystemExit(0 if soft == (hard if 0 <= hard < 65_536 else 65_536) else f"{soft} of {hard}")
+head.read_environment = read_environment
+head.main()
+"""
+    ended = run_program(code)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_signal_ends_the_run_in_order_and_even_when_a_thread_does_not_end():
     code = """
 import asyncio, os, signal, sys, threading, time, types

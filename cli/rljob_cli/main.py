@@ -8,6 +8,8 @@ Exit codes: 0 the job succeeded, 1 it failed, 2 the input is wrong, 130 interrup
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -246,6 +248,9 @@ def logs(
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding has not
     app()
 
 

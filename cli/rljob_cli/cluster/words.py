@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
+
+from rich.cells import cell_len, set_cell_size
 
 from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, SCHEDULING_GATE
 from rljob_api.status import Condition, RLJobStatus
@@ -23,6 +26,8 @@ _DECIDING = {
 }
 """The condition whose message says why the job is in its phase."""
 _ALL_READY = "all Pods are ready"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+"""What a program printed before it died may hold: line breaks, tabs, a terminal's escapes."""
 
 
 def name_job(manifest: Manifest) -> str:
@@ -129,9 +134,9 @@ def format_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, gap: int = 3
 ) -> list[str]:
     """Lines of columns as wide as their widest cell; the last column takes what is left of `width`, if given."""
-    cells = [[str(cell).replace("\n", " ") for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = [(" " * gap).join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    cells = [[_CONTROLS.sub(" ", str(cell)) for cell in row] for row in [header, *rows]]
+    widths = [max(cell_len(row[i]) for row in cells) for i in range(len(header))]
+    lines = [(" " * gap).join(map(set_cell_size, row, widths)).rstrip() for row in cells]
     if width is None:
         return lines
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    return [line if cell_len(line) <= width else f"{set_cell_size(line, width - 1)}…" for line in lines]

@@ -187,3 +187,9 @@ def test_help_does_not_import_what_is_heavy():
     heavy = "{'aiohttp', 'matplotlib', 'pydantic', 'yaml', 'torch'}"
     code = f"import sys, rljob_cli.main; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_name_that_the_terminal_cannot_show_is_no_traceback(tmp_path):
+    code, output = finish(rljob("validate", "日.yaml", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}))
+    assert (code, output.count("\n")) == (2, 1)
+    assert "\\u65e5.yaml: there is no such file" in output

@@ -36,6 +36,8 @@ VALID = "valid"
 PHASES = ("starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint")
 _MAX_COMPONENTS = 32
 """Of one reward."""
+_MAX_GAUGES = 256
+"""Of one part of a step's or an evaluation's record, such as its components."""
 
 
 class Tracker(Protocol):
@@ -126,6 +128,7 @@ class Prometheus:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        self._num_gauges: dict[str, int] = {}
         self._components: dict[str, set[str]] = {}
         self._latency = Histogram(
             "rljob_reward_latency_seconds",
@@ -219,6 +222,10 @@ class Prometheus:
         for name, value in {**numbers, "number": step}.items():
             metric = f"rljob_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
             if metric not in self._gauges:
+                part = f"{kind}/{name.partition('/')[0]}"
+                if self._num_gauges.get(part, 0) == _MAX_GAUGES:
+                    continue
+                self._num_gauges[part] = self._num_gauges.get(part, 0) + 1
                 self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
             self._gauges[metric].set(value)
 

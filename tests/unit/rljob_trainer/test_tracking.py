@@ -113,6 +113,12 @@ def test_ever_new_components_make_a_bounded_number_of_series():
     components = {dict(labels)["component"] for name, labels in read(prometheus) if name == "rljob_reward_score_count"}
     assert len(components) == 33, "the score and 32 components"
     assert value(prometheus, "rljob_reward_score_count", reward="a", lane="train", component="score") == 100
+    for step in range(10):
+        means = {f"components/key{i}": 1.0 for i in range(100 * step, 100 * step + 100)}
+        prometheus.log("step", step, means | {"grad_norm": 0.5})
+    gauges = [name for name, _ in read(prometheus) if name.startswith("rljob_step_components_")]
+    assert len(gauges) == 256
+    assert value(prometheus, "rljob_step_grad_norm") == 0.5
 
 
 async def test_the_driver_counts_what_it_scored_and_where_its_time_went(make_world):

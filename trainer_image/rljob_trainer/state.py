@@ -146,13 +146,20 @@ async def save_checkpoint(
         folder.mkdir(parents=True)
         await save_trainer(folder)
         metrics = run_dir / FILE_METRICS
-        history.metrics_bytes = metrics.stat().st_size if metrics.exists() else 0
+        history.metrics_bytes = _sync(metrics) if metrics.exists() else 0
         write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
         write_durably(folder / FILE_COMPLETE, "")
     for old in sorted((run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))[:-keep]:
         old.unlink()  # first, so that a half-removed one is never taken for complete
         shutil.rmtree(old.parent)
     return folder
+
+
+def _sync(path: Path) -> int:
+    """Have a file on the disk as it is now; its size."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
 def write_durably(path: Path, text: str) -> None:

@@ -3,6 +3,8 @@
 import errno
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +76,21 @@ async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path)
     assert newest_checkpoint(tmp_path) == good
     resume(tmp_path)
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+
+
+async def test_what_a_checkpoint_counts_of_the_metrics_is_on_the_disk_before_it_is_complete(tmp_path, monkeypatch):
+    """A node that loses its power loses what was not synced; the lines could not be written again."""
+    written = []
+
+    def fsync(descriptor):
+        written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        really_fsync(descriptor)
+
+    really_fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_steps(tmp_path, 1)
+    await save_checkpoint(tmp_path, History(step=1), save_nothing, keep=2)
+    assert "metrics.jsonl" in written[: written.index(".COMPLETE.partial")]
 
 
 async def test_the_newest_are_kept(tmp_path):

@@ -31,8 +31,8 @@ from rljob_trainer.types import Scored
 from rljob_trainer.version_watch import VersionWatch
 
 _QUEUE_SECONDS = 600.0
-"""Most time that a request may wait in a server's queue before another one is asked: the client's own time-out, since
-the server's begins with the execution."""
+"""Time that a request may wait in a server's queue at least before another one is asked: the client's own time-out,
+since the server's begins with the execution."""
 _UNAVAILABLE = (502, 503, 504)
 _IN_FLIGHT_A_SLOT = 2
 """Requests that one replica gets at once, by its slots: the next ones are there when an execution ends. All others wait
@@ -96,6 +96,10 @@ class RewardClient:
             may_be_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
             readiness_lags=False,
         )
+        # Two requests a slot: the second waits for the whole execution of the first.
+        queue_seconds = max(_QUEUE_SECONDS, reward.timeout_seconds) if self._is_ours else 0.0
+        self.answer_seconds = reward.timeout_seconds + queue_seconds
+        """Most time from sending a request to its answer."""
         self.versions = VersionWatch(self.replicas, session, self._headers) if self._is_ours else None
         self.replicas.on_tick = self._tick
 
@@ -273,8 +277,7 @@ class RewardClient:
 
     async def _ask(self, lease: Lease, underway: _Underway) -> Attempt:
         """One request to one replica."""
-        limit = self.reward.timeout_seconds + (_QUEUE_SECONDS if self._is_ours else 0)
-        sent_at, ask = time.monotonic(), underway.ask
+        sent_at, limit, ask = time.monotonic(), self.answer_seconds, underway.ask
         underway.asked.add(lease.address)
         underway.num_requests += 1
         self.num_requests[ask.request.lane] += 1

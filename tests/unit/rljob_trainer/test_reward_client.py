@@ -56,6 +56,17 @@ async def test_executions_that_may_take_long_are_waited_for_long(reward_world):
         assert rewards.clients["r"].replicas.patience_seconds == 600
 
 
+async def test_a_request_behind_a_whole_execution_is_not_given_up(reward_world):
+    """A replica gets two requests a slot: the second may wait for as long as the first executes."""
+    async with reward_world.rewards(make_reward(timeoutSeconds=3600)) as rewards:
+        assert rewards.clients["r"].answer_seconds == 2 * 3600
+    async with reward_world.rewards(make_reward(timeoutSeconds=30)) as rewards:
+        assert rewards.clients["r"].answer_seconds == 30 + 600
+    endpoint = make_reward(function=None, http={"url": "http://127.0.0.1:1/any"}, timeoutSeconds=3600)
+    async with reward_world.rewards(endpoint) as rewards:
+        assert rewards.clients["r"].answer_seconds == 3600, "how it queues is nobody's knowledge"
+
+
 async def test_a_group_has_its_deadline_together(reward_world):
     server = await reward_world.serve()
     reward_world.list(server)

@@ -126,6 +126,18 @@ def build_invalid_status(job: RLJob, problems: list[str], now: datetime, *, is_l
     return _with_conditions(job, job.status, true, {}, now.replace(microsecond=0))
 
 
+def build_waiting_status(job: RLJob, reason: str, message: str, now: datetime) -> RLJobStatus:
+    """The status of a job of which the plan could not be carried out yet: why it does not run. Of one that runs, or
+    has ended, it is what it was."""
+    held = {c.type: (c.reason, c.message) for c in job.status.conditions if c.status == "True"}
+    if conditions.RUNNING in held or conditions.is_finished(job.status):
+        return job.status
+    others = {c.type: (c.reason, c.message) for c in job.status.conditions if c.type in conditions.OPTIONAL_TYPES}
+    return _with_conditions(
+        job, job.status, held, others | {conditions.RUNNING: (reason, message)}, now.replace(microsecond=0)
+    )
+
+
 def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
     """After the end. The head's Job, once it has ended, stays for its log and takes nothing."""
     ended = world.head_job is not None and any(

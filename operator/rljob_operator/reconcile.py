@@ -21,7 +21,7 @@ from rljob_operator.conditions import conflict_events, derive_events, with_confl
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.difference import contains, stamp
 from rljob_operator.lifecycle import is_ours_to_manage
-from rljob_operator.plan import build_invalid_status, plan
+from rljob_operator.plan import build_invalid_status, build_waiting_status, plan
 
 OnNothingWritten = Callable[[RLJob, Observed, Plan], None]
 
@@ -41,7 +41,8 @@ class InvalidJobError(UserError):
 
 
 class ForbiddenError(TransientError):
-    """RBAC does not let the operator do something. Tried again, as somebody may grant it; the job's events say what."""
+    """RBAC, a quota or a policy does not let the operator do something. Tried again, as somebody may grant it; events
+    say what, and the condition Running of a job that does not run."""
 
 
 async def reconcile(
@@ -69,6 +70,10 @@ async def reconcile(
     except ForbiddenError as error:
         with contextlib.suppress(TransientError):  # Events may be forbidden as well
             await backend.record_event(job, Event("Warning", REASON_FORBIDDEN, str(error)))
+        with contextlib.suppress(TransientError, UserError):
+            status = build_waiting_status(job, REASON_FORBIDDEN, str(error), now)
+            if status != job.status:
+                await backend.update_status(job, status)
         raise
 
 

@@ -163,7 +163,10 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
     message = error.message
     if error.code == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in message:
-            return TransientError(f"{where}: the namespace's quota is used up: {message}")
+            return ForbiddenError(
+                f"{where}: the namespace's quota is used up; raise its ResourceQuota, or delete what it counts "
+                f"({message})"
+            )
         if "being terminated" in message or "NamespaceTerminating" in message:
             return TransientError(f"{where}: its namespace is being deleted")
         if "is forbidden: User" in message:
@@ -171,7 +174,9 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
                 f"{where}: RBAC does not let the operator {verb} {resource}; grant that verb to its service account "
                 f"({message})"
             )
-        return TransientError(f"{where}: forbidden: {message}")
+        return ForbiddenError(
+            f"{where}: the cluster's policies refuse it; change them, or what it is made of ({message})"
+        )
     if error.code == HTTPStatus.NOT_FOUND and message.startswith("namespaces "):
         return NamespaceGoneError(f"{where}: its namespace is gone: {message}")
     if error.code == HTTPStatus.NOT_FOUND:

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rljob_api.errors import RLJobError, TransientError
-from rljob_operator.backend import JobKey, utc_now
+from rljob_operator.backend import Event, JobKey, utc_now
 from rljob_operator.defaults import Defaults
 from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
@@ -33,6 +33,7 @@ from rljob_operator.kube.tasks import finish, to_the_end
 from rljob_operator.kube.watch import Feed
 from rljob_operator.metrics import Metrics
 from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, describe, run
+from rljob_operator.reconcile import REASON_FORBIDDEN, ForbiddenError
 from rljob_operator.reward_model import reconcile_reward_model
 from rljob_operator.settings import Settings
 
@@ -168,6 +169,11 @@ async def _reconcile_model(backend: KubernetesBackend, key: JobKey, now: datetim
         for event in events:
             await backend.record_event(error.model, event)
         return None
+    except ForbiddenError as error:
+        with contextlib.suppress(TransientError):  # Events may be forbidden as well
+            if model := await backend.get_reward_model(key):
+                await backend.record_event(model, Event("Warning", REASON_FORBIDDEN, str(error)))
+        raise
 
 
 async def _wait_for_crds(api: KubeApi, health: Health) -> None:

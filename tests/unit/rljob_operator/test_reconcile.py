@@ -17,7 +17,7 @@ from rljob_operator import conditions
 from rljob_operator.backend import ChildKey, JobKey, Observed, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.lifecycle import USER_ERROR
-from rljob_operator.reconcile import InvalidJobError, reconcile
+from rljob_operator.reconcile import ForbiddenError, InvalidJobError, reconcile
 
 KEY = JobKey("default", "gsm8k")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -378,3 +378,25 @@ TestOperator = Operator.TestCase
 TestOperator.settings = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+async def test_what_the_operator_may_not_do_is_told_in_a_condition_and_an_event_and_recovers():
+    backend, allowed = MemoryBackend(make_job()), MemoryBackend.apply
+
+    async def apply(manifest):
+        if manifest["kind"] == "Service":
+            raise ForbiddenError("Service gsm8k-head: the namespace's quota is used up")
+        await allowed(backend, manifest)
+
+    backend.apply = apply
+    for _ in range(2):
+        with pytest.raises(ForbiddenError):
+            await reconcile(backend, KEY, START)
+    running = conditions.find(backend.job.status, conditions.RUNNING)
+    assert (running.status, running.reason) == ("False", "Forbidden")
+    assert "quota is used up" in running.message
+    assert backend.writes.count("status") == 1, "once, however often it is tried"
+    assert {event.reason for event in backend.events} == {"Forbidden"}
+    del backend.apply
+    await reconcile(backend, KEY, START)
+    assert conditions.find(backend.job.status, conditions.RUNNING).reason == "WaitingForPods"

@@ -9,6 +9,7 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
 from rljob_operator.kube import client
+from rljob_operator.reconcile import ForbiddenError
 
 
 @pytest.fixture
@@ -93,3 +94,20 @@ async def test_a_server_of_another_ca_is_not_trusted(server, tmp_path):
 
 def test_http_needs_no_trust():
     assert client._ssl_context(configuration("http://127.0.0.1:8001", "")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ('services is forbidden: User "op" cannot patch', "RBAC does not let the operator patch services"),
+        ("services is forbidden: exceeded quota: q, requested: services=1", "raise its ResourceQuota"),
+        ('admission webhook "policy" denied the request: no Services here', "the cluster's policies refuse it"),
+    ],
+)
+def test_what_is_forbidden_is_told_to_the_user_with_its_remedy(message, words):
+    error = client.translate(client.ApiError(403, "Forbidden", message), "patch", "services", "Service ns/a")
+    assert isinstance(error, ForbiddenError)
+    assert words in str(error)
+    assert message in str(error)
+    going = client.ApiError(403, "Forbidden", "because it is being terminated")
+    assert type(client.translate(going, "patch", "services", "Service ns/a")) is TransientError, "nobody can mend that"

@@ -41,7 +41,7 @@ from rljob_operator.lifecycle import (
 from rljob_operator.remedies import Cause, find_blocking_pods, find_causes
 from rljob_operator.scaling import scale_job, scaling_events
 from rljob_operator.validate import find_problems, find_size_problems, find_spec_problems
-from rljob_operator.versions import SETTLED, UPDATING, describe_mixed_rewards
+from rljob_operator.versions import MIXED, SETTLED, describe_mixed_rewards
 from rljob_operator.world import World, describe_waiting, has_ended_well, observe_world
 
 POLL_SECONDS = 10.0
@@ -265,7 +265,7 @@ def _plan_active(
         holds, reason, message = isolation
         (true if holds else why_not)[conditions.POOLS_ISOLATED] = (reason, message)
     if mixed := describe_mixed_rewards(world.roles):
-        true[conditions.REWARD_VERSIONS_MIXED] = (UPDATING, mixed)
+        true[conditions.REWARD_VERSIONS_MIXED] = (MIXED, mixed)
     elif conditions.find(job.status, conditions.REWARD_VERSIONS_MIXED):
         why_not[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, "the ready Pods of each reward are of one version")
     status = _with_conditions(job, status, true, why_not, now)

@@ -17,7 +17,7 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, REWARD
 from rljob_operator.world import RoleView, is_ready
 
-UPDATING = "VersionsMixed"
+MIXED = "VersionsMixed"
 STARTS = "NewVersionStarts"
 SETTLED = "OneVersion"
 _NUM_DIGITS = 7
@@ -70,7 +70,7 @@ def describe_update(pods: Sequence[Manifest], wanted: Manifest | None) -> tuple[
     if len(existing) < 2 and set(existing) <= asked:
         return None
     if len(counts) > 1:
-        return UPDATING, describe_counts(counts)
+        return MIXED, describe_counts(counts)
     ready = describe_counts(counts) if counts else "no Pod is ready"
     return STARTS, f"{ready}, and none of the new version yet"
 

@@ -82,11 +82,13 @@ def read_number(value: Any) -> float | None:
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(value, "__float__"):
         return None
     try:
-        return float(value.item() if hasattr(value, "item") else value)  # NumPy's and torch's way to the one element
+        # NumPy's and torch's way to the one element. What has no dimensions says itself what it is: a masked value's
+        # item is 0, itself is NaN.
+        return float(value.item() if getattr(value, "ndim", 0) else value)
     except OverflowError:
         return math.inf
-    except (TypeError, ValueError, RuntimeError):
-        return None  # an array of several elements
+    except Exception:  # an array of several elements; and a class of the user's may raise anything
+        return None
 
 
 def describe(value: Any) -> str:

@@ -60,6 +60,7 @@ def test_verls_forms_of_a_score_are_read(returned: str, score: float, components
         (VERL + "{'reward': 1.0}", "bad_return"),
         (VERL + "()", "bad_return"),
         (VERL + "object()", "bad_return"),
+        (VERL + "__import__('numpy').ma.masked", "not_finite"),
         (VERL + "1/0", "exception"),
         (TRL + "[None]", "abstained"),
         (TRL + "[float('nan')]", "not_finite"),
@@ -67,6 +68,7 @@ def test_verls_forms_of_a_score_are_read(returned: str, score: float, components
         (TRL + "[1.0, 2.0]", "bad_return"),
         (TRL + "1.0", "bad_return"),
         (TRL + "'1'", "bad_return"),
+        (TRL + "__import__('numpy').ma.array([1.0], mask=[True])", "not_finite"),
         (TRL + "columns['missing']", "exception"),
         (OPENRLHF + "None", "abstained"),
         (OPENRLHF + "{'scores': [1.0]}", "bad_return"),
@@ -74,6 +76,7 @@ def test_verls_forms_of_a_score_are_read(returned: str, score: float, components
         (OPENRLHF + "[float('inf')]", "not_finite"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*masked element")
 def test_what_is_no_finite_number_is_a_reason_and_never_a_zero(source: str, reason: str) -> None:
     result = run(source)
     assert (result.score, result.reason) == (None, reason)

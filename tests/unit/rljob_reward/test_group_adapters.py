@@ -126,6 +126,13 @@ def test_an_element_that_is_no_finite_number_fails_its_sample_alone(head: str) -
     assert outcomes[3].score == 0.0
 
 
+@pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
+def test_an_element_that_raises_when_it_is_read_fails_its_sample_alone(head: str) -> None:
+    odd = "class Odd:\n    def __float__(self): raise KeyError('odd')\n"
+    outcomes = execute(odd + head + "[Odd(), 1.0]", group(COMPLETIONS[:2]))
+    assert [outcome.reason for outcome in outcomes] == ["bad_return", None]
+
+
 ELEMENTS = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers() | st.just({"score": 1})
 
 

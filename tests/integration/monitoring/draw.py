@@ -1,7 +1,7 @@
 """`python tests/integration/monitoring/draw.py [SECONDS]`: docs/images/dashboard.png, of a real Prometheus over a run.
 
 Runs the tests' scene for a while, asks Prometheus for the range of every query of the dashboard, and draws the panels
-with matplotlib where Grafana would lay them. Says on the picture that it is no screenshot.
+with matplotlib, in the dashboard's rows and widths. Says on the picture that it is no screenshot.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import re
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,24 @@ from matplotlib.axes import Axes
 _PICTURE = Path(__file__).resolve().parents[3] / "docs" / "images" / "dashboard.png"
 _WINDOW_SECONDS = 20
 _NOTE = (
-    "Drawn by matplotlib from the answers of a real Prometheus to the dashboard's queries; not a screenshot of "
-    "Grafana. Rewards, driver and operator's metrics are real, rollouts and trainers stand-ins."
+    "Drawn by matplotlib from the answers of a real Prometheus to the dashboard's queries; not a screenshot of Grafana."
+    "\nTime in seconds. Real: rewards, driver, the operator's metrics. "
+    "Stand-ins: rollouts, trainers, the judge's endpoint."
 )
+_COLUMNS = 24
+"""Of Grafana's grid."""
+_LINE_INCHES, _HEADING_INCHES = 2.6, 0.4
+_COLOURS = [*mpl.colormaps["tab20"].colors[::2], *mpl.colormaps["tab20"].colors[1::2]]  # the strong ones first
+_MAX_LEGEND = 24
+_CHARACTERS_A_COLUMN = 6
+"""Of a title."""
 Answer = tuple[dashboard.Query, list[dict[str, Any]]]
+Drawn = tuple[dict[str, Any], list[Answer]]
+"""A panel and its answers; a row has none."""
 
 
-async def watch(seconds: float) -> list[tuple[dict[str, Any], list[Answer]]]:
-    """Every panel with what Prometheus answers after that time; a repeated panel once a component."""
+async def watch(seconds: float) -> list[Drawn]:
+    """Rows, and panels with what Prometheus answers after that time; a repeated panel once a component."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         watched = scene.Scene(Path(folder), monkeypatch)
         async with watched.running():
@@ -54,9 +65,12 @@ async def watch(seconds: float) -> list[tuple[dict[str, Any], list[Answer]]]:
 
 
 def expand(prometheus: prometheus_tools.Prometheus) -> list[tuple[dict[str, Any], list[dashboard.Query]]]:
-    """The panels with their queries, repeats done as Grafana does them."""
-    found = []
-    for panel in dashboard.list_panels():
+    """Rows, and panels with their queries, repeats done as Grafana does them."""
+    found: list[tuple[dict[str, Any], list[dashboard.Query]]] = []
+    for panel in dashboard.read()["panels"]:
+        if panel["type"] == "row":
+            found.append((panel, []))
+            continue
         variable = panel.get("repeat")
         values = prometheus.ask(f"label/{variable}/values") if variable else [""]
         for value in values:
@@ -72,32 +86,71 @@ def ask(prometheus: prometheus_tools.Prometheus, query: dashboard.Query, began: 
     return series
 
 
-def draw(panels: list[tuple[dict[str, Any], list[Answer]]]) -> None:
-    num_rows = -(-len(panels) // 3)
-    figure, axes = plt.subplots(num_rows, 3, figsize=(18, 3.2 * num_rows), layout="constrained")
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, (panel, answers) in zip(axes.flat, panels, strict=False):
-        axis.set_axis_on()
-        axis.set_title(panel["title"], loc="left", fontsize=11, fontweight="bold")
-        if panel["type"] == "heatmap":
-            draw_heatmap(axis, answers[0][1])
-        elif panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking"):
-            draw_bars(axis, answers)
-        else:
-            draw_lines(axis, answers)
-        if panel["type"] != "heatmap":
-            unit = panel["fieldConfig"]["defaults"]["unit"]
-            axis.set_ylabel({"s": "seconds", "percentunit": "share", "reqps": "requests/s"}.get(unit, ""), fontsize=8)
-        axis.set_xlabel("seconds", fontsize=7, loc="right")
-        axis.tick_params(labelsize=7)
-    figure.suptitle("RLJob", fontsize=16, x=0.01, ha="left")
-    figure.supxlabel(_NOTE, fontsize=9)
-    figure.savefig(_PICTURE, dpi=70)
+def list_rows(drawn: list[Drawn]) -> list[tuple[str, list[list[Drawn]]]]:
+    """Each row's title with its lines of panels, filled from the left."""
+    rows: list[tuple[str, list[list[Drawn]]]] = []
+    free = 0
+    for panel, answers in drawn:
+        width = panel["gridPos"]["w"]
+        if panel["type"] == "row":
+            rows.append((panel["title"], []))
+            free = 0
+            continue
+        lines = rows[-1][1]
+        if width > free:
+            lines.append([])
+            free = _COLUMNS
+        lines[-1].append((panel, answers))
+        free -= width
+    return rows
+
+
+def draw(drawn: list[Drawn]) -> None:
+    rows = list_rows(drawn)
+    heights = [_HEADING_INCHES + _LINE_INCHES * len(lines) for _, lines in rows]
+    figure = plt.figure(figsize=(15, sum(heights) + _HEADING_INCHES), layout="constrained")
+    parts = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, _HEADING_INCHES])
+    for part, (title, lines) in zip(parts, rows, strict=False):
+        part.suptitle(title, fontsize=12, x=0.004, ha="left", color="#3b5b8c")
+        grid = part.add_gridspec(len(lines), _COLUMNS)
+        for number, line in enumerate(lines):
+            at = 0
+            for panel, answers in line:
+                width = panel["gridPos"]["w"]
+                draw_panel(part.add_subplot(grid[number, at : at + width]), panel, answers)
+                at += width
+    parts[-1].text(0.004, 0.5, _NOTE, fontsize=9, va="center")
+    figure.savefig(_PICTURE, dpi=100)
     plt.close(figure)
     with Image.open(_PICTURE) as picture:  # a third of the size
-        picture.convert("RGB").quantize(96).save(_PICTURE, optimize=True)
+        picture.convert("RGB").quantize(128).save(_PICTURE, optimize=True)
     print(_PICTURE)
+
+
+def draw_panel(axis: Axes, panel: dict[str, Any], answers: list[Answer]) -> None:
+    title = textwrap.fill(panel["title"], panel["gridPos"]["w"] * _CHARACTERS_A_COLUMN)
+    axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
+    axis.tick_params(labelsize=7)
+    axis.set_prop_cycle(color=_COLOURS)
+    if panel["type"] == "heatmap":
+        return draw_heatmap(axis, answers[0][1])
+    defaults = panel["fieldConfig"]["defaults"]
+    if defaults.get("custom", {}).get("stacking"):
+        draw_bars(axis, answers)
+    else:
+        draw_lines(axis, answers)
+    axis.grid(alpha=0.3)
+    axis.set_ylabel(
+        {"s": "seconds", "percentunit": "share", "reqps": "requests/s"}.get(defaults["unit"], ""), fontsize=7
+    )
+    if "min" in defaults:
+        axis.set_ylim(bottom=defaults["min"])
+    if not any(value for _, found in answers for series in found for value in points(series)[1]):
+        axis.text(0.5, 0.5, "0 throughout", transform=axis.transAxes, ha="center", color="gray", fontsize=8)
+        axis.set_ylim(0, 1)
+    if 0 < len(axis.get_legend_handles_labels()[0]) <= _MAX_LEGEND:
+        columns = max(1, panel["gridPos"]["w"] * 3 // 8)
+        axis.legend(fontsize=6, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.09), frameon=False, borderpad=0)
 
 
 def label(query: dashboard.Query, metric: dict[str, str]) -> str:
@@ -115,9 +168,6 @@ def draw_lines(axis: Axes, answers: list[Answer]) -> None:
         for series in found:
             xs, ys = points(series)
             axis.plot([x - zero for x in xs], ys, label=label(query, series["metric"]), linewidth=1.2)
-    axis.grid(alpha=0.3)
-    if 0 < len(axis.lines) <= 14:
-        axis.legend(fontsize=6, ncols=2, loc="upper left")
 
 
 def draw_bars(axis: Axes, answers: list[Answer]) -> None:
@@ -132,9 +182,6 @@ def draw_bars(axis: Axes, answers: list[Answer]) -> None:
         if any(heights):
             axis.bar([when - times[0] for when in times], heights, width=2, bottom=base, label=name)
             base = [low + height for low, height in zip(base, heights, strict=True)]
-    axis.grid(alpha=0.3)
-    if axis.patches:
-        axis.legend(fontsize=6, ncols=2, loc="upper left")
 
 
 def draw_heatmap(axis: Axes, found: list[dict[str, Any]]) -> None:

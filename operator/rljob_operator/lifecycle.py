@@ -41,15 +41,19 @@ def is_ours_to_manage(job: RLJob) -> bool:
     return job.spec.managed_by in (None, MANAGED_BY_US) and not deleted
 
 
+def asked_retry(job: RLJob) -> str:
+    """The value of the annotation that asks for a retry; the one that was acted on last where there is none."""
+    return job.metadata.annotations.get(ANNOTATION_RETRY) or job.status.retried
+
+
 def wants_retry(job: RLJob) -> bool:
     """Whether the job has failed for good and is to begin anew: its annotation asks, with a value that is new, or its
     spec, whose mistake it was, has been changed since."""
     failed = conditions.find(job.status, conditions.FAILED)
     if failed is None or failed.status != "True" or not conditions.is_finished(job.status):
         return False
-    asked = job.metadata.annotations.get(ANNOTATION_RETRY, "")
     is_changed = failed.reason == USER_ERROR and failed.observed_generation < job.metadata.generation
-    return is_changed or asked not in ("", job.status.retried)
+    return is_changed or asked_retry(job) != job.status.retried
 
 
 def judge(job: RLJob, world: World, restarts: dict[str, int], now: datetime) -> Verdict:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
 from rljob_api.job import RLJob
 from rljob_api.reward import RewardModel
@@ -31,6 +30,7 @@ from rljob_operator.gang import judge_gang
 from rljob_operator.isolation import judge_isolation
 from rljob_operator.lifecycle import (
     Verdict,
+    asked_retry,
     count_restarts,
     deadline_of,
     expiry_of,
@@ -173,8 +173,7 @@ def _plan_retry(job: RLJob, world: World, now: datetime) -> Plan:
     workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS}
     if workloads or any(role.pods for role in world.roles):
         return Plan((), tuple(sorted(workloads - world.blocked)), job.status, requeue_after_seconds=BLOCKED_SECONDS)
-    asked = job.metadata.annotations.get(ANNOTATION_RETRY, job.status.retried)
-    fresh = {"retried": asked, "start_time": None, "completion_time": None}
+    fresh = {"retried": asked_retry(job), "start_time": None, "completion_time": None}
     status = job.status.model_copy(update=fresh | {"roles": [], "queued_since": None, "not_before": None})
     status = _with_conditions(job, status, {}, {}, now)
     return Plan((), (), status, conditions.derive_retry_events(job.status, status), requeue_after_seconds=0.0)
@@ -253,6 +252,7 @@ def _plan_active(
     status = status.model_copy(
         update={
             "start_time": job.status.start_time or now,
+            "retried": asked_retry(job),  # of a job that has not failed it asks for nothing, now or later
             "queued_since": gang.queued_since,
             "not_before": gang.not_before,
         }

@@ -427,3 +427,18 @@ def test_another_mistake_in_a_spec_is_told_again(life):
     life.look()
     told = [event.message.split(" must")[0] for event in life.events if event.reason == "InvalidSpec"]
     assert told == ["spec.head.template.spec.containers", "spec.head.template.spec"]
+
+
+def test_a_retry_that_is_asked_of_a_job_that_runs_is_not_kept_for_its_failure(life):
+    life.look(**all_ready())
+    life.job.metadata.annotations["rljob.dev/retry"] = "1"
+    life.look()
+    life.head_is("Failed")
+    for _ in range(3):
+        life.look()
+    assert life.job.status.phase == "Failed"
+    life.job.metadata.annotations["rljob.dev/retry"] = "2"
+    life.look()
+    life.pods.clear()
+    life.look()
+    assert life.job.status.phase == "Pending"

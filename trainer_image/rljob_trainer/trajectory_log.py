@@ -87,9 +87,10 @@ class TrajectoryLog:
 
     async def flush(self) -> None:
         """Wait until all that was recorded is on disk. Raises UserError when it is full."""
-        pending, self._pending = self._pending, []
-        for written in pending:
-            await asyncio.wrap_future(written)
+        # Who is cancelled here leaves all of it to the next one: the checkpoint before the end counts it as well.
+        pending = list(self._pending)
+        await asyncio.shield(asyncio.gather(*map(asyncio.wrap_future, pending)))
+        del self._pending[: len(pending)]
 
     async def close(self) -> None:
         """Nothing is written any more once this returns."""

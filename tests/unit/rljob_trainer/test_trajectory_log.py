@@ -165,6 +165,33 @@ async def test_the_event_loop_goes_on_while_a_step_is_written(tmp_path, monkeypa
     await log.close()
 
 
+async def test_a_wait_that_is_cancelled_leaves_the_files_to_the_next_one(tmp_path, monkeypatch):
+    """The process shall end while a checkpoint waits for the log: the checkpoint that it saves then must wait, too."""
+    may_end, write_really = threading.Event(), trajectory_log.write_file
+
+    def slow(*args):
+        assert may_end.wait(30)
+        write_really(*args)
+
+    monkeypatch.setattr(trajectory_log, "write_file", slow)
+    log = TrajectoryLog(tmp_path, 1)
+    for lane in ("train", "eval"):
+        log.record(lane, 3, [group_of(sample(0))])
+    flushes = [asyncio.create_task(log.flush()) for _ in range(2)]
+    for flush in flushes:
+        await asyncio.sleep(0)
+        flush.cancel()
+    await asyncio.gather(*flushes, return_exceptions=True)
+    flush = asyncio.create_task(log.flush())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not flush.done()
+    may_end.set()
+    await flush
+    assert [file.lane for file in list_trajectory_files(tmp_path)] == ["eval", "train"]
+    await log.close()
+
+
 async def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

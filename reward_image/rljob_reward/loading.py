@@ -73,9 +73,9 @@ def load(settings: Settings) -> Bound:
     path = getattr(module, "__file__", None) or settings.path
     if settings.scope == "sampleThenGroup":
         return _bind_class(_find_class(module, settings), settings, path)
-    function = _find(module, settings)
-    name = getattr(function, "__name__", str(settings.entrypoint))
-    place = f"{_place_of(function, path)}: {getattr(function, '__name__', function)}"
+    found_as, function = _find(module, settings)
+    name = getattr(function, "__name__", found_as)
+    place = f"{_place_of(function, path)}: {name}"
     for_groups = settings.scope == "group"
     adapter = adapters.choose(function, settings.signature, place, for_groups=for_groups)
     binding = adapter.bind(function, settings.kwargs, place)
@@ -164,7 +164,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
+def _find(module: types.ModuleType, settings: Settings) -> tuple[str, Callable[..., Any]]:
     names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
     for name in names:
         function = getattr(module, name, None)
@@ -174,7 +174,7 @@ def _find(module: types.ModuleType, settings: Settings) -> Callable[..., Any]:
             raise UserError(f"{settings.path}: {name} is a class that scores samples and groups: {_TWO_STEPS}")
         if not callable(function) or inspect.isclass(function):
             raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
-        return function
+        return name, function
     defined = [name for name, value in _own(module, settings) if inspect.isfunction(value) and name[0] != "_"]
     remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
     classes = [name for name, value in _own(module, settings) if two_steps.is_one(value)]

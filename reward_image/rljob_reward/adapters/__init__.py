@@ -33,7 +33,11 @@ ADAPTERS: tuple[Adapter, ...] = (verl, verl_batch, trl, openrlhf)
 
 def choose(function: Callable[..., Any], signature: str, place: str, *, for_groups: bool) -> Adapter:
     """The adapter whose marker is among the parameters; without one, the usual one of the `signature` that is named."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # of compiled functions
+        what = f"its parameters cannot be read ({error})"
+        raise UserError(f"{place}: {what}. Call it from a function of yours. {_describe_forms(for_groups)}") from None
     named = [adapter for adapter in ADAPTERS if signature in ("auto", adapter.NAME)]
     fitting = [adapter for adapter in named if adapter.MARKER in parameters]
     if not fitting and signature != "auto":

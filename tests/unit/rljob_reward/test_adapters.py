@@ -197,6 +197,7 @@ def test_the_openrlhf_fixture_runs_with_real_tensors() -> None:
         ("import sys; sys.exit(0)", "function.py:1: SystemExit"),
         ("def reward(completions, completion_ids): return [1]", "completion_ids lives inside TRL's trainer"),
         ("def compute_score(solution_str, /): return 1", "cannot be passed by name"),
+        ("compute_score = max", "function.py: max: its parameters cannot be read (no signature found"),
         ("\0", "function.py"),
     ],
 )
@@ -227,3 +228,10 @@ def test_a_number_that_cannot_be_shown_is_still_judged() -> None:
 
 def test_infinite_components_are_left_out() -> None:
     assert outcome.read_components([("a", math.inf), ("b", "text"), ("c", True)]) == {"c": 1.0}
+
+
+@pytest.mark.parametrize("made", ["functools.partial(inner)", "Called()"])
+def test_what_has_no_name_of_its_own_is_called_by_the_one_that_it_was_found_by(made: str) -> None:
+    inner = "import functools\ndef inner(completions): return [1.0]\n"
+    called = "class Called:\n    def __call__(self, completions): return [1.0]\n"
+    assert load(Settings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"

@@ -215,7 +215,9 @@ def _place_of(function: Any, path: str) -> str:
 
 
 def explain(error: BaseException, path: str) -> str:
-    """An exception in one line: where in the user's file, its type, and what it says."""
+    """An exception in one line: where in the user's file, its type, and what it says. Of a group, its first."""
+    if isinstance(error, BaseExceptionGroup):
+        return f"{explain(error.exceptions[0], path)} (the first of {len(error.exceptions)})"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     place = f"{path}:{lines[-1]}" if lines else path

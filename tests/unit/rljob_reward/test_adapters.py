@@ -235,3 +235,10 @@ def test_what_has_no_name_of_its_own_is_called_by_the_one_that_it_was_found_by(m
     inner = "import functools\ndef inner(completions): return [1.0]\n"
     called = "class Called:\n    def __call__(self, completions): return [1.0]\n"
     assert load(Settings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"
+
+
+def test_of_a_group_of_exceptions_the_first_is_told() -> None:
+    raising = "async def fail():\n    raise ValueError('no key')\n"
+    source = f"import asyncio\n{raising}async def compute_score(solution_str):\n"
+    source += "    async with asyncio.TaskGroup() as tasks:\n        [tasks.create_task(fail()) for _ in range(2)]\n"
+    assert run(source).message == "function.py:3: ValueError: no key (the first of 2)"

@@ -11,12 +11,11 @@ import dashboard
 import prometheus_tools
 import scene
 
-_DEADLINE_SECONDS = 180.0
+_DEADLINE_SECONDS = 300.0
 HAPPENS = (
     *(f'rljob_reward_calls_total{{reward="helpful",outcome="{status}"}}' for status in (200, 429, 503)),
     'rljob_reward_limit_wait_seconds_total{limit="concurrency"} > 0',
     "sum(rljob_reward_limit_peers == 2) == 4",
-    'rljob_reward_cache_total{outcome="hit"} > 0',
     "max_over_time(rljob_reward_waiting[1m]) > 0",
     "max_over_time(rljob_reward_waiting_oldest_seconds[1m]) > 0",
 )

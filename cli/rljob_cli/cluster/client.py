@@ -87,7 +87,7 @@ class Cluster:
             return self._jobs.list_namespaced_custom_object(*self._place(), _request_timeout=_TIMEOUT_SECONDS)
 
         try:
-            return list(self._ask("list rljobs", ask)["items"])
+            return list(self._ask("list rljobs", ask).get("items") or [])
         except NotFoundError:
             raise ClusterError(
                 "the cluster knows no RLJobs: their CRDs are missing. Install them: helm install rljob charts/rljob"
@@ -194,19 +194,26 @@ class Cluster:
 
         answer = self._ask(f"list {kind}s", ask)
         # The items of a list do not say what they are.
-        return [{"kind": kind, **item} for item in answer["items"]]
+        return [{"kind": kind, **item} for item in answer.get("items") or []]
 
     def _place(self) -> tuple[str, str, str, str]:
         return API_GROUP, _VERSION, self.namespace, _PLURAL
 
     def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
+        host = self._api.configuration.host
         try:
-            return ask()
+            found = ask()
         except ApiException as error:
             raise _translate(error, what, self.namespace) from None
         except HTTPError as error:
-            host = self._api.configuration.host
             raise ClusterError(f"the API server {host} does not answer: {error}. Is the cluster up?") from None
+        except ValueError:
+            found = None
+        if found is None or isinstance(found, str):  # a proxy's page to log in, mostly
+            raise ClusterError(
+                f"{what}: {host} answers as no API server does. Check the kubeconfig's server, or log in"
+            )
+        return found
 
 
 class NotFoundError(ClusterError):

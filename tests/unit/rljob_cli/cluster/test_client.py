@@ -1,5 +1,7 @@
 """Kubeconfigs as users have them: each mistake is one line that names the remedy."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rljob_cli.cluster.client import Cluster, ClusterError, Target
@@ -48,3 +50,13 @@ def test_a_context_that_is_not_there_is_told_with_those_that_are(tmp_path):
 def test_a_kubeconfig_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ClusterError, match=r"there is no kubeconfig .*nope"):
         Cluster(Target(str(tmp_path / "nope")))
+
+
+def test_a_page_in_place_of_an_answer_is_told_in_one_line(tmp_path, monkeypatch):
+    cluster = connect(tmp_path, CONFIG % "here")
+    page = SimpleNamespace(data=b"<html>log in</html>")
+    monkeypatch.setattr(cluster._jobs, "list_namespaced_custom_object", lambda *_, **__: page.data.decode())
+    monkeypatch.setattr(cluster._core, "list_namespaced_pod", lambda *_, **__: page)
+    for ask in (cluster.list_jobs, lambda: cluster.list_pods("a=b")):
+        with pytest.raises(ClusterError, match="answers as no API server does"):
+            ask()

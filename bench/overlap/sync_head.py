@@ -27,7 +27,7 @@ class LateScorer:
         self._scorer, self._collector = scorer, collector
 
     async def score(self, position: int, request: ScoreRequest, ended_at: float | None = None) -> dict[str, Scored]:
-        await self._collector.progress.all_generated.wait()
+        await self._collector.progress.wait_until_generated()
         return await self._scorer.score(position, request, ended_at)
 
 

@@ -97,8 +97,13 @@ def checkpoint_is_there(run_dir: Path, step: int) -> bool:
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint."""
-    complete = sorted((run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))
-    return complete[-1].parent if complete else None
+    return next(reversed(_complete_checkpoints(run_dir)), None)
+
+
+def _complete_checkpoints(run_dir: Path) -> list[Path]:
+    """Folders of the complete ones, the oldest first. By number: from step 1,000,000 on names sort otherwise."""
+    folders = (file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))
+    return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
 
 
 def resume(run_dir: Path) -> tuple[History, Path | None]:
@@ -149,9 +154,9 @@ async def save_checkpoint(
         history.metrics_bytes = _sync(metrics) if metrics.exists() else 0
         write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
         write_durably(folder / FILE_COMPLETE, "")
-    for old in sorted((run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))[:-keep]:
-        old.unlink()  # first, so that a half-removed one is never taken for complete
-        shutil.rmtree(old.parent)
+    for old in _complete_checkpoints(run_dir)[:-keep]:
+        (old / FILE_COMPLETE).unlink()  # first, so that a half-removed one is never taken for complete
+        shutil.rmtree(old)
     return folder
 
 
@@ -200,7 +205,7 @@ def check_room(run_dir: Path, model: Path, *, keep: int) -> None:
     """Refuse to start where the checkpoints cannot fit. A model that is not a local folder is not judged."""
     num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
     checkpoint = num_bytes // 2 * _BYTES_A_PARAMETER  # stored with 2 bytes a parameter, as nearly all are
-    existing = len(list((run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}")))
+    existing = len(_complete_checkpoints(run_dir))
     needed = checkpoint * max(1, keep + 1 - existing) + 2 * num_bytes  # the export, and the published weights
     free = shutil.disk_usage(run_dir).free
     if free < needed:

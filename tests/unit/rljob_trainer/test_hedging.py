@@ -118,8 +118,8 @@ async def test_the_slowest_request_is_asked_of_another_replica_and_the_first_val
             found.append((await rewards.score(make_request(len(found), "7")))["r"])
         assert all(result.score == 7.0 for result in found)
         assert found[-1].attempts == 2
-        assert hedges.num_hedges == 1
-        await until(lambda: slow.num_left == 1)  # the other one is cancelled: the server need not begin with it
+        assert hedges.num_hedges >= hedges.num_wins == 1, "on a busy machine the quick one may be slow, too"
+        await until(lambda: slow.num_left >= 1)  # the other one is cancelled: the server need not begin with it
         asked_slow, asked_quick = set(slow.asked), set(quick.asked)
         assert f"s{len(found) - 1}" in asked_slow & asked_quick, "with the same id"
         assert all(not replica.in_flight for replica in rewards.clients["r"].replicas.fleet.replicas.values())

@@ -93,10 +93,12 @@ async def test_what_a_checkpoint_counts_of_the_metrics_is_on_the_disk_before_it_
     assert "metrics.jsonl" in written[: written.index(".COMPLETE.partial")]
 
 
-async def test_the_newest_are_kept(tmp_path):
-    for step in (2, 4, 6):
-        await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+@pytest.mark.parametrize("steps", [(2, 4, 6), (999_998, 999_999, 1_000_000)])
+async def test_the_newest_are_kept(tmp_path, steps):
+    for step in steps:
+        newest = await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
+    assert newest_checkpoint(tmp_path) == newest
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {f"step-{n:06d}" for n in steps[1:]}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from prometheus_client import Counter, Gauge
 
 from rljob_reward.metrics import Metrics
 
+_USUAL_OUTCOMES = ("200", "429", "500", "503", "connection")
+
 
 class CallMetrics:
     """Counters in the reward's own registry."""
@@ -28,6 +30,11 @@ class CallMetrics:
             ("reward",),
             registry=metrics.registry,
         )
+
+        for outcome in _USUAL_OUTCOMES:  # what appears with its first event has no rate
+            self._calls.labels(self._reward, outcome)
+        for kind in ("prompt", "completion"):
+            self._tokens.labels(self._reward, kind)
 
     def record_call(self, outcome: str) -> None:
         self._calls.labels(self._reward, outcome).inc()

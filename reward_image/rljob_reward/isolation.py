@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from rljob_api.contract import ENV_TOKEN
+from rljob_api.errors import UserError
 from rljob_reward import marks, sandbox, scratch
 from rljob_reward.loading import Settings
 from rljob_reward.sandbox import Cage
@@ -49,7 +50,7 @@ class Isolation:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.python = settings.python or sys.executable
-        self._without = [name for name in os.environ.get(ENV_WITHOUT, "").replace(" ", "").split(",") if name]
+        self._without = _read_without()
         self._own_root = None if _is_writable(settings.scratch) else tempfile.mkdtemp(prefix="rljob-reward-")
         if self._own_root:
             os.chmod(self._own_root, 0o711)  # the other users must pass through
@@ -138,6 +139,13 @@ class Isolation:
         except (OSError, subprocess.SubprocessError):
             return f"no other user can reach {', '.join(needed)}, so workers run as the server's own user"
         return None
+
+
+def _read_without() -> list[str]:
+    names = [name for name in os.environ.get(ENV_WITHOUT, "").replace(" ", "").split(",") if name]
+    if unknown := [name for name in names if name not in sandbox.MEANS]:
+        raise UserError(f"{ENV_WITHOUT} may name {', '.join(sandbox.MEANS)}, got {', '.join(unknown)}")
+    return names
 
 
 def _is_writable(path: str) -> bool:

@@ -16,7 +16,6 @@ from rljob_reward.judge.limits import TokenBucket
 from rljob_reward.judge.shares import ALONE, Share
 
 REQUESTS, TOKENS, CONCURRENCY, RETRY_AFTER, SHARE = "requests", "tokens", "concurrency", "retry_after", "share"
-LIMITS = (REQUESTS, TOKENS, CONCURRENCY, RETRY_AFTER, SHARE)
 _MEAN_WEIGHT = 0.1
 _LOOK_SECONDS = 0.05
 

@@ -87,7 +87,7 @@ def check_truth(prometheus):
 
 def check_judge(prometheus):
     """Its calls are what its endpoint answered, and each answer's tokens were counted once."""
-    calls = prometheus.ask("query", query="sum by (reward, outcome) (rljob_reward_calls_total)")["result"]
+    calls = prometheus.ask("query", query="sum by (reward, outcome) (rljob_reward_calls_total) > 0")["result"]
     assert {(s["metric"]["reward"], s["metric"]["outcome"]) for s in calls} == {
         ("helpful", outcome) for outcome in ("200", "429", "503")
     }

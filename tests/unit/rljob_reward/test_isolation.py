@@ -11,10 +11,16 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 from reward_process import TOKEN, Server, wait_for
+
+from rljob_api.errors import UserError
+from rljob_reward.isolation import Isolation
+from rljob_reward.loading import Settings
+from rljob_reward.program import read_program
 
 StartServer = Callable[..., Server]
 
@@ -312,3 +318,10 @@ def test_a_call_that_takes_too_much_cpu_time_is_ended(start_server: StartServer)
     assert result["reason"] == "worker_died"
     assert "SIGXCPU (cpuSeconds)" in result["message"]
     assert server.score("fine")["score"] == 1.0
+
+
+def test_a_means_that_does_not_exist_cannot_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLJOB_REWARD_WITHOUT", "landlock, uids")
+    (tmp_path / "reward.yaml").write_text('{name: r, function: {inline: "def compute_score(solution_str): ..."}}')
+    with pytest.raises(UserError, match=r"^RLJOB_REWARD_WITHOUT may name uid, landlock, seccomp, gate, got uids$"):
+        Isolation(cast(Settings, read_program(tmp_path / "reward.yaml").backend))

@@ -69,8 +69,10 @@ class Parts:
 class Driver:
     """Runs the job to its end."""
 
-    def __init__(self, job: RLJob, run_dir: Path, parts: Parts) -> None:
+    def __init__(self, job: RLJob, run_dir: Path, parts: Parts, life: str = "") -> None:
+        """`life`: of the job; restarts count from zero in each."""
         self._job, self._spec, self._run_dir, self._parts = job, job.spec, run_dir, parts
+        self._life = life
         self._num_restarts = 0
         self._began_with_steps = job.spec.schedule.steps
         self._is_exact = False
@@ -93,7 +95,9 @@ class Driver:
     async def _train(self) -> None:
         """The algorithm, over one life of a trainer group."""
         history, checkpoint = resume(self._run_dir)
-        self._num_restarts = history.restarts["trainer"] = max(self._num_restarts, history.restarts.get("trainer", 0))
+        if history.life == self._life:  # the driver of before had restarts, too
+            self._num_restarts = max(self._num_restarts, history.restarts.get("trainer", 0))
+        history.life, history.restarts = self._life, {"trainer": self._num_restarts}
         parts = self._parts
         ledger = Ledger(self._job, self._run_dir, history, parts.board, parts.trackers, parts.prometheus)
         generation = secrets.token_hex(4)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rljob_api.contract import (
     ENV_EVAL_DATA,
     ENV_JOB_FILE,
+    ENV_LIFE,
     ENV_MODEL,
     ENV_POD_IP,
     ENV_REWARD_SERVICES,
@@ -32,6 +33,7 @@ class Environment:
     model: str
     train_data: str
     eval_data: str | None
+    life: str = ""
 
 
 def read_environment(variables: dict[str, str]) -> Environment:
@@ -53,4 +55,5 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[ENV_MODEL],
         train_data=variables[ENV_TRAIN_DATA],
         eval_data=variables.get(ENV_EVAL_DATA) or None,
+        life=variables.get(ENV_LIFE, ""),
     )

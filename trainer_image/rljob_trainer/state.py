@@ -64,6 +64,8 @@ class History(BaseModel):
     pause_seconds: list[float] = []
     transfer_seconds: list[float] = []
     logprob_difference: list[float] = []
+    life: str = ""
+    """Of the job: what `restarts` counts."""
     restarts: dict[str, int] = {"trainer": 0}
 
 

@@ -104,6 +104,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
                 model=environment.model,
                 read_steps=JobFile(environment.job_file, job.metadata.name).read_steps,
             ),
+            environment.life,
         )
         await run_until_first(driver.run(), ray_head.watch())
 

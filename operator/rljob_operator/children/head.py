@@ -12,6 +12,7 @@ from typing import Any
 
 from rljob_api.contract import (
     ENV_EVAL_DATA,
+    ENV_LIFE,
     ENV_REWARD_SERVICES,
     ENV_ROLLOUT_SERVICE,
     ENV_TRAIN_DATA,
@@ -38,6 +39,8 @@ from rljob_operator.defaults import Defaults
 
 _PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}
 _GRACE_SECONDS = 60
+_LIFE = "metadata.labels['batch.kubernetes.io/controller-uid']"
+"""The uid of the head's Job: another one whenever someone has looked at the job, and kept while Pods are replaced."""
 _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
 """Fields of spec that the driver does not read."""
 _READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
@@ -92,7 +95,8 @@ def _build_parts(
         ports=_PORTS,
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
-        + reward_refs.build_token_env(job, models),
+        + reward_refs.build_token_env(job, models)
+        + [{"name": ENV_LIFE, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _LIFE}}}],
         # No liveness probe: the driver ends by itself when it fails, and a needless kill costs all GPUs a restart.
         probes={"readinessProbe": pods.build_readiness("driver")},
         volumes=[

@@ -251,7 +251,7 @@ class World:
         return trainer
 
     @asynccontextmanager
-    async def driver(self):
+    async def driver(self, life=""):
         """A new driver process, as far as the driver can tell."""
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
@@ -269,7 +269,7 @@ class World:
             clients = (rollouts, rewards, collector)
             parts = Parts(self.start_trainer, *clients, self.board, trackers, prometheus, train, held_out, "/m")
             parts = dataclasses.replace(parts, read_steps=self.read_steps)
-            yield Driver(self.job, self.run_dir, parts)
+            yield Driver(self.job, self.run_dir, parts, life)
 
     async def run(self):
         async with self.driver() as driver:

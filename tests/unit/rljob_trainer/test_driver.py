@@ -108,9 +108,9 @@ async def test_a_driver_killed_at_any_moment_resumes_exactly(make_world, seed):
     assert [(m["type"], m["step"]) for m in world.metrics()] == [(m["type"], m["step"]) for m in undisturbed.metrics()]
 
 
-async def stop_when(world, condition):
+async def stop_when(world, condition, life=""):
     """Run a driver until `condition`, and cancel it as SIGTERM does."""
-    async with world.driver() as driver, asyncio.timeout(30):
+    async with world.driver(life) as driver, asyncio.timeout(30):
         task = asyncio.create_task(driver.run())
         await wait_until(lambda: task.done() or condition())
         task.cancel()
@@ -385,6 +385,27 @@ async def test_a_trainer_that_keeps_dying_ends_the_job_in_the_end(make_world):
         with pytest.raises(TransientError, match=r"died 3 times and spec.trainer.backoffLimit is 2"):
             await world.run()
     assert len(world.generations) == 3
+
+
+async def test_restarts_count_from_zero_in_another_life_of_the_job(make_world):
+    """Suspend and resume, or a retry: somebody has looked at the job."""
+    async with make_world(trainer={"backoffLimit": 1}) as world:
+        deaths = []
+
+        def die_once():
+            deaths[:] = [1]
+            world.kill_trainer = lambda what: what == "update" and bool(deaths) and bool(deaths.pop())
+
+        die_once()
+        await stop_when(world, lambda: not deaths and world.board.status.step == 3, life="a")
+        die_once()
+        async with world.driver("a") as driver:
+            with pytest.raises(TransientError, match="died 2 times"):
+                await driver.run()
+        die_once()
+        async with world.driver("b") as driver:
+            await driver.run()
+        assert world.summary()["restarts"] == {"trainer": 1}
 
 
 async def test_a_finished_run_that_is_started_again_does_nothing_twice(make_world):

@@ -230,6 +230,9 @@ def logs(
     role: Annotated[
         str | None, typer.Option(help="head, trainer, rollout, reward or reward-NAME. Default: all of them.")
     ] = None,
+    container: Annotated[
+        str | None, typer.Option("-c", "--container", help="vllm: the model beside a reward. Default: the role's own.")
+    ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, with replaced Pods too.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last lines of each Pod.")] = None,
     previous: Annotated[bool, typer.Option("-p", "--previous", help="Of the containers before the last restart.")] = (
@@ -242,9 +245,10 @@ def logs(
     """Print the logs of a job's Pods as one."""
     from rljob_cli.cluster.client import Target
     from rljob_cli.cluster.commands import logs_command
+    from rljob_cli.cluster.logs import Selection
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(logs_command(name, target, role=role, follow=follow, tail=tail, previous=previous))
+    selection = Selection(name, role, container, tail, previous)
+    raise typer.Exit(logs_command(Target(kubeconfig, context, namespace), selection, follow=follow))
 
 
 def main() -> None:

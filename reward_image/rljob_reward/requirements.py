@@ -35,6 +35,7 @@ _UNREACHABLE = re.compile(
     r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
     re.IGNORECASE,
 )
+_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _NUM_LINES_SHOWN = 12
 # uv reads its own variables alone.
 _UV_NAMES = {
@@ -133,4 +134,6 @@ def _explain(output: str, lines: Sequence[str]) -> RLJobError:
         return TransientError(
             f"{what}The package index was not reached. Name it in the reward's env (UV_INDEX_URL), or build an image"
         )
+    if _FULL.search(output):
+        return TransientError(f"{what}The disk is full. Give the Pod more ephemeral storage, or build an image")
     return UserError(f"{what}Correct the lines, or build an image that has the packages (rewards[].image)")

@@ -101,7 +101,7 @@ class WeightsAndBiases:
 
 
 class MlFlow:
-    """One run a job."""
+    """One run for each start of the driver: MLflow alone says under which id a run goes on."""
 
     def __init__(self, experiment: str, job: RLJob) -> None:
         try:

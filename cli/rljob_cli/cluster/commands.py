@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rljob_api.errors import UserError
 from rljob_cli.cluster import control
@@ -18,6 +19,9 @@ from rljob_cli.cluster.look import take_look
 from rljob_cli.commands import guard
 from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_operator.backend import utc_now
+
+if TYPE_CHECKING:
+    from rljob_cli.cluster.logs import Selection
 
 _OUTPUTS = ("text", "json")
 
@@ -93,13 +97,12 @@ def top_command(
     return _on_cluster(target, output, command)
 
 
-def logs_command(name: str, target: Target, *, role: str | None, follow: bool, tail: int | None, previous: bool) -> int:
+def logs_command(target: Target, selection: Selection, *, follow: bool) -> int:
     from rljob_cli.cluster import logs
 
     def command(cluster: Cluster) -> int:
-        if follow and previous:
+        if follow and selection.previous:
             raise UserError("--previous is of containers that have ended: there is nothing to follow; leave out -f")
-        select = logs.Selection(name, role, tail, previous)
-        return logs.follow_logs(cluster, select) if follow else logs.print_logs(cluster, select)
+        return logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection)
 
     return _on_cluster(target, "text", command)

@@ -39,6 +39,8 @@ class Selection:
 
     job: str
     role: str | None = None
+    container: str | None = None
+    """None: the one that does the role's work."""
     tail: int | None = None
     """Lines of each Pod."""
     previous: bool = False
@@ -82,7 +84,8 @@ def make_printer() -> Printer:
 def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:
     """The Pods of the roles that were asked for. UserError for a role that the job has not."""
     found = cluster.list_pods(f"{LABEL_JOB}={selection.job},{LABEL_ROLE} in ({', '.join(_ROLES)})")
-    return sorted((pod for pod in found if _is_of(role_of(pod), selection.role)), key=name_of)
+    wanted = (pod for pod in found if _is_of(role_of(pod), selection.role))
+    return sorted((pod for pod in wanted if selection.container in (None, *_container_names(pod))), key=name_of)
 
 
 def check_role(job: Manifest, role: str | None) -> None:
@@ -108,6 +111,11 @@ def container_of(pod: Manifest) -> str:
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
     role = (pod["metadata"].get("labels") or {}).get(LABEL_ROLE)
     return role if role in names else names[0]
+
+
+def _container_names(pod: Manifest) -> list[str]:
+    spec = pod["spec"]
+    return [str(container["name"]) for container in [*(spec.get("initContainers") or []), *spec["containers"]]]
 
 
 def has_node(pod: Manifest) -> bool:
@@ -142,7 +150,8 @@ def print_logs(cluster: Cluster, selection: Selection) -> int:
             print(f"{name_of(pod)}: has no log: {describe_pod(pod)}", file=sys.stderr)
             continue
         try:
-            lines = cluster.open_log(name_of(pod), container_of(pod), tail=selection.tail, previous=selection.previous)
+            container = selection.container or container_of(pod)
+            lines = cluster.open_log(name_of(pod), container, tail=selection.tail, previous=selection.previous)
         except (NotReadyError, NotFoundError) as error:
             print(f"{name_of(pod)}: {error}", file=sys.stderr)
             continue
@@ -153,6 +162,7 @@ def print_logs(cluster: Cluster, selection: Selection) -> int:
         printer.print(line)
     if not pods:
         what = f"{selection.role} Pods" if selection.role else "Pods"
+        what += f" with a container {selection.container}" if selection.container else ""
         print(f"the job has no {what} now; why: rljob explain {selection.job} -n {cluster.namespace}", file=sys.stderr)
     return 0 if streams else 1
 
@@ -227,7 +237,7 @@ class Followers:
         return [f"{pod}: {why}" for pod, why in news]
 
     def _follow(self, pod: Manifest) -> None:
-        container = container_of(pod)
+        container = self._selection.container or container_of(pod)
         status = next((s for s in container_statuses(pod) if s["name"] == container), {})
         instance = Instance(name_of(pod), pod["metadata"]["uid"], int(status.get("restartCount", 0)))
         # Of a container that comes up while we watch, every line counts.

@@ -10,6 +10,7 @@ import pytest
 from reward_process import Server
 
 from rljob_api.contract import ExitCode
+from rljob_api.errors import TransientError
 from rljob_reward import requirements
 
 StartServer = Callable[..., Server]
@@ -87,6 +88,12 @@ def test_an_index_that_cannot_be_reached_is_no_fault_of_the_users(
     server = start_server(source, environment=environment, wait=False, function={"requirements": ["rljob-nowhere"]})
     assert server.process.wait(120) == ExitCode.INFRASTRUCTURE, server.log.read_text()
     assert "The package index was not reached" in server.log.read_text()
+
+
+def test_a_full_disk_is_no_fault_of_the_users() -> None:
+    error = requirements._explain("error: Failed to extract archive: No space left on device (os error 28)", ["torch"])
+    assert isinstance(error, TransientError)
+    assert "Give the Pod more ephemeral storage" in str(error)
 
 
 def test_the_installer_gets_pips_index_and_never_the_token(monkeypatch: pytest.MonkeyPatch) -> None:

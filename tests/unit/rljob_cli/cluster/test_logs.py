@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster.logs import Follower, Instance, Line, Printer, check_role, container_of, parse_line
+from rljob_cli.cluster.logs import (
+    Follower,
+    Instance,
+    Line,
+    Printer,
+    Selection,
+    check_role,
+    container_of,
+    parse_line,
+    print_logs,
+)
 
 
 class Cluster:
@@ -74,3 +84,47 @@ def test_a_reward_that_runs_elsewhere_says_where() -> None:
         check_role(job, "reward-shared")
     with pytest.raises(UserError, match="must be one of head, trainer, rollout, reward, reward-shared"):
         check_role(job, "judge")
+
+
+class JobWithAJudge:
+    """A head, and a judge's Pod with its vLLM."""
+
+    namespace = "ns"
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, str]] = []
+
+    def get_job(self, name: str) -> dict[str, Any]:
+        return {"metadata": {"namespace": "ns", "name": name}, "spec": {"rewards": [{"name": "good", "judge": {}}]}}
+
+    def list_pods(self, selector: str) -> list[dict[str, Any]]:
+        def pod(name: str, role: str, *beside: str) -> dict[str, Any]:
+            init = {"initContainers": [{"name": each} for each in beside]} if beside else {}
+            labels = {"rljob.dev/role": role} | ({"rljob.dev/reward": "good"} if role == "reward" else {})
+            spec = {"nodeName": "node", "containers": [{"name": role}], **init}
+            return {"metadata": {"name": name, "labels": labels}, "spec": spec}
+
+        return [pod("judge", "reward", "vllm"), pod("head", "head")]
+
+    def open_log(self, pod: str, container: str, **_: Any) -> Iterator[str]:
+        self.opened.append((pod, container))
+        return iter([f"{stamp(1)} {container} speaks"])
+
+
+@pytest.mark.parametrize(
+    ("selection", "opened"),
+    [
+        (Selection("sums"), [("head", "head"), ("judge", "reward")]),
+        (Selection("sums", container="vllm"), [("judge", "vllm")]),
+        (Selection("sums", role="reward-good", container="vllm"), [("judge", "vllm")]),
+        (Selection("sums", role="head", container="vllm"), []),
+    ],
+)
+def test_a_container_beside_the_roles_own_is_read_where_it_is(
+    selection: Selection, opened: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = JobWithAJudge()
+    assert print_logs(cluster, selection) == (0 if opened else 1)  # type: ignore[arg-type]
+    assert cluster.opened == opened
+    if not opened:
+        assert "the job has no head Pods with a container vllm now" in capsys.readouterr().err

@@ -52,7 +52,8 @@ async def start_pod(world: World, made: Manifest, name: str) -> None:
     """A Pod of the Deployment as it is now, ready."""
     template = made["spec"]["template"]
     metadata = {key: template["metadata"][key] for key in ("labels", "annotations")}
-    spec = {"containers": [{"name": "reward", "image": template["spec"]["containers"][0]["image"]}]}
+    container = template["spec"]["containers"][0]
+    spec = {"containers": [{key: container[key] for key in ("name", "image", "env")}]}
     await world.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec})
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     await world.api.request(

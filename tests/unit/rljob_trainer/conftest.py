@@ -20,12 +20,7 @@ def _load(name):
 
 
 _load("reward_world")
-
-
-@pytest.fixture
-def driver_world():
-    """The module tests/unit/rljob_trainer/driver_world.py."""
-    return _load("driver_world")
+driver_world = _load("driver_world")
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ async def reward_world(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def make_world(driver_world, tmp_path, monkeypatch):
+def make_world(tmp_path, monkeypatch):
     """Makes worlds, each with loopback addresses and a folder of its own."""
 
     def make(folder="world", **settings):

@@ -304,3 +304,22 @@ def make_job(**spec):
     return RLJob.model_validate(
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "t"}, "spec": base}
     )
+
+
+async def run_undisturbed(make_world, **settings):
+    async with make_world("undisturbed", **settings) as world:
+        return world, await world.run()
+
+
+async def stop_when(world, condition, life=""):
+    """Run a driver until `condition`, and cancel it as SIGTERM does."""
+    async with world.driver(life) as driver, asyncio.timeout(30):
+        task = asyncio.create_task(driver.run())
+        await wait_until(lambda: task.done() or condition())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def wait_until(condition):
+    while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
+        await asyncio.sleep(0.002)

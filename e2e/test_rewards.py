@@ -116,7 +116,7 @@ def test_groups_are_compared_and_slow_samples_asked_for_twice(cluster: Cluster, 
         compared = [sample["rewards"]["clearer"]["score"] for sample in group]
         assert sum(compared) == pytest.approx(len(group) / 2), "of each two completions one wins, or both halve"
     attempts = Counter(sample["rewards"]["moody"]["attempts"] for sample in samples)
-    assert attempts[1] > attempts[2] > 0, "the slow ones, and they alone, were asked for twice"
+    assert attempts[1] > attempts[2] > 0, "some were asked for twice, without a failure; most once"
     cluster.kubectl("delete", "-f", "-", input=ranker.encode())
 
 

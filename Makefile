@@ -71,11 +71,11 @@ format: $(SYNCED) ## Format and mend what ruff can
 
 .PHONY: verify
 verify: $(SYNCED) ## Fail when crds/, the chart's CRDs or docs/reference.md drifted from the types
-	$(BIN)/python -m rljob_api.crd --check
+	$(BIN)/python -m rljob_api.generate --check
 
 .PHONY: generate
 generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
-	$(BIN)/python -m rljob_api.crd
+	$(BIN)/python -m rljob_api.generate
 
 .PHONY: test-unit
 test-unit: $(SYNCED) ## Unit tests (no vLLM, no Ray)

@@ -23,7 +23,7 @@ from autoscale.simulation import FLOOR_SECONDS, Day, JobSpec, Scaler, World
 from rich.console import Console
 from rich.table import Table
 
-from rljob_api.scaling import Autoscaling
+from rljob_api.manifest.scaling import Autoscaling
 
 HOUR = 3600.0
 PICTURE = Path(__file__).parents[1] / "docs/images/autoscale-day.png"

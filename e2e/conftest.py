@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from harness import CLAIM, LOADER, NAMESPACE, OPERATOR_NAMESPACE, ROOT, Cluster, Job, Manifest, execute, python, say
+
 from rljob_cluster.__main__ import state_folder
 from rljob_cluster.build import find_or_build
 

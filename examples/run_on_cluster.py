@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+
+from rljob_cli.run.report import print_report
+from rljob_cli.run.summary import build_summary
 from rljob_cluster.__main__ import state_folder
 from rljob_cluster.build import find_or_build
-
-from rljob_cli.report import print_report
-from rljob_cli.summary import build_summary
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES.parent / ".models/smollm2-135m-instruct"

@@ -7,8 +7,8 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rljob_api.scaling import Autoscaling, RewardScaling
-from rljob_operator.autoscale import LEAD_SECONDS, POLL_SECONDS, Policy, decide
+from rljob_api.manifest.scaling import Autoscaling, RewardScaling
+from rljob_operator.plan.autoscale import LEAD_SECONDS, POLL_SECONDS, Policy, decide
 
 if TYPE_CHECKING:
     from autoscale.simulation import World

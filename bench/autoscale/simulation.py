@@ -1,6 +1,6 @@
 """Jobs, Pods and requests of a day, event by event. Owns time and what it costs; leaves the replicas to a scaler.
 
-The drivers' half of autoscaling is the real one (rljob_trainer.forecast), and a step has the published shape: samples
+The demand comes from rljob_trainer.rewards.forecast itself, and a step has the published shape: samples
 end during a generation of 40.6 s, log-probs take 83.5 s, four mini-batches of 126.6 s in all start when their samples
 are scored. Invariant: every sample is scored exactly once, whatever dies.
 """
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rljob_api.protocol import RewardDemand
-from rljob_operator.autoscale import Demand
-from rljob_trainer.collection import Progress
-from rljob_trainer.forecast import Forecast
+from rljob_api.wire.protocol import RewardDemand
+from rljob_operator.plan.autoscale import Demand
+from rljob_trainer.driver.collection import Progress
+from rljob_trainer.rewards.forecast import Forecast
 
 GENERATE_SECONDS, LOGPROB_SECONDS, UPDATE_SECONDS = 40.6, 83.5, 126.6
 PUBLISH_SECONDS = 4.0

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.protocol import ScoreRequest
-from rljob_api.reward import Reward
-from rljob_trainer import collection, head
+from rljob_api.manifest.reward import Reward
+from rljob_api.wire.protocol import ScoreRequest
 from rljob_trainer.agents import AgentLoop
-from rljob_trainer.group_scoring import GroupScorer
-from rljob_trainer.rewards import Rewards
-from rljob_trainer.rollouts import Rollouts
-from rljob_trainer.types import Scored
+from rljob_trainer.driver import collection
+from rljob_trainer.episodes.types import Scored
+from rljob_trainer.head import main as head
+from rljob_trainer.replicas.rollout_client import Rollouts
+from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.rewards.groups import GroupScorer
 
 
 class LateScorer:

@@ -10,13 +10,13 @@ import yaml
 from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_api.load import InvalidManifest, Problem
-from rljob_cli import runfolder
-from rljob_cli.jobfile import JobFile, load, load_partly
+from rljob_api.read.load import InvalidManifest, Problem
+from rljob_cli.check.jobfile import JobFile, load, load_partly
+from rljob_cli.check.preflight import Machine, find_findings
 from rljob_cli.local import network as local_network
 from rljob_cli.local.network import Network
 from rljob_cli.main import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
-from rljob_cli.preflight import Machine, find_findings
+from rljob_cli.run import runfolder
 
 _OUTPUTS = ("live", "plain", "json")
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
@@ -86,8 +86,8 @@ def _run_locked(
             problems.append(file.problem(changed, message))
     check(file, folder, claims, problems)
     assert network is not None  # else there was a problem
-    from rljob_cli.live import make_output
-    from rljob_cli.run import run_job
+    from rljob_cli.run.command import run_job
+    from rljob_cli.run.live import make_output
 
     console = Console(stderr=output == "json")
     if fresh and (aside := runfolder.set_aside(folder)):
@@ -125,7 +125,7 @@ def validate_command(path: Path, overrides: list[str], volumes: list[str]) -> in
 
 def render_command(path: Path, overrides: list[str]) -> int:
     def command() -> int:
-        from rljob_operator.plan import render
+        from rljob_operator.plan.job import render
 
         file = load(path, overrides, keep_references=True)
         children = render(file.job, new_token=lambda: _RENDERED_TOKEN, reward_models=file.reward_models)

@@ -75,8 +75,8 @@ def render(job: JobArgument, overrides: SetOption = None) -> None:
 @app.command()
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
     """Write a job with a reward function and a few lines of data, to begin from."""
+    from rljob_cli.check.scaffold import write_scaffold
     from rljob_cli.commands import guard
-    from rljob_cli.scaffold import write_scaffold
 
     raise typer.Exit(guard(lambda: write_scaffold(directory)))
 
@@ -102,8 +102,8 @@ def try_reward(
     network: NetworkOption = None,
 ) -> None:
     """Score completions with a job's reward, in the server that would score them in training."""
+    from rljob_cli.check.try_reward import try_reward_command
     from rljob_cli.commands import guard
-    from rljob_cli.try_reward import try_reward_command
 
     code = guard(
         lambda: try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network)
@@ -130,7 +130,7 @@ def trajectories(
 ) -> None:
     """Show the samples of a run with all of their scores, newest step first; or compare two runs."""
     from rljob_cli.commands import guard
-    from rljob_cli.trajectories import Filter, trajectories_command
+    from rljob_cli.trajectories.command import Filter, trajectories_command
 
     wanted = Filter(step, lane, reward, invalid, min_score, max_score, group)
     code = guard(lambda: trajectories_command(run, wanted, directory=directory, limit=limit, full=full, output=output))

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from rljob_api.errors import UserError
-from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus
-from rljob_api.reward import RewardModel
-from rljob_api.status import RLJobStatus
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.status import RLJobStatus
+from rljob_api.wire.protocol import DriverStatus
 
 if TYPE_CHECKING:
-    from rljob_operator.autoscale import Demand
+    from rljob_operator.plan.autoscale import Demand
 
 Manifest = dict[str, Any]
 

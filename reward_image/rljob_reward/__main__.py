@@ -1,4 +1,4 @@
-"""`python -m rljob_reward`: serve one reward. Exit codes are those of rljob_api.contract.ExitCode."""
+"""`python -m rljob_reward`: serve one reward. Exit codes are those of rljob_api.wire.contract.ExitCode."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api import contract
 from rljob_api.errors import RLJobError, UserError
+from rljob_api.wire import contract
 
 if TYPE_CHECKING:
-    from rljob_reward.program import Program
+    from rljob_reward.server.served_reward import Program
 
 
 def main() -> int:
@@ -63,8 +63,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _serve(options: argparse.Namespace) -> None:
     import uvloop
 
-    from rljob_reward import server
-    from rljob_reward.program import read_program
+    from rljob_reward.server import lifecycle as server
+    from rljob_reward.server.served_reward import read_program
 
     images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
     program = _provide(read_program(options.config, options.function, images), options.scratch)
@@ -84,9 +84,9 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _provide(program: Program, scratch: Path) -> Program:
     """What a function's workers need before the first can start."""
-    from rljob_reward import requirements
-    from rljob_reward.isolation import protect_server
-    from rljob_reward.loading import Settings
+    from rljob_reward.worker.loading import Settings
+    from rljob_reward.workers import requirements
+    from rljob_reward.workers.isolation import protect_server
 
     protect_server()
     if not isinstance(program.backend, Settings):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from rljob_api.protocol import InvalidReason
-from rljob_reward.process import Started, Verdict
+from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.workers.process import Started, Verdict
 
 
 class Slot(Hashable, Protocol):

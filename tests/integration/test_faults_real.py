@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 RLJOB = Path(sys.executable).with_name("rljob")
 JOB = ROOT / "examples/tiny/rljob.yaml"
 QUICKSTART = ROOT / "examples/quickstart"
@@ -164,7 +165,7 @@ def test_kill_9_of_each_role_skips_no_prompt_and_doubles_none(start: Callable[..
     run.wait_for_step(4)
     run.kill("ray::RankProcess")
     run.wait_for_step(6)
-    run.kill("-m rljob_trainer.rollout_server")
+    run.kill("-m rljob_trainer.rollout")
     run.wait_for_step(8)
     run.kill("-m rljob_trainer.head")
     summary = run.finish()

@@ -27,13 +27,13 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from rljob_api.contract import PORT_REWARD
-from rljob_api.job import RLJob
-from rljob_api.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.manifests import is_ready
-from rljob_cli.try_reward import reward_children
 
 pytestmark = pytest.mark.real
 

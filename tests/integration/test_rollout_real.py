@@ -24,9 +24,9 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rljob_api import contract
-from rljob_api.protocol import WeightManifest
-from rljob_trainer.weight_store import WeightStore
+from rljob_api.wire import contract
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.weights.store import WeightStore
 
 pytestmark = pytest.mark.real
 
@@ -111,7 +111,7 @@ class Replica:
             "HF_HUB_OFFLINE": "1",
         }
         self.log = self.folder / "rollout.log"
-        command = [sys.executable, "-m", "rljob_trainer.rollout_server"]
+        command = [sys.executable, "-m", "rljob_trainer.rollout"]
         with self.log.open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 

@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.job import RLJob
-from rljob_trainer.ray_head import RayHead, ray_environment
-from rljob_trainer.types import TrainSample
+from rljob_api.manifest.job import RLJob
+from rljob_trainer.episodes.types import TrainSample
+from rljob_trainer.ranks.ray_head import RayHead, ray_environment
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -118,7 +118,7 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
     pods: Pods, model: Path, tmp_path: Path
 ) -> None:
-    from rljob_trainer.trainer_group import TrainerGroup, TrainerGroupDied
+    from rljob_trainer.ranks.group import TrainerGroup, TrainerGroupDied
 
     job, said = build_job(model), []
     group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=said.append)
@@ -172,7 +172,7 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
 async def test_trainer_pods_join_a_head_that_was_started_anew(pods: Pods, model: Path) -> None:
     import ray
 
-    from rljob_trainer.trainer_group import TrainerGroup
+    from rljob_trainer.ranks.group import TrainerGroup
 
     job = build_job(model)
     group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=print)

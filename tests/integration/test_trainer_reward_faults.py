@@ -23,17 +23,17 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.contract import PORT_REWARD
-from rljob_api.job import Algorithm
-from rljob_api.protocol import InvalidReason
-from rljob_api.reward import Reward
-from rljob_api.roles import Sampling
-from rljob_trainer.batches import Group, build_samples
-from rljob_trainer.collection import Collector, Plan
-from rljob_trainer.data import Prompt
-from rljob_trainer.http_client import open_session
-from rljob_trainer.rewards import Rewards
-from rljob_trainer.types import Scored, Trajectory
+from rljob_api.manifest.job import Algorithm
+from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.roles import Sampling
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import InvalidReason
+from rljob_trainer.driver.collection import Collector, Plan
+from rljob_trainer.episodes.batches import Group, build_samples
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.replicas.http import open_session
+from rljob_trainer.rewards.clients import Rewards
 
 _DEADLINE_SECONDS = 300
 """For failures alone."""

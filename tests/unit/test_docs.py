@@ -1,16 +1,15 @@
 """What the documents name is there: links, make targets, fields; and their jobs, whole or in part, are valid."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
-from rljob_api.functions import check_function
-from rljob_api.job import RLJob
-from rljob_api.load import load_manifests
+from rljob_api.manifest.functions import check_function
+from rljob_api.manifest.job import RLJob
+from rljob_api.read.load import load_manifests
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 

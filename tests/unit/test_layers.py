@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 PACKAGES = {
     "rljob_api": ROOT / "api",
     "rljob_operator": ROOT / "operator",

@@ -15,7 +15,7 @@ from rljob_api.errors import UserError
 from rljob_cli.cluster import control
 from rljob_cli.cluster.client import Cluster, ClusterError, Target
 from rljob_cli.cluster.explain import explain, format_explanation
-from rljob_cli.cluster.look import take_look
+from rljob_cli.cluster.observation import take_look
 from rljob_cli.commands import guard
 from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_operator.backend import utc_now

@@ -8,13 +8,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
+from rljob_api.wire.contract import ANNOTATION_RETRY
 from rljob_cli.cluster.client import Cluster, Manifest
-from rljob_cli.cluster.look import parse_status
-from rljob_cli.cluster.words import command, name_job
-from rljob_operator.conditions import FAILED, REASON_INVALID_SPEC, find
-from rljob_operator.lifecycle import MANAGED_BY_US
+from rljob_cli.cluster.formatting import command, name_job
+from rljob_cli.cluster.observation import parse_status
+from rljob_operator.plan.conditions import FAILED, REASON_INVALID_SPEC, find
+from rljob_operator.plan.lifecycle import MANAGED_BY_US
 
 
 class Change(NamedTuple):

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rljob_api.job import RLJob
-from rljob_api.status import RLJobStatus
-from rljob_cli.cluster.look import Look, about, name_claims, parse_time, said_at
-from rljob_cli.cluster.words import (
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import RLJobStatus
+from rljob_cli.cluster.formatting import (
     command,
     deciding_condition,
     describe_pod,
@@ -25,12 +24,13 @@ from rljob_cli.cluster.words import (
     restarts_of,
     role_of,
 )
-from rljob_operator import conditions
+from rljob_cli.cluster.observation import Look, about, name_claims, parse_time, said_at
 from rljob_operator.backend import Manifest
 from rljob_operator.children.network import OPERATOR_LABELS
-from rljob_operator.lifecycle import MANAGED_BY_US
-from rljob_operator.remedies import Cause, find_causes
-from rljob_operator.world import last_termination, name_of, observe_world
+from rljob_operator.plan import conditions
+from rljob_operator.plan.causes import Cause, find_causes
+from rljob_operator.plan.lifecycle import MANAGED_BY_US
+from rljob_operator.plan.observed_job import last_termination, name_of, observe_world
 
 _MAX_PODS_NAMED = 5
 _MAX_WARNINGS = 8

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from rljob_api.contract import LABEL_JOB, LABEL_ROLE
 from rljob_api.errors import UserError
+from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
 from rljob_cli.cluster.client import Cluster, ClusterError, Manifest, NotFoundError, NotReadyError
-from rljob_cli.cluster.words import describe_pod, name_job, role_of
-from rljob_operator.world import container_statuses, name_of
+from rljob_cli.cluster.formatting import describe_pod, name_job, role_of
+from rljob_operator.plan.observed_job import container_statuses, name_of
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """SGR codes: the first six of a terminal's and their bright ones, without red, black and white."""

@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import ValidationError
 
-from rljob_api.contract import LABEL_REWARD_MODEL, PORT_DRIVER, PORT_REWARD
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
-from rljob_api.status import RLJobStatus
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.status import RLJobStatus
+from rljob_api.wire.contract import LABEL_REWARD_MODEL, PORT_DRIVER, PORT_REWARD
 from rljob_cli.cluster.client import Cluster, ClusterError, Manifest
-from rljob_cli.cluster.words import role_of
-from rljob_cli.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
-from rljob_operator.world import is_ready, name_of
+from rljob_cli.cluster.formatting import role_of
+from rljob_cli.run.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
+from rljob_operator.plan.observed_job import is_ready, name_of
 
 _NUM_ASKED_AT_ONCE = 16
 _MAX_PODS_ASKED = 128

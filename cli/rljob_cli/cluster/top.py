@@ -11,13 +11,13 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from rljob_api.contract import LABEL_JOB
 from rljob_api.errors import RLJobError
+from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError, Manifest
-from rljob_cli.cluster.look import parse_status, parse_time
-from rljob_cli.cluster.words import describe_pod, describe_wait, format_age, format_table, restarts_of, role_of
-from rljob_cli.reward_rows import HEADER, RewardRow, row_cells
-from rljob_operator.world import name_of
+from rljob_cli.cluster.formatting import describe_pod, describe_wait, format_age, format_table, restarts_of, role_of
+from rljob_cli.cluster.observation import parse_status, parse_time
+from rljob_cli.run.reward_rows import HEADER, RewardRow, row_cells
+from rljob_operator.plan.observed_job import name_of
 
 _CLEAR = "\x1b[H\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

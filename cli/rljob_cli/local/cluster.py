@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from rljob_api.contract import ENV_RAY_PORT
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import ENV_RAY_PORT
 from rljob_cli.local.controllers import WORKLOADS, plan_pods
-from rljob_cli.local.gpus import GpuPool, find_gpus
-from rljob_cli.local.kubelet import Kubelet
 from rljob_cli.local.network import Network
-from rljob_cli.local.podshim import set_child_subreaper
+from rljob_cli.local.node.gpus import GpuPool, find_gpus
+from rljob_cli.local.node.kubelet import Kubelet
+from rljob_cli.local.node.podshim import set_child_subreaper
+from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
-from rljob_cli.local.volumes import RunPaths
 
 _NOT_INHERITED = ("RLJOB_", "RAY_ADDRESS", "RAY_AUTH_", "VLLM_HOST_IP", "MASTER_")
 _STOP_SECONDS = 10.0

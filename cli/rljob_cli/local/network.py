@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rljob_api import contract
 from rljob_api.errors import UserError
+from rljob_api.wire import contract
 
 PORTS = (
     contract.PORT_DRIVER,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from rljob_api.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
 from rljob_cli.local.manifests import Manifest, is_ready, labels_of
-from rljob_cli.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
+from rljob_cli.run.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
 from rljob_operator.children.common import HEAD
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward
-from rljob_api.scorers import SecretKeyRef
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.scorers import SecretKeyRef
 from rljob_cli.local.manifests import Manifest
 
 

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from rljob_api.contract import LABEL_JOB
-from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus
-from rljob_api.status import RLJobStatus
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import RLJobStatus
+from rljob_api.wire.contract import LABEL_JOB
+from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.manifests import Manifest, is_terminating, labels_of, name_of, timestamp
 from rljob_cli.local.secrets import build_secrets
 from rljob_operator.backend import ChildKey, Event, JobKey, Observed, key_of

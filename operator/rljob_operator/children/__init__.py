@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import WORKLOAD_KINDS as WORKLOAD_KINDS
 from rljob_operator.children.common import child_name

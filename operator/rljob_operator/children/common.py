@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 from rljob_api import API_VERSION
-from rljob_api.contract import (
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.wire.contract import (
     LABEL_JOB,
     LABEL_MANAGED_BY,
     LABEL_REWARD,
@@ -22,8 +24,6 @@ from rljob_api.contract import (
     LABEL_ROLE,
     MANAGED_BY,
 )
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
 from rljob_operator.backend import Manifest
 
 Owner = RLJob | RewardModel

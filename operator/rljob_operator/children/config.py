@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 
-from rljob_api.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward
+from rljob_api.wire.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import Owner, build_metadata, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY

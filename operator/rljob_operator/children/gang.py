@@ -7,9 +7,9 @@ its Pods for nothing.
 
 from __future__ import annotations
 
-from rljob_api.contract import SCHEDULING_GATE
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward
+from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import build_metadata
 

@@ -10,7 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.contract import (
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.sources import parse_source
+from rljob_api.wire.contract import (
     ENV_EVAL_DATA,
     ENV_LIFE,
     ENV_REWARD_SERVICES,
@@ -20,9 +23,6 @@ from rljob_api.contract import (
     PORT_RAY,
     ExitCode,
 )
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
-from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import (

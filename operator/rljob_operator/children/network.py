@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from rljob_api.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
-from rljob_api.roles import Role
-from rljob_api.sources import parse_source
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.sources import parse_source
+from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import (
     HEAD,

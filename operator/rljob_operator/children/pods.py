@@ -10,8 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.base import Spec
-from rljob_api.contract import (
+from rljob_api.manifest.base import Spec
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.scorers import ServedModel
+from rljob_api.manifest.sources import parse_source
+from rljob_api.wire.contract import (
     ENV_HEAD,
     ENV_JOB_FILE,
     ENV_MODEL,
@@ -27,10 +31,6 @@ from rljob_api.contract import (
     PATH_RUN,
     Path,
 )
-from rljob_api.job import RLJob
-from rljob_api.roles import Role
-from rljob_api.scorers import ServedModel
-from rljob_api.sources import parse_source
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import (
     ANNOTATION_CONFIG_HASH,

@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rljob_api.contract import (
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.scorers import Limits
+from rljob_api.wire.contract import (
     ENV_JUDGE_API_KEY,
     ENV_PEERS,
     ENV_REWARD_IMAGES,
@@ -23,9 +26,6 @@ from rljob_api.contract import (
     PATH_SCRATCH,
     PORT_REWARD,
 )
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
-from rljob_api.scorers import Limits
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import (

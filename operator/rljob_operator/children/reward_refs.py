@@ -1,6 +1,6 @@
 """A job's references to RewardModels: what they mean for the head. Pure.
 
-Owns the resolution of rewardModelRef. Leaves the model's own children to `rljob_operator.reward_model`.
+Owns the resolution of rewardModelRef. Leaves the model's own children to `rljob_operator.plan.reward_model`.
 Invariant: a reward without a reference comes back as it was, so a job without references changes in nothing.
 """
 
@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rljob_api.contract import ENV_REWARD_TOKENS
-from rljob_api.job import RLJob
-from rljob_api.reward import Reward, RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.wire.contract import ENV_REWARD_TOKENS
 from rljob_operator.backend import ChildKey, Manifest, Observed, key_of
 from rljob_operator.children import common
 from rljob_operator.children.common import HEAD, WORKLOAD_KINDS

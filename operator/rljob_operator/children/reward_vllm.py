@@ -8,10 +8,10 @@ environment.
 
 from __future__ import annotations
 
-from rljob_api.contract import ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
-from rljob_api.reward import Reward
-from rljob_api.scorers import ServedModel
-from rljob_api.sources import parse_source
+from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.scorers import ServedModel
+from rljob_api.manifest.sources import parse_source
+from rljob_api.wire.contract import ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 

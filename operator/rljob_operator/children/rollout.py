@@ -6,8 +6,8 @@ here: a replica takes minutes to load.
 
 from __future__ import annotations
 
-from rljob_api.contract import PORT_ROLLOUT
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 from rljob_operator.children.common import (
@@ -60,7 +60,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         spec=rollout,
         spec_path="spec.rollout",
         image=defaults.trainer_image,
-        command=["python", "-m", "rljob_trainer.rollout_server"],
+        command=["python", "-m", "rljob_trainer.rollout"],
         labels=selector,
         config={
             "model": pods.read_settings(job.spec.model),

@@ -6,8 +6,8 @@ so a change of the algorithm or of a batch size restarts the head, not these Pod
 
 from __future__ import annotations
 
-from rljob_api.contract import PORT_WEIGHTS
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 from rljob_operator.children.common import (

@@ -14,14 +14,12 @@ from http import HTTPStatus
 from typing import Any
 
 from rljob_api import API_VERSION
-from rljob_api.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_api.errors import TransientError, UserError
-from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus
-from rljob_api.reward import RewardModel
-from rljob_api.status import RLJobStatus
-from rljob_operator.autoscale import POLL_SECONDS as SCALING_POLL_SECONDS
-from rljob_operator.autoscale import Demand
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.status import RLJobStatus
+from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
+from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, utc_now
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
@@ -39,10 +37,12 @@ from rljob_operator.kube.resources import (
     resource_of,
     resources_of_kind,
 )
-from rljob_operator.plan import POLL_SECONDS
-from rljob_operator.reconcile import InvalidJobError
-from rljob_operator.scaling import is_autoscaled, read_demands
-from rljob_operator.world import find_pods
+from rljob_operator.loop.reconcile import InvalidJobError
+from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
+from rljob_operator.plan.autoscale import POLL_SECONDS as SCALING_POLL_SECONDS
+from rljob_operator.plan.autoscale import Demand
+from rljob_operator.plan.job import POLL_SECONDS
+from rljob_operator.plan.observed_job import find_pods
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _CREATE_ONLY_VERSION = "1"

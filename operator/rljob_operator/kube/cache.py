@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rljob_api.contract import LABEL_JOB, LABEL_REWARD_MODEL
+from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_operator.backend import Manifest
 from rljob_operator.kube.resources import BY_KEY, REWARD_MODEL, RLJOB, Resource
 

@@ -20,7 +20,7 @@ from kubernetes.aio.client import Configuration
 from rljob_api.errors import TransientError, UserError
 from rljob_operator.backend import Manifest
 from rljob_operator.kube.resources import Resource
-from rljob_operator.reconcile import ForbiddenError
+from rljob_operator.loop.reconcile import ForbiddenError
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20

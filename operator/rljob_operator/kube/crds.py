@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.crd import build_object_schema
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.generate.crd import build_object_schema
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
 
 Schema = dict[str, Any]

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import aiohttp
 from pydantic import ValidationError
 
-from rljob_api.contract import LABEL_ROLE, PORT_DRIVER, Path
-from rljob_api.protocol import DriverStatus
+from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, Path
+from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD
-from rljob_operator.plan import POLL_SECONDS
+from rljob_operator.plan.job import POLL_SECONDS
 
 TIMEOUT_SECONDS = 2.0
 _MAX_ASKED = 4

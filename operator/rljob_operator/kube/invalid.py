@@ -10,16 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api.base import ObjectMeta, Spec
-from rljob_api.documents import format_path
 from rljob_api.errors import UserError
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel, RewardModelStatus
-from rljob_api.status import Condition, RLJobStatus
-from rljob_api.wording import describe_error
+from rljob_api.manifest.base import ObjectMeta, Spec
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel, RewardModelStatus
+from rljob_api.manifest.status import Condition, RLJobStatus
+from rljob_api.read.documents import format_path
+from rljob_api.read.validation_messages import describe_error
 from rljob_operator.backend import Event, Manifest
-from rljob_operator.conditions import MAX_MESSAGE_LENGTH, REASON_INVALID_SPEC
-from rljob_operator.reward_model import READY
+from rljob_operator.plan.conditions import MAX_MESSAGE_LENGTH, REASON_INVALID_SPEC
+from rljob_operator.plan.reward_model import READY
 
 _REMEDY = "the cluster's CRDs take it: upgrade the operator to their version, or change it"
 

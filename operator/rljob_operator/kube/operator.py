@@ -19,22 +19,22 @@ from pathlib import Path
 from rljob_api.errors import RLJobError, TransientError
 from rljob_operator.backend import Event, JobKey, utc_now
 from rljob_operator.defaults import Defaults
-from rljob_operator.health import Health
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, KubeApi, NamespaceGoneError, connect
 from rljob_operator.kube.crds import crd_path, describe_problem
 from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.idle import Resting
+from rljob_operator.kube.informer import Feed
 from rljob_operator.kube.invalid import InvalidRewardModelError, build_invalid_model_status
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
-from rljob_operator.kube.rest import Resting
 from rljob_operator.kube.tasks import finish, to_the_end
-from rljob_operator.kube.watch import Feed
-from rljob_operator.metrics import Metrics
-from rljob_operator.queue import Key, KeyedQueue, RewardModelKey, describe, run
-from rljob_operator.reconcile import REASON_FORBIDDEN, ForbiddenError
-from rljob_operator.reward_model import reconcile_reward_model
+from rljob_operator.loop.health import Health
+from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.reconcile import REASON_FORBIDDEN, ForbiddenError
+from rljob_operator.loop.workqueue import Key, KeyedQueue, RewardModelKey, describe, run
+from rljob_operator.plan.reward_model import reconcile_reward_model
 from rljob_operator.settings import Settings
 
 log = logging.getLogger(__name__)

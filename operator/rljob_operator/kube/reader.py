@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rljob_api.documents import Location, format_path
 from rljob_api.errors import TransientError
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.read.documents import Location, format_path
 from rljob_operator.backend import Manifest
 from rljob_operator.kube.client import ApiError, KubeApi
 from rljob_operator.kube.crds import Schema, crd_path, find_schema
@@ -30,7 +30,7 @@ from rljob_operator.kube.invalid import (
     find_problems,
 )
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
-from rljob_operator.reconcile import InvalidJobError
+from rljob_operator.loop.reconcile import InvalidJobError
 
 log = logging.getLogger(__name__)
 _SCHEMA_SECONDS = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api import API_VERSION
-from rljob_api.contract import LABEL_MANAGED_BY, MANAGED_BY
+from rljob_api.wire.contract import LABEL_MANAGED_BY, MANAGED_BY
 from rljob_operator.backend import Manifest
 
 MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"

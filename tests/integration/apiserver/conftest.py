@@ -12,8 +12,10 @@ import pytest
 import yaml
 from kubernetes import client, config, watch
 
+from tests.paths import ROOT
+
 sys.path.insert(0, str(Path(__file__).parent))  # --import-mode=importlib does not, and the tests share helpers
-CRDS = Path(__file__).resolve().parents[3] / "crds"
+CRDS = ROOT / "crds"
 ESTABLISHED_SECONDS = 30
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from kubernetes import client, dynamic
 
-from rljob_api.contract import LABEL_JOB
 from rljob_api.errors import TransientError, UserError
-from rljob_api.job import RLJob
-from rljob_api.protocol import DriverStatus
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_JOB
+from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, key_of
-from rljob_operator.world import is_owned
+from rljob_operator.plan.observed_job import is_owned
 
 API_VERSIONS = {
     "Secret": "v1",

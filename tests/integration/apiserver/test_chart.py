@@ -11,16 +11,15 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
+
 from rljob_cluster.build import find_or_build
 from rljob_cluster.controlplane import ControlPlane
-
 from rljob_operator import kube
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "rljob"
 ACCOUNT = "system:serviceaccount:ops:rljob-operator"
 NOT_FOR_THE_OPERATOR = [

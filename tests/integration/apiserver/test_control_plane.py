@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from rljob_cluster import build
 from rljob_cluster.controlplane import ControlPlane, ControlPlaneError
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -16,11 +15,12 @@ import yaml
 from kubernetes import client
 from manifests import INLINE, MISSING, put, put_all, smallest
 
-from rljob_api.base import Spec
-from rljob_api.crd import build_object_schema
-from rljob_api.job import RLJob
-from rljob_api.load import InvalidManifest, load_manifests
-from rljob_api.reward import RewardModel
+from rljob_api.generate.crd import build_object_schema
+from rljob_api.manifest.base import Spec
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.read.load import InvalidManifest, load_manifests
+from tests.paths import ROOT
 
 GROUP, VERSION = "rljob.dev", "v1alpha1"
 MODELS: dict[str, Any] = {"RLJob": RLJob, "RewardModel": RewardModel}
@@ -238,7 +238,7 @@ def test_both_refuse_what_breaks_a_rule_and_say_the_remedy(server, type_name, be
 
 @pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.eval.source"])
 def test_a_relative_path_is_refused_by_a_cluster_and_by_the_operators_own_check(server, path):
-    from rljob_operator.validate import find_problems
+    from rljob_operator.plan.validate import find_problems
 
     manifest = put(smallest(), path, "./beside")
     assert "works with `rljob run` alone" in server.verdict(manifest)
@@ -407,7 +407,7 @@ def server_shared(api_client, crds):
     return Server(api_client, "default")
 
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*/rljob.yaml"))
+EXAMPLES = sorted((ROOT / "examples").glob("*/rljob.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)

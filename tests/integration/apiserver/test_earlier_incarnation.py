@@ -19,7 +19,7 @@ from kubernetes import dynamic
 from manifests import smallest
 
 from rljob_api import API_VERSION
-from rljob_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
+from rljob_api.wire.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 
 DEADLINE_SECONDS = 60.0
 OWNERS = {"RLJob": "again", "RewardModel": "judge"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,12 +14,13 @@ import pytest
 import yaml
 from manifests import smallest
 from operator_world import World, Writes
-from rljob_cluster.controlplane import ControlPlane
 
+from rljob_cluster.controlplane import ControlPlane
 from rljob_operator.kube import operator
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, connect
+from tests.paths import ROOT
 
-CRDS = Path(__file__).resolve().parents[3] / "crds"
+CRDS = ROOT / "crds"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 

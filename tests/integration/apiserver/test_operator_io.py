@@ -17,8 +17,8 @@ from manifests import put_all, smallest
 from operator_world import DEADLINE_SECONDS, NAME, Lists, Manifest, World, Writes
 
 from rljob_api.errors import TransientError
-from rljob_api.job import RLJob
-from rljob_api.status import RLJobStatus
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import RLJobStatus
 from rljob_operator.backend import ChildKey, Event
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
@@ -245,7 +245,7 @@ async def test_a_finished_job_goes_when_its_time_is_over(world):
 async def test_the_gate_of_a_pod_is_removed_and_others_gates_stay(world):
     gates = [{"name": "rljob.dev/gang"}, {"name": "other.dev/gate"}]
     spec = {"containers": [{"name": "a", "image": "a"}], "schedulingGates": gates}
-    from rljob_api.contract import SCHEDULING_GATE
+    from rljob_api.wire.contract import SCHEDULING_GATE
 
     gates[0]["name"] = SCHEDULING_GATE
     account = {"metadata": {"name": "default"}}
@@ -274,7 +274,7 @@ async def test_a_reward_model_gets_its_children_and_status(world):
 
 
 async def test_a_reward_model_that_cannot_be_read_gets_a_condition_and_no_traceback(world, caplog, monkeypatch):
-    from rljob_api.reward import RewardModel
+    from rljob_api.manifest.reward import RewardModel
 
     real = RewardModel.model_validate
 

@@ -30,7 +30,7 @@ from machine_models import MODEL_EDITS, MODEL_TAMPERINGS, RewardModelRules, chec
 from manifests import INLINE, MISSING, put, put_all, smallest
 from operator_thread import OperatorThread
 
-from rljob_api.contract import ANNOTATION_RETRY
+from rljob_api.wire.contract import ANNOTATION_RETRY
 
 NAME = "lifted"
 DEADLINE_SECONDS = 90.0

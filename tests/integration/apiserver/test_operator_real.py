@@ -22,13 +22,13 @@ from cluster_player import Player
 from direct_backend import CHILD_KINDS, DirectBackend
 from kubernetes import client, dynamic
 from manifests import smallest
-from rljob_cluster import build
 
-from rljob_api.contract import LABEL_JOB
+from rljob_api.wire.contract import LABEL_JOB
+from rljob_cluster import build
+from tests.paths import ROOT
 
 DEADLINE_SECONDS = 120.0
 NAME = "smallest"
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Operator:

@@ -21,13 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kubernetes import client, dynamic
 from manifests import put, smallest
 
-from rljob_api.contract import LABEL_JOB
 from rljob_api.errors import TransientError
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_JOB
 from rljob_operator.backend import JobKey, key_of
-from rljob_operator.difference import contains, stamp
-from rljob_operator.plan import plan
-from rljob_operator.reconcile import reconcile
+from rljob_operator.loop.reconcile import reconcile
+from rljob_operator.plan.difference import contains, stamp
+from rljob_operator.plan.job import plan
 
 NAME = "lifted"
 FAULTS = st.dictionaries(st.integers(1, 14), st.sampled_from(["fail", "lost", "conflict", "kill"]), max_size=3)

@@ -15,8 +15,8 @@ from aiohttp import web
 from manifests import put_all, smallest
 from operator_world import Manifest, World, Writes
 
-from rljob_api.contract import PORT_DRIVER, Path
-from rljob_api.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.contract import PORT_DRIVER, Path
+from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, connect
 
 BURST = RewardDemand(

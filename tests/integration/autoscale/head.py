@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from rljob_trainer.collection import Collector, Plan
-from rljob_trainer.data import Prompt
-from rljob_trainer.forecast import Forecast
-from rljob_trainer.head_environment import Environment, read_environment
-from rljob_trainer.http_client import open_session
-from rljob_trainer.live_status import describe_live
-from rljob_trainer.rewards import Rewards
-from rljob_trainer.status import Board, StatusServer
-from rljob_trainer.types import Trajectory
+from rljob_trainer.driver.collection import Collector, Plan
+from rljob_trainer.driver.live_status import describe_live
+from rljob_trainer.driver.status import Board, StatusServer
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.head.environment import Environment, read_environment
+from rljob_trainer.replicas.http import open_session
+from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.rewards.forecast import Forecast
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
 from rljob_cli.local.network import claim
-from rljob_cli.run import Run
-from rljob_cli.snapshot import Snapshot
+from rljob_cli.run.command import Run
+from rljob_cli.run.snapshot import Snapshot
 
 HEAD = Path(__file__).with_name("head.py")
 DEADLINE_SECONDS = 420

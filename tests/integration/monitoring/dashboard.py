@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
-PATH = Path(__file__).resolve().parents[3] / "charts" / "rljob" / "dashboards" / "rljob.json"
+from tests.paths import ROOT
+
+PATH = ROOT / "charts" / "rljob" / "dashboards" / "rljob.json"
 
 
 class Query(NamedTuple):

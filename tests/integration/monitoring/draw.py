@@ -22,11 +22,13 @@ import pytest
 import scene
 from PIL import Image
 
+from tests.paths import ROOT
+
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-_PICTURE = Path(__file__).resolve().parents[3] / "docs" / "images" / "dashboard.png"
+_PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 _WINDOW_SECONDS = 20
 _NOTE = (
     "Drawn by matplotlib from the answers of a real Prometheus to the dashboard's queries; not a screenshot of Grafana."

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from rljob_cluster.build import cache_root
 
 _CACHE = cache_root().parent / "prometheus"

@@ -9,7 +9,6 @@ rollouts, the trainer group, the endpoint. The operator's decisions are made up 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import socket
@@ -19,21 +18,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 from aiohttp import web
 
-from rljob_api.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
 from rljob_operator.backend import JobKey
-from rljob_operator.health import Health
-from rljob_operator.metrics import Metrics
-from rljob_operator.queue import KeyedQueue
-from rljob_trainer.status import StatusServer
+from rljob_operator.loop.health import Health
+from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.workqueue import KeyedQueue
+from rljob_trainer.driver.status import StatusServer
+from tests.support import driver_harness, fake_endpoint
 
-_UNIT_TESTS = Path(__file__).resolve().parents[2] / "unit"
 _TOKEN = "token"
 _DEADLINE_SECONDS = 120.0
 NETWORK = os.environ.get("RLJOB_TEST_MONITORING", "127.37.1")
@@ -112,17 +110,6 @@ async def _judge(body: dict[str, Any], number: int) -> web.Response:
     return web.json_response({"choices": [answer], "usage": usage})
 
 
-def _load(folder: str, name: str) -> ModuleType:
-    """A module of the unit tests' surroundings."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _UNIT_TESTS / folder / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
     """The scene's targets with the labels that the chart's monitors give."""
     ours = {"namespace": "team", "rljob_dev_job": "sums"}
@@ -151,14 +138,13 @@ class Scene:
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
         self._folder = folder
-        driver_world = _load("rljob_trainer", "driver_world")
-        job = driver_world.make_job(
+        job = driver_harness.make_job(
             rewards=_SPECS,
             schedule={"steps": 10_000, "promptsPerStep": 4},
             evaluation={"accuracy": "score", "everySteps": 4},
             checkpoint={"everySteps": 3},
         )
-        self.world = driver_world.World(folder, monkeypatch, job, network="240", num_rewards=0)
+        self.world = driver_harness.World(folder, monkeypatch, job, network="240", num_rewards=0)
         hosts = [f"{rollout.address} rollouts" for rollout in self.world.rollouts]
         hosts += [f"{address} reward-{name}" for name, address in _list_replicas()]
         self.world.hosts.write_text("\n".join(hosts) + "\n")
@@ -171,7 +157,7 @@ class Scene:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Scene]:
         """Everything serves, and the job trains until the scene ends."""
-        endpoint = _load("rljob_reward/judge", "someones_endpoint").Endpoint(ENDPOINT)
+        endpoint = fake_endpoint.Endpoint(ENDPOINT)
         endpoint.answer = _judge
         servers = [self._start_reward(name, address) for name, address in _list_replicas()]
         try:

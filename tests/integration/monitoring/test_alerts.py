@@ -10,9 +10,10 @@ from pathlib import Path
 import prometheus_tools
 import pytest
 import yaml
-from rljob_cluster.build import find_or_build
 
-ROOT = Path(__file__).resolve().parents[3]
+from rljob_cluster.build import find_or_build
+from tests.paths import ROOT
+
 CASES = Path(__file__).with_name("alerts.test.yaml")
 
 

@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 import yaml
-from reward_process import DEADLINE_SECONDS, Server, build_group
 
-from rljob_reward import requirements
+from rljob_reward.workers import requirements
+from tests.paths import ROOT
+from tests.support.reward_process import DEADLINE_SECONDS, Server, build_group
 
 StartServer = Callable[..., Server]
 Outcome = tuple[float | None, str | None]
 
-COMING_FROM = Path(__file__).parents[3] / "docs" / "coming-from.md"
+COMING_FROM = ROOT / "docs" / "coming-from.md"
 TORCH = f"torch=={importlib.metadata.version('torch')}"
 """Of all builds that would do, the one that the lock file has brought already."""
 UNBUILDABLE = "deepspeed\nflash-attn\nbitsandbytes\n"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
-from rljob_cluster.build import find_or_build
 
-CHART = Path(__file__).resolve().parents[3] / "charts" / "rljob"
+from rljob_cluster.build import find_or_build
+from tests.paths import ROOT
+
+CHART = ROOT / "charts" / "rljob"
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,17 @@ import functools
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
-from rljob_cluster.build import cache_root, go_command
 
-from rljob_api import crd
+from rljob_api.generate import crd
+from rljob_cluster.build import cache_root, go_command
 from rljob_operator import kube
 from rljob_operator.children.network import OPERATOR_LABELS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 VALUES = sorted((CHART / "ci").glob("*.yaml"))

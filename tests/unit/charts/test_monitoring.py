@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-from rljob_trainer.tracking import LATENCY_BUCKETS_SECONDS
+from rljob_trainer.history.tracking import LATENCY_BUCKETS_SECONDS
+from tests.paths import ROOT
 
-CHART = Path(__file__).resolve().parents[3] / "charts" / "rljob"
+CHART = ROOT / "charts" / "rljob"
 
 
 def test_an_alerts_latency_is_a_bucket_of_the_drivers_histogram():

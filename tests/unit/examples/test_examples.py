@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from rljob_api.functions import check_function
-from rljob_api.job import DataSource
-from rljob_api.load import load_job
+from rljob_api.manifest.functions import check_function
+from rljob_api.manifest.job import DataSource
+from rljob_api.read.load import load_job
+from tests.paths import ROOT
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(file.parent for file in EXAMPLES.glob("*/rljob.yaml"))
 
 

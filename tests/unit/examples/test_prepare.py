@@ -8,10 +8,12 @@ from types import ModuleType
 
 import pytest
 
+from tests.paths import ROOT
+
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prepare", Path(__file__).parents[3] / "examples" / "prepare.py")
+    spec = importlib.util.spec_from_file_location("prepare", ROOT / "examples" / "prepare.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from tests.paths import ROOT
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = ROOT / "examples"
 FOLDER = EXAMPLES / "quickstart"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cli.local.podshim import descendants
+from rljob_cli.local.node.podshim import descendants
 
 _DEADLINE_SECONDS = 30.0
 # A head that leaves a grandchild in a session of its own, and no other role's own programs: templates replace them.

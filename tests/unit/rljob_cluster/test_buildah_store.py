@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from rljob_cluster import buildah_store
 from rljob_cluster.buildah_store import find_image
 

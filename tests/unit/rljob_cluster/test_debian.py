@@ -1,6 +1,7 @@
 import os
 
 import pytest
+
 from rljob_cluster.debian import PackagesError, install_missing
 
 

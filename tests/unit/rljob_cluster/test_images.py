@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from rljob_cluster import images
 
-ROOT = Path(__file__).parents[3]
+from rljob_cluster import images
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("name", images.FOLDERS)

@@ -2,6 +2,7 @@ import os
 from collections import namedtuple
 
 import pytest
+
 from rljob_cluster import __main__, machine
 
 

@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from rljob_cluster.scratch_image import write_scratch_image
 from rljob_cluster.slim_archive import chain_ids, read_archive, write_layout
 

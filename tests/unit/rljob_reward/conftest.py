@@ -1,52 +1,5 @@
-"""Real reward servers for tests: each a process on a loopback address of its own, ended with the module's tests."""
+"""Real reward servers, for every test of this folder."""
 
-from __future__ import annotations
+from tests.support.reward_servers import start_server
 
-import importlib.util
-import itertools
-import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-import yaml
-
-# pytest's importlib mode puts no folder on the path.
-_spec = importlib.util.spec_from_file_location("reward_process", Path(__file__).with_name("reward_process.py"))
-reward_process = importlib.util.module_from_spec(_spec)
-sys.modules["reward_process"] = reward_process
-_spec.loader.exec_module(reward_process)
-
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., reward_process.Server]]:
-    """start_server(source, arguments=[], wait=True, environment={}, **fields of the Reward as in YAML).
-
-    Without a source, `function` says where it is.
-    """
-    servers: list[reward_process.Server] = []
-
-    def start(
-        source: str | None,
-        arguments: list[str] | None = None,
-        wait: bool = True,
-        environment: dict[str, str] | None = None,
-        **fields: Any,
-    ) -> reward_process.Server:
-        folder = tmp_path_factory.mktemp("reward")
-        function = ({"inline": source} if source is not None else {}) | fields.pop("function", {})
-        (folder / "reward.yaml").write_text(yaml.safe_dump({"name": "test", "function": function, **fields}))
-        host = f"127.10.{1 + os.getpid() % 200}.{next(_numbers) % 250 + 1}"
-        server = reward_process.Server(folder, host, ["--grace", "10", *(arguments or [])], environment or {})
-        servers.append(server)
-        if wait:
-            reward_process.wait_for(server.is_ready, "the server to be ready")
-        return server
-
-    yield start
-    for server in servers:
-        server.stop()
+__all__ = ["start_server"]

@@ -1,10 +1,10 @@
-"""Agent loops by the `type` that a job names. A new kind: its spec in rljob_api.job, its module here, one line
+"""Agent loops by the `type` that a job names. A new kind: its spec in rljob_api.manifest.job, its module here, one line
 below.
 """
 
 from __future__ import annotations
 
-from rljob_api.job import SingleTurnAgent
+from rljob_api.manifest.job import SingleTurnAgent
 from rljob_trainer.agents.base import AgentLoop, Completion, Generate
 from rljob_trainer.agents.single_turn import SingleTurn
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rljob_trainer.data import Prompt
-from rljob_trainer.types import Trajectory
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Trajectory
 
 
 @dataclass(frozen=True)

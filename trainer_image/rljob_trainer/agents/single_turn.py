@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rljob_trainer.agents.base import Generate
-from rljob_trainer.data import Prompt
-from rljob_trainer.types import Trajectory
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Trajectory
 
 
 class SingleTurn:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.contract import ANNOTATION_RETRY
 from rljob_api.errors import UserError
+from rljob_api.wire.contract import ANNOTATION_RETRY
 from rljob_cli.cluster.control import plan_resume, plan_retry, plan_suspend
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

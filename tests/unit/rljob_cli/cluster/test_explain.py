@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rljob_cli.cluster.explain import _command_of, explain, format_explanation
-from rljob_cli.cluster.look import Look, name_claims, take_look
+from rljob_cli.cluster.observation import Look, name_claims, take_look
 from rljob_operator.backend import utc_now
-from rljob_operator.remedies import REMEDIES, Cause
+from rljob_operator.plan.causes import REMEDIES, Cause
 
 INLINE = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 NOW = "2026-01-01T00:00:00Z"

@@ -8,9 +8,9 @@ import pytest
 from rljob_api.errors import TransientError
 from rljob_cli.cluster import top
 from rljob_cli.cluster.client import ClusterError
+from rljob_cli.cluster.formatting import format_age, format_table
 from rljob_cli.cluster.rewards import fetch_rewards
-from rljob_cli.cluster.words import format_age, format_table
-from rljob_cli.reward_rows import RewardRow
+from rljob_cli.run.reward_rows import RewardRow
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 JOB = {"metadata": {"namespace": "ns", "name": "sums", "creationTimestamp": "2026-01-01T23:59:00Z"}, "spec": {}}

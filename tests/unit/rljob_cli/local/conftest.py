@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim
 

@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rljob_api.contract import PORT_DRIVER, PORT_REWARD
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
 from rljob_cli.local.rewards import ask_metrics, build_rewards
-from rljob_cli.reward_rows import Metrics
+from rljob_cli.run.reward_rows import Metrics
 
 HEAD, FIRST, SECOND, SILENT = (f"127.41.2.{number}" for number in (1, 2, 3, 4))
 SERVER = (

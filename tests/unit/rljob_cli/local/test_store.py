@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
 from rljob_cli.local.store import LocalStore
 
 SPEC = {

@@ -9,7 +9,7 @@ Looked up in November 2026 in the projects' repositories:
 
 import pytest
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.defaults import DEFAULTS

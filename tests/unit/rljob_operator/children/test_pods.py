@@ -1,6 +1,6 @@
 """What every role's Pods share: volumes of one claim."""
 
-from rljob_api.job import RLJob
+from rljob_api.manifest.job import RLJob
 from rljob_operator.children import build_children
 from rljob_operator.defaults import DEFAULTS
 

@@ -1,17 +1,17 @@
 """What references to RewardModels mean for a job's head."""
 
 import json
-from pathlib import Path
 
 import yaml
 
-from rljob_api.contract import ENV_REWARD_TOKENS
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.wire.contract import ENV_REWARD_TOKENS
 from rljob_operator.backend import Observed
 from rljob_operator.children import reward_refs
+from tests.paths import ROOT
 
-DATA = Path(__file__).parents[3] / "data" / "plan"
+DATA = ROOT / "tests" / "data" / "plan"
 
 
 def make_job():

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rljob_api.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
 from rljob_operator.children import build_children
 from rljob_operator.children.reward import build_reward, service_of
 from rljob_operator.defaults import DEFAULTS
-from rljob_operator.validate import find_problems
+from rljob_operator.plan.validate import find_problems
 
 JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
 SERVED = {"judge": JUDGE | {"model": {"source": "hf://org/judge", "gpus": 2}}}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from rljob_api.job import RLJob
-from rljob_api.reward import RewardModel
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import Observed, utc_now
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.defaults import DEFAULTS
-from rljob_operator.reward_model import plan_reward_model
+from rljob_operator.plan.reward_model import plan_reward_model
 
 SPREAD = {
     "maxSkew": 1,

@@ -9,7 +9,7 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
 from rljob_operator.kube import client
-from rljob_operator.reconcile import ForbiddenError
+from rljob_operator.loop.reconcile import ForbiddenError
 
 
 @pytest.fixture

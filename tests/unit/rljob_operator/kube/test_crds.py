@@ -1,15 +1,15 @@
 """CRDs of another version than the operator's: what is older is named, what is newer is no matter."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import yaml
 
 from rljob_operator.kube.crds import describe_problem
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
+from tests.paths import ROOT
 
-CRDS = Path(__file__).resolve().parents[4] / "crds"
+CRDS = ROOT / "crds"
 
 
 def read(resource):

@@ -5,16 +5,16 @@ import base64
 
 import pytest
 
-from rljob_api.protocol import DriverStatus, RewardDemand
-from rljob_operator.autoscale import POLL_SECONDS, Demand
+from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import JobKey
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.driver import Driver, DriverClient
+from rljob_operator.kube.informer import Feed
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
-from rljob_operator.kube.watch import Feed
-from rljob_operator.plan import POLL_SECONDS as PROGRESS_SECONDS
-from rljob_operator.queue import RewardModelKey
+from rljob_operator.loop.workqueue import RewardModelKey
+from rljob_operator.plan.autoscale import POLL_SECONDS, Demand
+from rljob_operator.plan.job import POLL_SECONDS as PROGRESS_SECONDS
 
 SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
 BURST = RewardDemand(samples=640, expected=640, is_open=True)

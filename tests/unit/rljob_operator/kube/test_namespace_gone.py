@@ -8,9 +8,9 @@ from rljob_operator.defaults import DEFAULTS
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError, NamespaceGoneError
+from rljob_operator.kube.idle import Resting
 from rljob_operator.kube.operator import look
-from rljob_operator.kube.rest import Resting
-from rljob_operator.queue import JobKey, RewardModelKey
+from rljob_operator.loop.workqueue import JobKey, RewardModelKey
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FUNCTION = {"inline": "def compute_score(data_source, solution_str, ground_truth): return 1.0\n"}

@@ -1,7 +1,6 @@
 """Objects of CRDs that are newer than the operator: their defaults are no matter, a wish is refused with its remedy."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,9 +8,10 @@ import yaml
 from rljob_operator.kube.client import ApiError
 from rljob_operator.kube.invalid import InvalidRewardModelError
 from rljob_operator.kube.reader import Reader
-from rljob_operator.reconcile import InvalidJobError
+from rljob_operator.loop.reconcile import InvalidJobError
+from tests.paths import ROOT
 
-CRDS = Path(__file__).resolve().parents[4] / "crds"
+CRDS = ROOT / "crds"
 JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
     "kind": "RLJob",

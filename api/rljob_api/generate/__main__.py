@@ -1,0 +1,7 @@
+"""`python -m rljob_api.generate [--check]`: write the CRDs and the field reference, or report drift."""
+
+import sys
+
+from rljob_api.generate.crd import main
+
+sys.exit(main())

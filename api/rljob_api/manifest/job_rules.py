@@ -1,0 +1,139 @@
+"""What must hold between the parts of an RLJob, and what may not change once it exists.
+
+Each rule is said twice, in Python and in CEL, side by side; the type that carries them is RLJobSpec. Invariant: CEL may
+rely on defaults here, since spec itself has none and the API server fills in its fields' defaults first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rljob_api.manifest.base import ClusterRule, Rule
+
+if TYPE_CHECKING:
+    from rljob_api.manifest.job import RLJobSpec
+
+
+def _divides_prompts(spec: RLJobSpec) -> bool:
+    return spec.schedule.prompts_per_step % spec.schedule.mini_batches == 0
+
+
+def _divides_over_ranks(spec: RLJobSpec) -> bool:
+    samples = spec.schedule.prompts_per_step // spec.schedule.mini_batches * spec.algorithm.group_size
+    # A batch that does not divide into mini-batches has one error, not two.
+    return not _divides_prompts(spec) or samples % spec.trainer.num_ranks == 0
+
+
+def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
+    limit, prompt = spec.rollout.max_model_len, spec.data.max_prompt_tokens
+    return limit is None or (prompt or 1) + spec.rollout.sampling.max_tokens <= limit
+
+
+def _evaluation_fits(spec: RLJobSpec) -> bool:
+    limit, sampling = spec.rollout.max_model_len, spec.evaluation.sampling
+    return limit is None or sampling is None or sampling.max_tokens < limit
+
+
+RULES: Final = (
+    Rule(
+        ("schedule.miniBatches", "schedule.promptsPerStep"),
+        "must divide schedule.promptsPerStep",
+        "change one of them",
+        _divides_prompts,
+        "self.schedule.promptsPerStep % self.schedule.miniBatches == 0",
+    ),
+    Rule(
+        (
+            "schedule.promptsPerStep",
+            "schedule.miniBatches",
+            "algorithm.groupSize",
+            "trainer.replicas",
+            "trainer.gpusPerReplica",
+        ),
+        "x algorithm.groupSize / schedule.miniBatches must be divisible by the number of trainer ranks",
+        "change the batch, or trainer.replicas and trainer.gpusPerReplica",
+        _divides_over_ranks,
+        "self.schedule.promptsPerStep % self.schedule.miniBatches != 0 || "
+        "self.schedule.promptsPerStep / self.schedule.miniBatches * self.algorithm.groupSize % "
+        "(self.trainer.replicas * (self.trainer.gpusPerReplica > 0 ? self.trainer.gpusPerReplica : 1)) == 0",
+    ),
+    Rule(
+        ("rewards",),
+        "must have different names",
+        "rename one of them",
+        lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
+        "",  # x-kubernetes-list-type: map says it
+    ),
+    Rule(
+        ("rollout.replicas", "suspend"),
+        "must be at least 1 unless the job is suspended",
+        "set it to 1 or more, or suspend: true",
+        lambda spec: spec.suspend or spec.rollout.replicas > 0,
+        "self.suspend || self.rollout.replicas > 0",
+    ),
+    Rule(
+        ("rewards",),
+        "must have at least 1 replica each unless the job is suspended",
+        "set replicas to 1 or more, or autoscaling with minReplicas 0, or suspend: true",
+        lambda spec: spec.suspend or all(r.http or r.autoscaling or r.replicas > 0 for r in spec.rewards),
+        "self.suspend || self.rewards.all(reward, has(reward.http) || has(reward.autoscaling) || reward.replicas > 0)",
+    ),
+    Rule(
+        ("rollout.sampling.maxTokens", "rollout.maxModelLen", "data.maxPromptTokens"),
+        "must leave room for the prompt in rollout.maxModelLen",
+        "raise rollout.maxModelLen, or lower maxTokens or data.maxPromptTokens",
+        _prompt_and_completion_fit,
+        "!has(self.rollout.maxModelLen) || self.rollout.sampling.maxTokens + "
+        "(has(self.data.maxPromptTokens) ? self.data.maxPromptTokens : 1) <= self.rollout.maxModelLen",
+    ),
+    Rule(
+        ("evaluation.sampling.maxTokens", "rollout.maxModelLen"),
+        "must leave room for the prompt in rollout.maxModelLen",
+        "raise rollout.maxModelLen, or lower maxTokens",
+        _evaluation_fits,
+        "!has(self.rollout.maxModelLen) || !has(self.evaluation.sampling) || "
+        "self.evaluation.sampling.maxTokens < self.rollout.maxModelLen",
+    ),
+    Rule(
+        ("rollout.sampling.temperature",),
+        "must be more than 0 for training: greedy trajectories of a prompt are all the same",
+        "set it to 1; evaluation is greedy by itself",
+        lambda spec: spec.rollout.sampling.temperature > 0,
+        "self.rollout.sampling.temperature > 0.0",
+    ),
+    Rule(
+        ("evaluation.everySteps", "data.eval"),
+        "must be 0 without data.eval",
+        "add data.eval, or remove everySteps",
+        lambda spec: spec.evaluation.every_steps == 0 or spec.data.eval is not None,
+        "self.evaluation.everySteps == 0 || has(self.data.eval)",
+    ),
+)
+
+
+def _unchanged(path: str) -> ClusterRule:
+    return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
+
+
+def _unchanged_unless_suspended(path: str) -> ClusterRule:
+    message = "is immutable while the job runs; set suspend: true first"
+    return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
+
+
+IMMUTABLE: Final = (
+    _unchanged("model"),
+    _unchanged("data.train"),
+    _unchanged("algorithm"),
+    _unchanged("schedule.promptsPerStep"),
+    _unchanged("schedule.miniBatches"),
+    _unchanged("schedule.maxStaleness"),
+    _unchanged("schedule.seed"),
+    ClusterRule(
+        "managedBy",
+        "is immutable; create a new RLJob instead",
+        "has(self.managedBy) == has(oldSelf.managedBy) && "
+        "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+    ),
+    _unchanged_unless_suspended("trainer.replicas"),
+    _unchanged_unless_suspended("trainer.gpusPerReplica"),
+)

@@ -1,0 +1,31 @@
+"""Names to addresses. On a cluster that is DNS; a headless Service's name gives the ready Pods.
+
+Where RLJOB_HOSTS_FILE is set (`rljob run`), that hosts(5) file is the DNS: a name may stand on many lines.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from rljob_api.wire.contract import ENV_HOSTS_FILE
+
+
+def resolve(host: str) -> list[str]:
+    """Sorted addresses of `host`; empty when it has none now (no ready Pod, or DNS does not know it)."""
+    hosts_file = os.environ.get(ENV_HOSTS_FILE)
+    if hosts_file:
+        return sorted(set(_lookup(Path(hosts_file), host)))
+    try:
+        infos = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    return sorted({str(info[4][0]) for info in infos})
+
+
+def _lookup(hosts_file: Path, host: str) -> list[str]:
+    if not hosts_file.exists():
+        return []
+    lines = (line.partition("#")[0].split() for line in hosts_file.read_text().splitlines())
+    return [fields[0] for fields in lines if host in fields[1:]]

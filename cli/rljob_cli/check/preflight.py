@@ -1,0 +1,299 @@
+"""What can be known to go wrong before anything is started, all of it at once.
+
+Each check yields findings: a field's path, what is wrong and what would mend it. Leaves types and rules to rljob_api,
+and what a cluster would refuse as well to the operator. Invariant: a check reads; it starts and writes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.functions import check_function
+from rljob_api.manifest.job import DataSource, RLJob
+from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
+from rljob_api.manifest.sources import parse_source
+from rljob_cli.check.inspect_files import count_parameters, find_data_files, find_model_problem, inspect_data
+from rljob_cli.local.node.gpus import find_gpus
+from rljob_cli.local.secrets import find_reference
+from rljob_operator.plan.validate import find_model_sources
+from rljob_operator.plan.validate import find_problems as find_operator_problems
+
+_GIB = 2**30
+_TRAINER_BYTES_A_PARAMETER = 12
+"""fp32 master weights and AdamW's two moments: what a checkpoint holds."""
+_GRADIENT_BYTES_A_PARAMETER = 4
+_EXPORT_BYTES_A_PARAMETER = 2
+_PROCESS_BYTES = 0.7 * _GIB
+"""torch and Ray of one trainer or head, without the model."""
+_ROLLOUT_BYTES = 2.5 * _GIB
+"""A vLLM server on CPU, without model and KV cache."""
+_TEMPLATE_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
+_PACKAGES = ("torch", "ray", "vllm")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or for a warning, that may go wrong."""
+
+    path: str
+    message: str
+    is_warning: bool = False
+    line_within: int = 0
+    """For a text of several lines at `path`: the line of it that is meant, from 1."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has. Replaced in tests."""
+
+    num_gpus: int = field(default_factory=lambda: len(find_gpus()))
+    free_disk_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+    available_memory_bytes: int = field(default_factory=lambda: _available_memory())
+    has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+
+
+def find_findings(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> list[Finding]:
+    """Everything, errors and warnings."""
+    findings = [*_check_operator(job), *_check_claims(job, claims), *_check_model(job, claims)]
+    findings += _check_data(job, claims)
+    for index, reward in enumerate(job.spec.rewards):
+        findings += check_reward(reward, f"spec.rewards[{index}]")
+    findings += [*_check_gpus(job, machine), *_check_packages(job, machine)]
+    findings += [*_check_disk(job, run_dir, claims, machine), *_check_memory(job, claims, machine)]
+    return findings
+
+
+def local_path(source: str, claims: Mapping[str, Path]) -> Path | None:
+    """The path of a source on this machine; None for hf:// and for claims without a folder."""
+    try:
+        parsed = parse_source(source)
+    except UserError:
+        return None
+    if parsed.kind == "pvc":
+        return claims[parsed.claim] / parsed.path if parsed.claim in claims else None
+    return None if parsed.kind == "hf" else Path(parsed.path)
+
+
+def _check_operator(job: RLJob) -> Iterator[Finding]:
+    """What the operator would refuse, and what needs a cluster."""
+    for problem in find_operator_problems(job):
+        path, _, message = problem.partition(" ")
+        yield Finding(path.rstrip(":"), message) if path.startswith(("spec.", "metadata.")) else Finding("", problem)
+    if job.spec.suspend:
+        yield Finding("spec.suspend", "is true: nothing would run; set it to false")
+
+
+def _sources(job: RLJob) -> list[tuple[str, str]]:
+    data = job.spec.data
+    sources = [("spec.model.source", job.spec.model.source), ("spec.data.train.source", data.train.source)]
+    sources += [("spec.data.eval.source", data.eval.source)] if data.eval else []
+    return [*sources, *_served_sources(job).items()]
+
+
+def _served_sources(job: RLJob) -> dict[str, str]:
+    """Checkpoints of rewards, by their places."""
+    sources: dict[str, str] = {}
+    for index, reward in enumerate(job.spec.rewards):
+        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    return sources
+
+
+def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
+    for path, source in _sources(job):
+        if not source.startswith("pvc://"):
+            continue
+        claim = source.removeprefix("pvc://").partition("/")[0]
+        if claim not in claims:
+            yield Finding(path, f"is on the claim {claim}, which has no folder here; add --volume {claim}=DIR")
+        elif not claims[claim].is_dir():
+            yield Finding(path, f"is on the claim {claim}, but --volume {claim}={claims[claim]} is no folder")
+
+
+def _check_model(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
+    for path, source in {"spec.model.source": job.spec.model.source, **_served_sources(job)}.items():
+        folder = local_path(source, claims)
+        problem = find_model_problem(folder) if folder else ""
+        if problem:
+            remedy = "name a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+            yield Finding(path, f"{problem}; {remedy}")
+
+
+def _check_data(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
+    data = job.spec.data
+    yield from _check_source(data.train, "spec.data.train", data.template, claims)
+    if data.eval:
+        yield from _check_source(data.eval, "spec.data.eval", data.template, claims)
+
+
+def _check_source(data: DataSource, path: str, template: str, claims: Mapping[str, Path]) -> Iterator[Finding]:
+    location = local_path(data.source, claims)
+    if location is None:
+        return
+    if not location.exists():
+        yield Finding(f"{path}.source", f"there is no file {location}{_near_file(location)}")
+        return
+    files = find_data_files(location)
+    if not files:
+        yield Finding(f"{path}.source", f"the folder {location} has neither .jsonl nor .parquet files")
+    for file in files:
+        found = inspect_data(file)
+        if found.problem:
+            yield Finding(f"{path}.source", found.problem)
+        elif found.columns:
+            yield from _check_columns(data, path, template, file, found.columns)
+
+
+def _check_columns(data: DataSource, path: str, template: str, file: Path, columns: list[str]) -> Iterator[Finding]:
+    wanted = [(f"{path}.prompt", data.prompt)]
+    wanted += [(f"{path}.answer", data.answer)] if data.answer is not None else []
+    for field_path, column in wanted:
+        if column not in columns:
+            near = difflib.get_close_matches(column, columns, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield Finding(field_path, f"{file} has no column {column}; it has {', '.join(columns)}{hint}")
+    names = {name for name in _TEMPLATE_FIELD.findall(template) if name}
+    unknown = sorted(names - {"prompt", *columns})
+    if unknown:
+        message = f"names {', '.join(unknown)}, which {file} does not have; it has {', '.join(columns)}"
+        yield Finding("spec.data.template", message)
+
+
+def _near_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (nor a folder {path.parent})"
+    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
+    """A function's source, or a judge's parser, as far as reading tells."""
+    if reward.judge is not None:
+        yield from _check_judge(reward, reward.judge, f"{path}.judge")
+    function = reward.function
+    if function is None:
+        return
+    if function.config_map_key_ref:
+        yield Finding(f"{path}.function.configMapKeyRef", "needs a cluster; `rljob run` takes function.file or inline")
+    elif function.inline is not None:
+        name = f"{path}.function.inline"
+        for problem in check_function(function.inline, name, function, reward.scope):
+            line, _, message = problem.removeprefix(f"{name}:").partition(": ")
+            yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
+    elif function.file is not None:
+        yield from _check_function_file(Path(function.file), reward, f"{path}.function.file")
+
+
+def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Finding]:
+    for name, problem in find_judge_problems(judge):
+        yield Finding(f"{path}.{name}", problem)
+    reference = find_reference(reward)
+    if reference and not os.environ.get(reference.key):
+        yield Finding(
+            f"{path}.endpoint.apiKeySecretRef.key",
+            f"is of a cluster's Secret; here ${reference.key} stands for it, and it is not set",
+        )
+
+
+def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Finding]:
+    assert reward.function is not None
+    if not file.is_file():
+        yield Finding(path, f"there is no file {file}{_near_file(file)}")
+        return
+    try:
+        source = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        yield Finding(path, f"{file} cannot be read: {error}")
+        return
+    for problem in check_function(source, str(file), reward.function, reward.scope):
+        yield Finding(path, problem)
+
+
+def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
+    roles = (("trainer", job.spec.trainer), ("rollout", job.spec.rollout))
+    wanted = sum(role.replicas * role.gpus_per_replica for _, role in roles)
+    wanted += sum(r.replicas * r.served_model.gpus for r in job.spec.rewards if r.served_model)
+    if wanted <= machine.num_gpus:
+        return
+    for path, reward in ((f"spec.rewards[{i}]", reward) for i, reward in enumerate(job.spec.rewards)):
+        if reward.served_model and reward.served_model.gpus:
+            yield Finding(
+                f"{path}.{'model' if reward.model else 'judge.model'}.gpus",
+                f"the job asks for {wanted} GPUs, this machine has {machine.num_gpus}; set gpus: 0 to run on CPUs, or "
+                "run it on a cluster",
+            )
+            return
+    for name, role in roles:
+        if role.gpus_per_replica:
+            yield Finding(
+                f"spec.{name}.gpusPerReplica",
+                f"the job asks for {wanted} GPUs, this machine has {machine.num_gpus}; set gpusPerReplica: 0 to run "
+                "on CPUs, or run it on a cluster",
+            )
+            return
+
+
+def _check_packages(job: RLJob, machine: Machine) -> Iterator[Finding]:
+    missing = [name for name in _PACKAGES if not machine.has_package(name)]
+    if missing:
+        extra = "gpu" if job.spec.trainer.gpus_per_replica or job.spec.rollout.gpus_per_replica else "cpu"
+        yield Finding("", f"{', '.join(missing)} not installed here; run `uv sync --extra {extra}`")
+
+
+def _check_disk(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> Iterator[Finding]:
+    folder = local_path(job.spec.model.source, claims)
+    num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
+    checkpoint = job.spec.checkpoint
+    # One more than is kept: the oldest goes only when the newest is complete.
+    needed = num_parameters * _TRAINER_BYTES_A_PARAMETER * (checkpoint.keep + 1)
+    needed += num_parameters * _EXPORT_BYTES_A_PARAMETER * (1 + checkpoint.export)
+    existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
+    free = machine.free_disk_bytes(existing)
+    if needed > free:
+        yield Finding(
+            "spec.checkpoint.keep",
+            f"checkpoints need about {_show_bytes(needed)} in {run_dir}, {_show_bytes(free)} are free there; "
+            "make room, lower checkpoint.keep, or choose another disk by --dir",
+        )
+    if not os.access(existing, os.W_OK):
+        yield Finding("", f"{existing} cannot be written to; choose another folder by --dir")
+
+
+def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> Iterator[Finding]:
+    spec, folder = job.spec, local_path(job.spec.model.source, claims)
+    num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
+    needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
+    if not spec.trainer.gpus_per_replica:
+        needed += num_parameters * (_TRAINER_BYTES_A_PARAMETER + _GRADIENT_BYTES_A_PARAMETER)
+    if not spec.rollout.gpus_per_replica:
+        kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
+        needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)
+    for reward in spec.rewards:
+        model = reward.served_model
+        if model and not model.gpus:
+            theirs = local_path(model.source, claims)
+            parameters = count_parameters(theirs) if theirs and theirs.is_dir() else 0
+            needed += reward.replicas * (_ROLLOUT_BYTES + 2 * parameters + (model.kv_cache_gib or 1) * _GIB)
+    if needed > machine.available_memory_bytes:
+        have = _show_bytes(machine.available_memory_bytes)
+        message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; fewer replicas need less"
+        yield Finding("", message, is_warning=True)
+
+
+def _show_bytes(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 2**63

@@ -1,0 +1,239 @@
+"""`rljob test-reward`: scores completions in the very server that would score them in training, and nothing else runs.
+
+Takes the reward's children out of the operator's plan, runs them on the local backend, and asks by HTTP (ask_reward).
+Where the reward sees groups, rows with the same `group`, or without it the same prompt, are one. Invariant: when it
+returns, no process of it is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import Reward
+from rljob_api.read.load import InvalidManifest
+from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
+from rljob_api.wire.protocol import ScoreRequest, ScoreResult
+from rljob_cli.check.jobfile import JobFile, load
+from rljob_cli.check.preflight import check_reward
+from rljob_cli.check.score_client import ask_all
+from rljob_cli.local import network as local_network
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.manifests import is_ready, labels_of, name_of
+from rljob_cli.local.network import Network
+from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_operator.backend import Manifest
+from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
+from rljob_operator.plan.job import render
+from rljob_operator.plan.observed_job import container_statuses
+
+_TOKEN = "test-reward"
+_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sample and what the server said of it."""
+
+    label: str
+    """Its number; of a group's, the group's before it."""
+    request: ScoreRequest
+    result: ScoreResult
+
+
+def try_reward_command(
+    path: Path,
+    overrides: list[str],
+    name: str | None,
+    completions: list[str],
+    answer: str | None,
+    prompt: str,
+    file: Path | None,
+    block: str | None,
+) -> int:
+    """Score, print a table, and return 1 when a result was invalid."""
+    job_file = load(path, overrides)
+    index = _find_reward(job_file.job, name)
+    reward = job_file.job.spec.rewards[index]
+    rows = _read_rows(completions, answer, prompt, file)
+    groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
+    _check(job_file, index)
+    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+        network = local_network.claim(folder, block, ports=[PORT_REWARD])
+        try:
+            outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return EXIT_INTERRUPTED
+    console = Console()
+    console.print(build_table(reward.name, outcomes))
+    if printed:
+        console.print("printed by the reward's server:", style="bold")
+        console.print(printed, markup=False, highlight=False, soft_wrap=True)
+    return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
+
+
+def _find_reward(job: RLJob, name: str | None) -> int:
+    served = [(i, reward) for i, reward in enumerate(job.spec.rewards) if reward.is_served]
+    for index, reward in served:
+        if name in (None, reward.name):
+            return index
+    names = ", ".join(reward.name for _, reward in served) or "none"
+    raise UserError(f"there is no reward {name or ''} that is served here; the job has {names}".replace("  ", " "))
+
+
+def _check(file: JobFile, index: int) -> None:
+    findings = check_reward(file.job.spec.rewards[index], f"spec.rewards[{index}]")
+    problems = [file.problem(finding.path, finding.message, finding.line_within) for finding in findings]
+    if problems:
+        raise InvalidManifest(str(file.path), problems)
+
+
+def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Path | None) -> list[dict[str, Any]]:
+    if (file is None) == (not completions):
+        raise UserError("give either --completion (with --answer) or --file")
+    if file is None:
+        return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    rows = [_read_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
+        raise UserError(f"{file} has no rows")
+    return rows
+
+
+def _read_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{place}: is no JSON: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
+        raise UserError(f"{place}: must be a JSON object with the text `completion`")
+    return row
+
+
+def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: bool) -> list[list[ScoreRequest]]:
+    """Rows as the driver would send them, each alone or those of a group together."""
+    if not in_groups:
+        return [[build_request(row, index, data_source)] for index, row in enumerate(rows)]
+    groups: dict[str, list[ScoreRequest]] = {}
+    for index, row in enumerate(rows):
+        key = json.dumps(row.get("group", row.get("prompt") or ""))
+        own = {name: value for name, value in row.items() if name != "group"}
+        groups.setdefault(key, []).append(build_request(own, index, data_source))
+    return list(groups.values())
+
+
+def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
+    """A row as the driver would send it."""
+    extra = {key: value for key, value in row.items() if key not in ("completion", "answer", "prompt", "ground_truth")}
+    return ScoreRequest(
+        id=f"test-{index}",
+        lane="eval",
+        prompt=row.get("prompt") or "",
+        completion=row["completion"],
+        ground_truth=row.get("answer", row.get("ground_truth")),
+        data_source=data_source,
+        extra_info={"index": index, "split": "test", "truncated": False, **extra},
+    )
+
+
+def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
+    """What the operator's plan has for one reward, with one replica and the token that it needs."""
+    single = reward.model_copy(update={"replicas": 1})
+    rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    children = render(job, new_token=lambda: _TOKEN)
+    kinds = ("ConfigMap", "Service", "Deployment")
+    mine = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
+    return [child for child in children if child["kind"] == "Secret"] + mine
+
+
+async def _score(
+    job: RLJob, reward: Reward, groups: list[list[ScoreRequest]], network: Network, folder: Path
+) -> tuple[list[Outcome], str]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cluster = LocalCluster(job, network, folder)
+    async with cluster:
+        try:
+            for child in reward_children(job, reward):
+                await cluster.store.apply(child)
+            pod = await _until_ready(cluster)
+            url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
+            results = await ask_all(url, _TOKEN, reward, groups)
+        finally:
+            await cluster.stop(_STOP_SECONDS)
+    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _printed(folder / "logs")
+
+
+def label_outcomes(
+    groups: list[list[ScoreRequest]], results: list[list[ScoreResult]], *, in_groups: bool
+) -> list[Outcome]:
+    """All samples, with numbers."""
+    return [
+        Outcome(f"{number}.{place}" if in_groups else str(number), request, result)
+        for number, (requests, theirs) in enumerate(zip(groups, results, strict=True), start=1)
+        for place, (request, result) in enumerate(zip(requests, theirs, strict=True), start=1)
+    ]
+
+
+async def _until_ready(cluster: LocalCluster) -> Manifest:
+    """The reward's Pod. UserError with its log when it ends instead."""
+    while True:
+        cluster.check()
+        for pod in cluster.store.pods.values():
+            if is_ready(pod):
+                return pod
+            for status in container_statuses(pod):
+                ended = status["state"].get("terminated") or status["lastState"].get("terminated")
+                if ended:
+                    raise UserError(
+                        f"{status['name']} of {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
+                        f"{ended['message'] or 'it printed nothing'}"
+                    )
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _printed(logs: Path) -> str:
+    """What the server and the function printed, markers left out, and all that vLLM has to say."""
+    logs_of_ours = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
+    lines = [line for log in logs_of_ours for line in log.read_text(errors="replace").splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("--- "))
+
+
+def build_table(name: str, outcomes: list[Outcome]) -> Table:
+    """One row a sample."""
+    components = sorted({key for outcome in outcomes for key in outcome.result.components})
+    table = Table(title=f"reward {name}", title_justify="left")
+    for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        result = outcome.result
+        cells = [outcome.label, _short(outcome.request.completion), _short(outcome.request.ground_truth)]
+        cells.append("-" if result.score is None else f"{result.score:.4g}")
+        cells += [f"{result.components[key]:.4g}" if key in result.components else "-" for key in components]
+        invalid = f"{result.reason}: {result.message}" if result.reason else ""
+        cells += [f"{1000 * result.execute_seconds:.1f} ms", invalid]
+        table.add_row(*cells)
+    return table
+
+
+def _short(value: Any, length: int = 60) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,1 @@
+"""One local node: runs the containers of Pods as processes on this machine."""

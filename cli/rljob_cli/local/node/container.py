@@ -1,0 +1,235 @@
+"""One container, kept running as its Pod's restartPolicy says.
+
+Consumes: the container's manifest. Produces: its ContainerRecord, and calls `on_change` after each change of it.
+Waits for: its process, its probes, the back-off between restarts. Unblocked by: stop().
+Invariant: once `keep` has returned, no process of the container is alive (the shim sees to it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rljob_cli.local.manifests import Manifest
+from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
+from rljob_cli.local.node.podspec import ContainerConfigError, Process
+from rljob_cli.local.node.podstatus import EXIT_OF_SIGNAL, ContainerRecord
+from rljob_cli.local.node.probes import ProbeState, ask, spawn
+
+_BACKOFF_SECONDS = 1.0
+_BACKOFF_MAX_SECONDS = 30.0
+_BACKOFF_RESET_SECONDS = 60.0
+"""A container that ran this long starts its back-off anew."""
+_CONFIG_RETRY_SECONDS = 1.0
+_EAGER_PERIOD_SECONDS = 1.0
+"""While a container is not ready, it is asked at least this often: on one machine that costs nothing."""
+_MARKER_CHARACTERS = 500
+_TAIL_LINES = 12
+_TAIL_BYTES = 4096
+
+
+class Container:
+    """A container of a running Pod."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        record: ContainerRecord,
+        build: Callable[[list[str] | None], Process],
+        log: Path,
+        cwd: Path,
+        on_change: Callable[[], None],
+        on_lost_shim: Callable[[], None],
+    ) -> None:
+        """`build(command)` gives the process of the container, or of another command in it (exec probes)."""
+        self.manifest = manifest
+        self.record = record
+        self._build = build
+        self._log = log
+        self._cwd = cwd
+        self._on_change = on_change
+        self._on_lost_shim = on_lost_shim
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self.began = asyncio.Event()
+        """It was started once (its startup probe, if any, has passed), or it never will be."""
+        self._address = ""
+
+    async def keep(self, address: str, restart_policy: str, grace_seconds: float) -> None:
+        """Run it, and again, until the policy or stop() ends it."""
+        self._address, backoff = address, _BACKOFF_SECONDS
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = await self._run_once(grace_seconds)
+            if code is None or self._stopping.is_set():
+                break
+            if restart_policy == "Never" or (restart_policy == "OnFailure" and code == 0):
+                break
+            if time.monotonic() - began > _BACKOFF_RESET_SECONDS:
+                backoff = _BACKOFF_SECONDS
+            self.record.record_waiting("CrashLoopBackOff", f"back-off {backoff:g} s restarting failed container")
+            self._on_change()
+            await self._pause(backoff)
+            backoff = min(2 * backoff, _BACKOFF_MAX_SECONDS)
+            self.record.restart_count += 1
+        self.record.finished = True
+        self.began.set()
+        self._on_change()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """SIGTERM, then after the grace period SIGKILL of the whole tree. Returns when it ended."""
+        self._stopping.set()
+        await self._terminate(grace_seconds)
+
+    def kill(self) -> None:
+        """SIGKILL the whole tree now."""
+        self._stopping.set()
+        self._signal(SIGNAL_KILL_ALL)
+
+    async def _run_once(self, grace_seconds: float) -> int | None:
+        process = await self._configured()
+        if process is None:
+            return None
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            command = " ".join(process.argv).replace("\n", "\\n")[:_MARKER_CHARACTERS]
+            log.write(self._marker(f"start {self.record.restart_count + 1}: {command}"))
+            log.flush()
+            running = await spawn(process, log.fileno(), self._cwd)
+        self._process = running
+        self.record.record_running(datetime.now(UTC))
+        self._on_change()
+        if self._stopping.is_set():  # Asked to stop while it was being started.
+            self._signal(signal.SIGTERM)
+        probes = asyncio.create_task(self._probe(grace_seconds))
+        try:
+            code = await running.wait()
+        finally:
+            probes.cancel()
+            await asyncio.gather(probes, return_exceptions=True)
+        if code < 0:  # The shim itself was killed; what it kept is an orphan now.
+            self._on_lost_shim()
+            code = EXIT_OF_SIGNAL - code
+        tail = read_tail(self._log)
+        with self._log.open("ab") as log:
+            log.write(self._marker(f"ended with exit code {code}"))
+        self.record.record_terminated(code, tail, datetime.now(UTC))
+        self._on_change()
+        return code
+
+    async def _configured(self) -> Process | None:
+        """The process to start; None when stop() came first."""
+        while not self._stopping.is_set():
+            try:
+                return self._build(None)
+            except ContainerConfigError as error:
+                self.record.record_waiting("CreateContainerConfigError", str(error))
+                self._on_change()
+                await self._pause(_CONFIG_RETRY_SECONDS)
+        return None
+
+    async def _probe(self, grace_seconds: float) -> None:
+        """Startup first, then readiness and liveness side by side."""
+        startup = self.manifest.get("startupProbe")
+        if startup and not await self._until_started(ProbeState(startup)):
+            await self._fail("startup", grace_seconds)
+            return
+        readiness, liveness = self.manifest.get("readinessProbe"), self.manifest.get("livenessProbe")
+        self.record.started, self.record.ready = True, readiness is None
+        self.record.has_started = True
+        self.began.set()
+        self._on_change()
+        loops = []
+        if readiness:
+            loops.append(self._watch_readiness(ProbeState(readiness)))
+        if liveness:
+            loops.append(self._watch_liveness(ProbeState(liveness), grace_seconds))
+        await asyncio.gather(*loops)
+
+    async def _until_started(self, state: ProbeState) -> bool:
+        """Asks every second, so that nobody waits for a long period; a failure counts once a period."""
+        await asyncio.sleep(state.delay_seconds)
+        failed_at = float("-inf")
+        while True:
+            if not await self._ask(state):
+                return True
+            if time.monotonic() - failed_at >= state.period_seconds:
+                failed_at = time.monotonic()
+                if state.record(False) is False:
+                    return False
+            await asyncio.sleep(min(state.period_seconds, _EAGER_PERIOD_SECONDS))
+
+    async def _watch_readiness(self, state: ProbeState) -> None:
+        await asyncio.sleep(state.delay_seconds)
+        while True:
+            ready = bool(state.record(not await self._ask(state)))
+            if ready != self.record.ready:
+                self.record.ready = ready
+                self._on_change()
+            await asyncio.sleep(state.period_seconds if ready else min(state.period_seconds, _EAGER_PERIOD_SECONDS))
+
+    async def _watch_liveness(self, state: ProbeState, grace_seconds: float) -> None:
+        await asyncio.sleep(state.delay_seconds)
+        while True:
+            if state.record(not await self._ask(state)) is False:
+                await self._fail("liveness", grace_seconds)
+                return
+            await asyncio.sleep(state.period_seconds)
+
+    async def _ask(self, state: ProbeState) -> str:
+        command = state.probe.get("exec", {}).get("command")
+        ports = {port["name"]: port["containerPort"] for port in self.manifest.get("ports", []) if "name" in port}
+        return await ask(state.probe, self._address, ports, self._build(command))
+
+    async def _fail(self, which: str, grace_seconds: float) -> None:
+        """Kill the container for a probe; `keep` decides whether it starts again."""
+        with self._log.open("ab") as log:
+            log.write(self._marker(f"killed: its {which} probe failed"))
+        # Not awaited under this task: it is cancelled as soon as the process ends.
+        await asyncio.shield(self._terminate(grace_seconds))
+
+    async def _terminate(self, grace_seconds: float) -> None:
+        running = self._process
+        if running is None or running.returncode is not None:
+            return
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await running.wait()
+        except TimeoutError:
+            self._signal(SIGNAL_KILL_ALL)
+            await running.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    def _marker(self, text: str) -> bytes:
+        moment = datetime.now().astimezone().isoformat(timespec="seconds")
+        return f"--- {moment} rljob: container {self.manifest['name']} {text}\n".encode()
+
+
+def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
+    """The last lines that the container itself wrote since its last start."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    markers = [i for i, line in enumerate(lines) if line.startswith("--- ") and " rljob: container " in line]
+    starts = [i for i in markers if " start " in lines[i]]
+    begin = starts[-1] + 1 if starts else 0
+    return "\n".join([line for i, line in enumerate(lines) if i >= begin and i not in markers][-num_lines:])

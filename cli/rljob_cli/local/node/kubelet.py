@@ -1,0 +1,254 @@
+"""Runs the store's Pods as processes of this machine, and says how they are.
+
+Consumes: Pods of the store. Produces: their statuses, and the hosts file. Leaves what Pods there should be to the
+controllers. Waits for: changes of the store. Unblocked by: any change, and shutdown().
+Invariant: a Pod leaves the store only after the last of its processes ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rljob_cli.local.controllers import ANNOTATION_IDENTITY
+from rljob_cli.local.manifests import Manifest, is_sidecar, is_terminating, name_of, phase_of
+from rljob_cli.local.network import Network
+from rljob_cli.local.node import volumes
+from rljob_cli.local.node.container import Container
+from rljob_cli.local.node.gpus import GpuPool, num_wanted
+from rljob_cli.local.node.hosts import build_hosts
+from rljob_cli.local.node.podshim import descendants, scan_processes
+from rljob_cli.local.node.podspec import ContainerConfigError, PodContext, Process, build_process
+from rljob_cli.local.node.podstatus import ContainerRecord, build_pod_status
+from rljob_cli.local.node.probes import SHIM
+from rljob_cli.local.node.volumes import RunPaths
+from rljob_cli.local.store import LocalStore
+
+_RETRY_SECONDS = 1.0
+_RESCAN_SECONDS = 0.01
+_DEFAULT_GRACE_SECONDS = 30.0
+
+
+def log_path(paths: RunPaths, pod: Manifest, container: str) -> Path:
+    """logs/POD.log, or logs/POD.CONTAINER.log where a Pod has several."""
+    several = len(pod["spec"]["containers"]) + len(pod["spec"].get("initContainers", [])) > 1
+    return paths.logs / (f"{name_of(pod)}.{container}.log" if several else f"{name_of(pod)}.log")
+
+
+class PodRunner:
+    """One Pod, from its first volume to its last process."""
+
+    def __init__(self, pod: Manifest, kubelet: Kubelet) -> None:
+        self.pod = pod
+        self._kubelet = kubelet
+        self.address = kubelet.network.address(pod["metadata"]["annotations"][ANNOTATION_IDENTITY])
+        self._message = ""
+        self._stopping = False
+        self._sidecars: list[asyncio.Task[None]] = []
+        spec = pod["spec"]
+        self._grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS))
+        self._init = [self._container(c, is_init=True) for c in spec.get("initContainers", [])]
+        self._main = [self._container(c, is_init=False) for c in spec["containers"]]
+        self.task = asyncio.create_task(self._run(), name=f"pod {name_of(pod)}")
+
+    def _container(self, manifest: Manifest, is_init: bool) -> Container:
+        paths = self._kubelet.paths
+        return Container(
+            manifest,
+            ContainerRecord(manifest["name"], is_init, is_sidecar=is_init and is_sidecar(manifest)),
+            build=lambda command: self._process(manifest, command),
+            log=log_path(paths, self.pod, manifest["name"]),
+            cwd=paths.pod(name_of(self.pod)),
+            on_change=self._publish,
+            on_lost_shim=self._kubelet.kill_orphans,
+        )
+
+    def _process(self, manifest: Manifest, command: list[str] | None) -> Process:
+        kubelet = self._kubelet
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(kubelet.gpus.acquire(name_of(self.pod), num_wanted(self.pod)) or [])}
+        context = PodContext(
+            pod=self.pod,
+            address=self.address,
+            mounts=volumes.mounts_of(manifest, self.pod, kubelet.paths),
+            hosts_file=kubelet.paths.hosts,
+            find=kubelet.store.find,
+            base_env={**kubelet.base_env, **gpus},
+        )
+        if command is not None:
+            manifest = {**manifest, "command": command, "args": []}
+        return build_process(manifest, context)
+
+    async def _run(self) -> None:
+        try:
+            await self._prepare()
+            policy = self.pod["spec"].get("restartPolicy", "Always")
+            for container in self._init:
+                if container.record.is_sidecar:
+                    keep = container.keep(self.address, "Always", self._grace)
+                    self._sidecars.append(asyncio.create_task(keep))
+                    await container.began.wait()
+                    continue
+                await container.keep(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
+                if container.record.exit_code != 0:
+                    return
+            await asyncio.gather(*(container.keep(self.address, policy, self._grace) for container in self._main))
+        finally:
+            await self._stop_sidecars(self._grace)
+            self._kubelet.gpus.release(name_of(self.pod))
+
+    async def _prepare(self) -> None:
+        """Volumes and GPUs; both may be missing for a while."""
+        kubelet, name, wanted = self._kubelet, name_of(self.pod), num_wanted(self.pod)
+        while not self._stopping:
+            try:
+                if kubelet.gpus.acquire(name, wanted) is None:
+                    raise ContainerConfigError(f"waits for {wanted} GPUs; {kubelet.gpus.size} are on this machine")
+                volumes.prepare(self.pod, kubelet.paths, kubelet.store.find)
+                kubelet.paths.pod(name).mkdir(parents=True, exist_ok=True)
+                self._message = ""
+                break
+            except ContainerConfigError as error:
+                self._message = str(error)
+            self._publish()
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._publish()
+
+    def refresh(self) -> None:
+        """Write changed ConfigMaps and Secrets into the volumes."""
+        with contextlib.suppress(ContainerConfigError):  # It was deleted: running Pods keep what they have.
+            volumes.refresh(self.pod, self._kubelet.paths, self._kubelet.store.find)
+
+    async def stop(self, grace_seconds: float | None) -> None:
+        """Stop every container and wait until nothing of the Pod is alive. The Pod's own grace is the most.
+
+        Sidecars end last: what the others still do may need them."""
+        self._stopping = True
+        grace = self._grace if grace_seconds is None else min(self._grace, grace_seconds)
+        ending = [container for container in [*self._init, *self._main] if not container.record.is_sidecar]
+        await asyncio.gather(*(container.stop(grace) for container in ending))
+        await self._stop_sidecars(grace)
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _stop_sidecars(self, grace_seconds: float) -> None:
+        sidecars = [container for container in self._init if container.record.is_sidecar]
+        await asyncio.gather(*(container.stop(grace_seconds) for container in sidecars))
+        await asyncio.gather(*self._sidecars, return_exceptions=True)
+
+    def kill(self) -> None:
+        self._stopping = True
+        for container in [*self._init, *self._main]:
+            container.kill()
+
+    def _publish(self) -> None:
+        store, name = self._kubelet.store, name_of(self.pod)
+        records = [container.record for container in [*self._init, *self._main]]
+        old = store.pods.get(name, {}).get("status", {})
+        store.set_pod_status(name, build_pod_status(old, self.address, records, datetime.now(UTC), self._message))
+
+
+class Kubelet:
+    """All Pods of a run."""
+
+    def __init__(
+        self, store: LocalStore, network: Network, paths: RunPaths, base_env: Mapping[str, str], gpus: GpuPool
+    ) -> None:
+        self.store = store
+        self.network = network
+        self.paths = paths
+        self.base_env = base_env
+        self.gpus = gpus
+        self._runners: dict[str, PodRunner] = {}
+        self._stops: dict[str, asyncio.Task[None]] = {}
+        self._hosts: str | None = None
+        self._config_version: tuple[tuple[str, str], ...] = ()
+        self._closing = False
+        self._others = set(scan_processes()[0].get(os.getpid(), []))
+
+    async def run(self) -> None:
+        """Follow the store until cancelled."""
+        changed = self.store.subscribe()
+        while True:
+            changed.clear()
+            self.sync()
+            await changed.wait()
+
+    def sync(self) -> None:
+        """One look at the store."""
+        self._write_hosts()
+        self._refresh_volumes()
+        for name, pod in list(self.store.pods.items()):
+            if is_terminating(pod):
+                if name not in self._stops:
+                    self._stops[name] = asyncio.create_task(self._remove(pod))
+            elif name not in self._runners and phase_of(pod) == "Pending" and not self._closing:
+                self._runners[name] = PodRunner(pod, self)
+
+    async def shutdown(self, first: tuple[str, ...], grace_seconds: float) -> None:
+        """Stop every Pod in order: those whose name begins with one of `first`, then all the others together."""
+        self._closing = True
+        early = [runner for name, runner in self._runners.items() if name.startswith(first)]
+        late = [runner for runner in self._runners.values() if runner not in early]
+        for group in (early, late):
+            await asyncio.gather(*(runner.stop(grace_seconds) for runner in group))
+        await asyncio.gather(*self._stops.values(), return_exceptions=True)
+
+    def kill(self) -> None:
+        """SIGKILL everything now; shutdown() then has nothing left to wait for."""
+        self._closing = True
+        for runner in self._runners.values():
+            runner.kill()
+
+    def kill_orphans(self) -> None:
+        """Kill what fell to this process as subreaper because its shim was killed, with all that is below it."""
+        while True:
+            tree, dead = scan_processes()
+            # A dead child may still be the parent of living ones: see scan_processes.
+            roots = [pid for pid in tree.get(os.getpid(), []) if pid in dead or self._is_orphan(pid)]
+            alive = [*(pid for pid in roots if pid not in dead), *descendants(roots)]
+            if not alive:
+                return
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_RESCAN_SECONDS)
+            for pid in alive:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _is_orphan(self, pid: int) -> bool:
+        """Neither a shim nor a child from before this kubelet."""
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return pid not in self._others and str(SHIM).encode() not in command
+        return False
+
+    async def _remove(self, pod: Manifest) -> None:
+        name = name_of(pod)
+        runner = self._runners.get(name)
+        if runner is not None:
+            await runner.stop(None)
+            del self._runners[name]
+        volumes.remove(pod, self.paths)
+        self.store.remove_pod(name)
+        del self._stops[name]
+
+    def _write_hosts(self) -> None:
+        text = build_hosts(self.store.of_kind("Service"), self.store.pods.values())
+        if text != self._hosts:
+            volumes.write_atomically(self.paths.hosts, text.encode())
+            self._hosts = text
+
+    def _refresh_volumes(self) -> None:
+        version = tuple(
+            (name_of(o), o["metadata"]["resourceVersion"]) for o in self.store.of_kind("ConfigMap", "Secret")
+        )
+        if version != self._config_version:
+            self._config_version = version
+            for runner in self._runners.values():
+                runner.refresh()

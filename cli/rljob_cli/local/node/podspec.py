@@ -1,0 +1,162 @@
+"""From a container in a Pod to the process that stands for it: command, environment, folders. Pure.
+
+Leaves making the folders to volumes.py and starting to the kubelet. Invariant: what the container would see at a
+mount path, the process sees in the folder that stands for it, since every mount path in its command, arguments and
+environment is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.wire.contract import ENV_HOSTS_FILE
+from rljob_cli.local.manifests import Manifest, labels_of, name_of, namespace_of
+
+Find = Callable[[str, str], Manifest | None]
+"""(kind, name) -> the object of the Pod's namespace, or None."""
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+class ContainerConfigError(Exception):
+    """The container cannot be made now: something that it refers to is not there. May come right by itself."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path in the container, and the folder or file here that stands for it."""
+
+    path: str
+    local: Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """What to start for a container."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PodContext:
+    """What a Pod's containers share."""
+
+    pod: Manifest
+    address: str
+    mounts: tuple[Mount, ...]
+    """Of the container at hand."""
+    hosts_file: Path
+    find: Find
+    base_env: Mapping[str, str]
+    """Environment that every process gets, under the container's own."""
+
+
+def build_process(container: Manifest, context: PodContext) -> Process:
+    """The container's process."""
+    env = build_env(container, context)
+    command = [*container.get("command", []), *container.get("args", [])]
+    if not container.get("command"):
+        raise ContainerConfigError(
+            f"container {container['name']} of Pod {name_of(context.pod)} has no command; "
+            "there is no image here to take one from"
+        )
+    argv = [replace_mounts(expand(word, env), context.mounts) for word in command]
+    if argv[0] in ("python", "python3"):
+        argv[0] = sys.executable
+    local = {name: replace_mounts(value, context.mounts) for name, value in env.items()}
+    hosts = {ENV_HOSTS_FILE: str(context.hosts_file), "HOSTNAME": name_of(context.pod)}
+    return Process(tuple(argv), {**context.base_env, **hosts, **local})
+
+
+def build_env(container: Manifest, context: PodContext) -> dict[str, str]:
+    """envFrom and env, references expanded, in the order that Kubernetes has."""
+    env: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        for kind, key in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
+            if key in source:
+                values = read_data(kind, source[key], context.find)
+                env.update({source.get("prefix", "") + name: value.decode() for name, value in values.items()})
+    for entry in container.get("env", []):
+        if "valueFrom" in entry:
+            value = _value_from(entry["valueFrom"], context)
+            if value is None:
+                continue
+        else:
+            value = expand(str(entry.get("value", "")), env)
+        env[entry["name"]] = value
+    return env
+
+
+def read_data(kind: str, reference: Manifest, find: Find) -> dict[str, bytes]:
+    """The keys of a ConfigMap or Secret; empty when it is optional and absent."""
+    name = reference.get("name") or reference.get("secretName", "")
+    found = find(kind, name)
+    if found is None:
+        if reference.get("optional"):
+            return {}
+        raise ContainerConfigError(f'{kind.lower()} "{name}" not found')
+    decoded = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+    for key, value in (found.get("data") or {}).items():
+        decoded[key] = base64.b64decode(value) if kind == "Secret" else str(value).encode()
+    return decoded
+
+
+def _value_from(source: Manifest, context: PodContext) -> str | None:
+    if "fieldRef" in source:
+        return _field(source["fieldRef"]["fieldPath"], context)
+    for kind, key in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
+        if key in source:
+            reference = source[key]
+            values = read_data(kind, reference, context.find)
+            if reference["key"] in values:
+                return values[reference["key"]].decode()
+            if reference.get("optional"):
+                return None
+            raise ContainerConfigError(f"couldn't find key {reference['key']} in {kind} {reference['name']}")
+    raise ContainerConfigError(f"env valueFrom {', '.join(source)} is not supported by the local backend")
+
+
+def _field(path: str, context: PodContext) -> str:
+    metadata = context.pod["metadata"]
+    fields = {
+        "metadata.name": name_of(context.pod),
+        "metadata.namespace": namespace_of(context.pod),
+        "metadata.uid": str(metadata.get("uid", "")),
+        "spec.nodeName": "localhost",
+        "spec.serviceAccountName": str(context.pod["spec"].get("serviceAccountName", "default")),
+        "status.hostIP": context.address,
+        "status.podIP": context.address,
+        "status.podIPs": context.address,
+    }
+    if path in fields:
+        return fields[path]
+    keyed = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
+    if keyed:
+        table = labels_of(context.pod) if keyed[1] == "labels" else metadata.get("annotations", {})
+        return str(table.get(keyed[2], ""))
+    raise ContainerConfigError(f"fieldRef {path} is not supported by the local backend")
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Kubernetes' $(NAME) references. Unknown ones stay as they are, and $$ is a dollar."""
+
+    def one(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return env.get(match[1], match[0])
+
+    return _REFERENCE.sub(one, text)
+
+
+def replace_mounts(text: str, mounts: tuple[Mount, ...]) -> str:
+    """Replace mount paths that stand as whole leading parts of a path: longest first, each place once."""
+    if not mounts or "/" not in text:
+        return text
+    by_path = {mount.path.rstrip("/"): str(mount.local) for mount in mounts}
+    paths = "|".join(re.escape(path) for path in sorted(by_path, key=len, reverse=True))
+    return re.sub(rf"(?<![\w./-])({paths})(?![\w.-])", lambda match: by_path[match[1]], text)

@@ -1,0 +1,209 @@
+"""One `rljob run`: the operator's core over the local backend, watched until the job has ended.
+
+Consumes: a checked job. Produces: its run folder. Waits for: a terminal phase, or Ctrl-C. Leaves what should run to
+the operator, how to the local backend, and drawing to the outputs.
+Invariant: when `run_job` returns, however it does, no process of the run is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER
+from rljob_api.wire.contract import Path as HttpPath
+from rljob_api.wire.protocol import DriverStatus
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.manifests import labels_of, phase_of
+from rljob_cli.local.network import Network
+from rljob_cli.local.rewards import ask_metrics, build_rewards
+from rljob_cli.run import runfolder
+from rljob_cli.run.live import Output
+from rljob_cli.run.report import draw_curves, print_report
+from rljob_cli.run.reward_rows import Metrics
+from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of, read_rows
+from rljob_cli.run.summary import build_summary
+from rljob_operator.children.common import HEAD, child_name
+from rljob_operator.children.config import read_token
+from rljob_operator.loop import workqueue as queue
+
+_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 1.0
+_METRICS_SECONDS = 2.0
+_POLL_TIMEOUT_SECONDS = 2.0
+_STOP_SECONDS = 15.0
+"""Most that one Pod may take to end. The head goes first, so that it can leave a checkpoint in order."""
+_FINAL_PHASES = ("Succeeded", "Failed")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Run:
+    """A running job."""
+
+    def __init__(self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output) -> None:
+        self.job = job
+        self.folder = folder
+        self.history = RunHistory()
+        self._cluster = LocalCluster(job, network, folder, claims)
+        self._output = output
+        self._began = time.monotonic()
+        self._interrupted = asyncio.Event()
+        self._phase = ""
+        self._events: list[str] = []
+        self._metrics = Metrics()
+
+    async def execute(self) -> str:
+        """Run to the end. Returns the phase: Succeeded, Failed or Interrupted."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        self._cluster.store.on_event = lambda event: self._record_event(event.type, event.reason, event.message)
+        try:
+            async with self._cluster:
+                tasks = [asyncio.create_task(queue.run(self._cluster.store, workers=1))]
+                tasks.append(asyncio.create_task(self._poll_driver()))
+                tasks.append(asyncio.create_task(self._poll_metrics()))
+                try:
+                    await self._follow(tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await self._cluster.stop(_STOP_SECONDS, first=(child_name(self.job, HEAD),))
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        return self._phase
+
+    @property
+    def wall_seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    async def _follow(self, tasks: list[asyncio.Task[None]]) -> None:
+        while True:
+            self._cluster.check()
+            for task in tasks:
+                if task.done():
+                    task.result()
+            snapshot = self.look()
+            self._output.show(snapshot)
+            self._phase = snapshot.phase
+            if self._interrupted.is_set():
+                self._phase = "Interrupted"
+                return
+            if snapshot.phase in _FINAL_PHASES:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._interrupted.wait()
+
+    def look(self) -> Snapshot:
+        """The run as it is now."""
+        store = self._cluster.store
+        pods = list(store.pods.values())
+        self.history.record(pods)
+        job = store.job or self.job
+        rows = read_rows(self.folder / runfolder.FILE_METRICS)
+        return Snapshot(
+            name=job.metadata.name,
+            phase=job.status.phase or "Pending",
+            message=message_of(job.status),
+            roles=build_roles(job.status, pods, self.history.restarts),
+            rewards=build_rewards(job, pods, self._metrics),
+            driver=store.driver,
+            steps=tuple(row for row in rows if row.get("type", "step") == "step"),
+            evals=tuple(row for row in rows if row.get("type") == "eval"),
+            total_steps=job.spec.schedule.steps,
+            elapsed_seconds=self.wall_seconds,
+            failures=tuple(self.history.failures),
+            events=tuple(self._events),
+        )
+
+    def _record_event(self, kind: str, reason: str, message: str) -> None:
+        if kind == "Warning":
+            self._events.append(f"{reason}: {message}")
+
+    def _on_signal(self) -> None:
+        if self._interrupted.is_set():
+            self._output.say("killing all that is left")
+            self._cluster.kubelet.kill()
+            return
+        self._output.say("stopping: the head first, then all others (again: kill them)")
+        self._interrupted.set()
+
+    async def _poll_driver(self) -> None:
+        """Keep the store's view of the driver fresh: the operator and the live view read it there."""
+        store = self._cluster.store
+        timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                heads = [p for p in store.pods.values() if labels_of(p).get(LABEL_ROLE) == HEAD]
+                running = [pod for pod in heads if phase_of(pod) == "Running"]
+                secret = store.find("Secret", child_name(self.job, "token"))
+                if running and secret:
+                    address = running[0]["status"]["podIP"]
+                    store.set_driver(await _ask_driver(session, address, read_token(secret) or ""))
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _poll_metrics(self) -> None:
+        """Keep what the head and the reward servers count fresh, for the view."""
+        timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                self._metrics = await ask_metrics(session, list(self._cluster.store.pods.values()))
+                await asyncio.sleep(_METRICS_SECONDS)
+
+
+async def _ask_driver(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
+    """The driver's status; None when it does not answer."""
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        async with session.get(f"http://{address}:{PORT_DRIVER}{HttpPath.STATUS}", headers=headers) as response:
+            if response.status != 200:
+                return None
+            return DriverStatus.model_validate(await response.json())
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+
+
+def run_job(
+    job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output, console: Console
+) -> tuple[str, dict[str, Any]]:
+    """Run the job and write what is left of it. Returns the phase and the summary."""
+
+    async def execute() -> tuple[str, Run]:
+        run = Run(job, folder, network, claims, output)
+        return await run.execute(), run
+
+    try:
+        phase, run = asyncio.run(execute())
+    finally:
+        output.close()
+    rows = read_rows(folder / runfolder.FILE_METRICS)
+    summary = build_summary(
+        name=job.metadata.name,
+        phase=phase,
+        driver=runfolder.read_driver_summary(folder),
+        rows=rows,
+        restarts=run.history.restarts,
+        wall_seconds=run.wall_seconds,
+    )
+    path = folder / runfolder.FILE_SUMMARY
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+    curves = folder / runfolder.FILE_CURVES
+    drawn = draw_curves(rows, curves)
+    print_report(console, summary)
+    if drawn:
+        console.print(f"curves: {curves}", soft_wrap=True, highlight=False)
+    console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
+    return phase, summary

@@ -1,0 +1,172 @@
+"""Outputs of a run: a live view for a terminal, plain lines, or JSON lines. Each takes snapshots and shows them."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rljob_cli.run.reward_rows import HEADER, row_cells
+from rljob_cli.run.snapshot import Change, Snapshot, changes
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40
+_NUM_RECENT = 6
+
+
+class Output(Protocol):
+    """Where snapshots go."""
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainOutput:
+    """One line for each step and each change of state."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = Snapshot()
+
+    def show(self, snapshot: Snapshot) -> None:
+        for change in changes(self._last, snapshot):
+            self._tell(change, snapshot)
+        self._last = snapshot
+
+    def _tell(self, change: Change, snapshot: Snapshot) -> None:
+        self.say(f"[{format_seconds(snapshot.elapsed_seconds):>6}] {change.text}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class JsonOutput(PlainOutput):
+    """One JSON object for each step and each change of state."""
+
+    def _tell(self, change: Change, snapshot: Snapshot) -> None:
+        print(json.dumps({"elapsed_seconds": round(snapshot.elapsed_seconds, 1), **change.data}), flush=True)
+
+    def say(self, text: str) -> None:
+        print(json.dumps({"type": "message", "message": text}), flush=True)
+
+
+class LiveOutput:
+    """A view that stays in place; failures scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = Snapshot()
+        self._recent: list[str] = []
+        self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        for change in changes(self._last, snapshot):
+            if change.data["type"] == "failure":
+                self.say(change.text)
+            elif change.data["type"] not in ("step", "eval"):
+                self._recent.append(f"{format_seconds(snapshot.elapsed_seconds)}  {change.text}")
+        self._recent = self._recent[-_NUM_RECENT:]
+        self._last = snapshot
+        self._live.update(render(snapshot, self._recent))
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_output(kind: str, console: Console) -> Output:
+    """live, plain or json; live needs a terminal."""
+    if kind == "json":
+        return JsonOutput(console)
+    return LiveOutput(console) if kind == "live" and console.is_terminal else PlainOutput(console)
+
+
+def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
+    """The live view."""
+    eta = snapshot.eta_seconds
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(snapshot.name, style="bold"),
+        Text(snapshot.phase or "starting", style="green" if snapshot.phase == "Running" else "yellow"),
+        Text(f"step {snapshot.step}/{snapshot.total_steps}"),
+        ProgressBar(total=max(1, snapshot.total_steps), completed=snapshot.step, width=30),
+        Text(format_seconds(snapshot.elapsed_seconds) + (f", {format_seconds(eta)} left" if eta else "")),
+    )
+    parts: list[RenderableType] = [head, _render_numbers(snapshot), _render_roles(snapshot)]
+    if snapshot.rewards:
+        parts.append(_render_rewards(snapshot))
+    phase = snapshot.driver.phase if snapshot.driver else "waiting for Pods"
+    waits = snapshot.waits_for
+    parts.append(Text(f"{phase}: waits for {waits}" if waits else phase, style="cyan"))
+    parts += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in recent]
+    return Group(*parts)
+
+
+def _render_numbers(snapshot: Snapshot) -> RenderableType:
+    table, driver = Table.grid(padding=(0, 2)), snapshot.driver
+    rewards = [float(row["reward"]) for row in snapshot.steps if row.get("reward") is not None]
+    if rewards:
+        table.add_row("reward", f"{rewards[-1]:.3f}", sparkline(rewards))
+    accuracies = [row["accuracy"] for row in snapshot.evals if row.get("accuracy") is not None]
+    if accuracies:
+        table.add_row(
+            "accuracy", " -> ".join(f"{a:.3f}" for a in dict.fromkeys((accuracies[0], accuracies[-1]))), "held out"
+        )
+    if driver and driver.tokens_per_second is not None:
+        table.add_row("tokens/s", f"{driver.tokens_per_second:.0f}", "")
+    if driver and driver.reward_latency_p50_seconds is not None:
+        p95 = driver.reward_latency_p95_seconds or 0.0
+        latency = f"p50 {1000 * driver.reward_latency_p50_seconds:.0f} ms, p95 {1000 * p95:.0f} ms"
+        table.add_row("reward latency", latency, f"{driver.num_invalid} invalid")
+    return table
+
+
+def _render_roles(snapshot: Snapshot) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("role", "ready", "restarts"):
+        table.add_column(column)
+    for role in snapshot.roles:
+        style = "green" if role.ready >= role.desired else "yellow"
+        table.add_row(role.name, Text(f"{role.ready}/{role.desired}", style=style), str(role.restarts or ""))
+    return table
+
+
+def _render_rewards(snapshot: Snapshot) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    rows = [row_cells(row) for row in snapshot.rewards]
+    for column, *cells in zip(HEADER, *rows, strict=True):
+        # Only the reasons, which are last, may be cut.
+        widest = max(map(len, (column, *cells))) if column != HEADER[-1] else None
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=widest)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def sparkline(values: list[float]) -> str:
+    """The last values as one line of bars, from their least to their greatest."""
+    shown = values[-_SPARK_WIDTH:]
+    low, high = min(shown), max(shown)
+    if high <= low:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in shown)
+
+
+def format_seconds(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

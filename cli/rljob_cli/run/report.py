@@ -1,0 +1,111 @@
+"""The end of a run, for people: a table and a picture of the curves. matplotlib is imported only here, and late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rljob_cli.run.snapshot import Row
+
+
+def build_table(summary: dict[str, Any]) -> Table:
+    """What a reader wants to know first."""
+    table = Table(title=f"{summary['name']}: {summary['phase']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    return table
+
+
+def _lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
+    if before is not None or after is not None:
+        yield "held-out accuracy", _from_to(before, after)
+    first, last = summary.get("metrics_before") or {}, summary.get("metrics_after") or {}
+    for component in sorted({*first, *last}):
+        yield f"  {component}", _from_to(first.get(component), last.get(component))
+    rewards = [reward for reward in summary.get("step_rewards", []) if reward is not None]
+    if rewards:
+        yield "reward", f"{_from_to(rewards[0], rewards[-1])} over {len(rewards)} steps"
+    phases = {name: s for name, s in (summary.get("phase_seconds") or {}).items() if s}
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])]
+    yield "wall time", f"{summary['wall_seconds']:.1f} s" + (f": {', '.join(parts)}" if parts else "")
+    if summary.get("samples_trained") is not None:
+        yield "samples trained", str(summary["samples_trained"])
+    if summary.get("rewards_served") is not None:
+        yield "rewards served", f"{summary['rewards_served']}, invalid: {_counts(summary.get('invalid_by_reason'))}"
+    yield "restarts", _counts(summary.get("restarts"))
+    if summary.get("pause_seconds") is not None:
+        transfer = summary.get("transfer_seconds") or 0
+        yield "weight updates", f"{summary['pause_seconds']:.3f} s pause, {transfer:.3f} s transfer (mean)"
+    digests = summary.get("weight_digests") or {}
+    if digests:
+        alike = len(set(digests.values())) == 1
+        yield "weight digests", f"{len(digests)} parties {'agree' if alike else 'DIFFER'}"
+
+
+def _from_to(before: float | None, after: float | None) -> str:
+    shown = ["-" if value is None else f"{value:.3f}" for value in (before, after)]
+    return " -> ".join(shown)
+
+
+def _counts(counts: dict[str, int] | None) -> str:
+    nonzero = {name: count for name, count in (counts or {}).items() if count}
+    return ", ".join(f"{name} {count}" for name, count in nonzero.items()) or "none"
+
+
+def print_report(console: Console, summary: dict[str, Any]) -> None:
+    console.print(build_table(summary))
+    if summary.get("export"):
+        console.print(f"checkpoint: {summary['export']}", soft_wrap=True, highlight=False)
+        console.print(f"serve it with: vllm serve {summary['export']}", soft_wrap=True, highlight=False)
+
+
+def draw_curves(rows: list[Row], path: Path) -> bool:
+    """curves.png: reward and accuracy, throughput, and each step's time by phase. False when there is nothing yet."""
+    steps = [row for row in rows if row.get("type", "step") == "step"]
+    if not steps:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    xs = [row["step"] for row in steps]
+    top.plot(xs, [_number(row.get("reward")) for row in steps], marker=".", label="reward (training)")
+    evals = [row for row in rows if row.get("type") == "eval" and row.get("accuracy") is not None]
+    if evals:
+        top.plot([r["step"] for r in evals], [r["accuracy"] for r in evals], "s--", label="accuracy (held out)")
+    top.legend(loc="best")
+    middle.plot(xs, [_number(row.get("tokens_per_second")) for row in steps], marker=".", color="tab:green")
+    middle.set_ylabel("sampled tokens/s")
+    phases = [phases_of(row) for row in steps]
+    names = list(dict.fromkeys(name for phase in phases for name in phase))
+    if names:
+        bottom.stackplot(xs, [[phase.get(name, 0.0) for phase in phases] for name in names], labels=names)
+        bottom.legend(loc="best", fontsize="small")
+    else:
+        bottom.plot(xs, [_number(row.get("step_seconds")) for row in steps])
+    bottom.set_ylabel("seconds of a step")
+    bottom.set_xlabel("step")
+    for axis in (top, middle, bottom):
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return True
+
+
+def phases_of(row: Row) -> dict[str, float]:
+    """A step's seconds by phase."""
+    phases = row.get("phase_seconds") or {}
+    return {name: float(seconds) for name, seconds in phases.items() if seconds}
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,104 @@
+"""The folder of a run: who may use it, what of an earlier run stays, and whether the same job may go on in it.
+
+Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the lock however its holder ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+
+FILE_JOB = "job.yaml"
+FILE_METRICS = "metrics.jsonl"
+FILE_DRIVER_SUMMARY = "driver-summary.json"
+FILE_SUMMARY = "summary.json"
+FILE_CURVES = "curves.png"
+_IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
+_MAY_CHANGE = (("schedule", "steps"),)
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the folder. UserError names who else does."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, not in it: --fresh moves the folder away.
+    with (folder.parent / f".{folder.name}.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"{folder} is in use by `rljob run`, {holder}; wait for it or stop it") from None
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}, since {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename the folder of an earlier run; its new name, or None when there is none."""
+    if not folder.exists():
+        return None
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    names = [f"{folder.name}.{stamp}", *(f"{folder.name}.{stamp}.{i}" for i in range(1, 100))]
+    target = next(folder.with_name(name) for name in names if not folder.with_name(name).exists())
+    folder.rename(target)
+    return target
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*/COMPLETE"))
+
+
+def changed_fields(folder: Path, job: RLJob) -> list[str]:
+    """Immutable fields in which the job differs from the one whose checkpoint the folder holds."""
+    saved = folder / FILE_JOB
+    if not has_checkpoint(folder) or not saved.is_file():
+        return []
+    before, now = _read_spec(saved), _dump(job)["spec"]
+    for spec in (before, now):
+        for outer, inner in _MAY_CHANGE:
+            spec.get(outer, {}).pop(inner, None)
+    return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
+
+
+def begin(folder: Path, job: RLJob) -> None:
+    """Make the folder, note the job, and remove the results of an earlier run, which would pass for this one's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE_JOB).write_text(yaml.safe_dump(_dump(job), sort_keys=False, allow_unicode=True))
+    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES):
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_driver_summary(folder: Path) -> dict[str, Any]:
+    """The driver's summary; empty when there is none that can be read."""
+    try:
+        found = json.loads((folder / FILE_DRIVER_SUMMARY).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_spec(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
+    spec: dict[str, Any] = document.get("spec", {})
+    return spec
+
+
+def _dump(job: RLJob) -> dict[str, Any]:
+    dumped: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
+    return dumped

@@ -1,0 +1,39 @@
+"""What is left of a run: summary.json, made of the driver's own summary, the metrics and what the backend saw. Pure.
+
+Invariant: what the driver says is passed through untouched; nothing here is invented for a run that did not get there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_cli.run.snapshot import Row
+
+
+def build_summary(
+    *, name: str, phase: str, driver: Row, rows: list[Row], restarts: dict[str, int], wall_seconds: float
+) -> dict[str, Any]:
+    """The whole of summary.json. `driver` is driver-summary.json, empty when the driver wrote none."""
+    steps = [row for row in rows if row.get("type", "step") == "step"]
+    evals = [row for row in rows if row.get("type") == "eval"]
+    known: dict[str, Any] = {
+        "accuracy_before": evals[0].get("accuracy") if evals else None,
+        "accuracy_after": evals[-1].get("accuracy") if len(evals) > 1 else None,
+        "step_rewards": [row.get("reward") for row in steps],
+        "phase_seconds": {},
+        "samples_trained": None,
+        "prompts_trained": [],
+        "rewards_served": None,
+        "invalid_by_reason": {},
+        "weight_digests": {},
+    }
+    summary = {"name": name, "phase": phase, "wall_seconds": round(wall_seconds, 3), **known, **driver}
+    summary["metrics_before"] = driver.get("eval_before", {})
+    summary["metrics_after"] = driver.get("eval_after", {})
+    summary["restarts"] = _add(restarts, driver.get("restarts") or {})
+    summary["steps"] = steps[-1]["step"] if steps else 0
+    return summary
+
+
+def _add(pods: dict[str, int], driver: dict[str, int]) -> dict[str, int]:
+    return {role: pods.get(role, 0) + driver.get(role, 0) for role in sorted({*pods, *driver})}

@@ -1,0 +1,147 @@
+"""The tables of `rljob trajectories`, for people: wrapped text, one line a number. Drawing alone.
+
+Invariant: nothing is cut without a mark, and of a long text both ends are shown: the answer is at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rljob_cli.trajectories.command import Comparison, Pair, Row
+
+_LONGEST_TEXT = 400
+
+
+def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
+    """One row a sample, one column a reward."""
+    console = Console()
+    if not rows:
+        console.print("no sample matches")
+        return
+    rewards = sorted({reward["name"] for row in rows for reward in row["rewards"]})
+    table = Table(show_lines=True)
+    for name in ("step", "sample", "prompt", "completion", "score", *rewards, "advantage"):
+        table.add_column(name, overflow="fold", ratio=3 if name in ("prompt", "completion") else None)
+    for row in rows:
+        by_name = {reward["name"]: reward for reward in row["rewards"]}
+        table.add_row(
+            f"{row['step']}\n{row['lane']}",
+            f"{row['group']}/{row['sample']}",
+            Text(shorten(row["prompt"], full) + _answer(row)),
+            Text(shorten(row["completion"], full) + (" [truncated]" if row["truncated"] else "")),
+            number(row["score"]),
+            *(describe_reward(by_name.get(name)) for name in rewards),
+            number(row["advantage"]),
+        )
+    console.print(table)
+    if has_more:
+        console.print(f"the first {len(rows)}; more with --limit (0: all)")
+
+
+def describe_reward(reward: Row | None) -> Text:
+    """A reward's score, components and cost; or why there is none."""
+    if reward is None:
+        return Text("-")
+    if reward["valid"]:
+        lines = [number(reward["score"])]
+        lines += [f"{name} {number(value)}" for name, value in reward["components"].items()]
+    else:
+        lines = [f"invalid: {reward['reason']}", *([reward["message"]] if reward["message"] else [])]
+    attempts = reward["attempts"] or 0
+    latency = reward["latency_seconds"] if reward["latency_seconds"] is not None else reward["execute_seconds"]
+    lines.append(f"{seconds(latency)}{f', {attempts} attempts' if attempts > 1 else ''}")
+    return Text("\n".join(lines), style="" if reward["valid"] else "red")
+
+
+def print_comparison(
+    comparison: Comparison,
+    runs: Sequence[str],
+    lane: str,
+    steps: Sequence[int | None],
+    *,
+    limit: int | None,
+    full: bool,
+) -> None:
+    """First what the runs differ in as a whole, then the prompts that differ most."""
+    console = Console()
+    for letter, run, step in zip("ab", runs, steps, strict=True):
+        where = f"{lane}, all steps" if step is None else f"{lane}, step {step}"
+        console.print(f"{letter}: {run} ({where})", soft_wrap=True, highlight=False, markup=False)
+    console.print(_summarize(comparison))
+    others = [(comparison.num_only_a, "a"), (comparison.num_only_b, "b")]
+    words = "; ".join(f"{count} only in {letter}" for count, letter in others if count)
+    console.print(f"{len(comparison.pairs)} prompts in both{f'; {words}' if words else ''}", highlight=False)
+    pairs = comparison.pairs[:limit]
+    console.print(_list_pairs(pairs, comparison.curves, full))
+    if len(pairs) < len(comparison.pairs):
+        console.print(f"the {len(pairs)} that differ most; more with --limit (0: all)", highlight=False)
+
+
+def _summarize(comparison: Comparison) -> Table:
+    """One row a curve: means over the prompts, and for how many it is better."""
+    table = Table()
+    for name in ("curve", "a", "b", "difference", "better in b", "worse in b", "prompts"):
+        table.add_column(name, justify="left" if name == "curve" else "right")
+    for curve in comparison.curves:
+        found = [pair for pair in comparison.pairs if pair.difference(curve) is not None]
+        differences = [pair.difference(curve) or 0.0 for pair in found]
+        before = math.fsum(pair.a.means[curve] for pair in found) / len(found) if found else None
+        after = math.fsum(pair.b.means[curve] for pair in found) / len(found) if found else None
+        change = None if before is None or after is None else after - before
+        better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+        cells = (number(before), number(after), signed(change), str(better), str(worse), str(len(found)))
+        table.add_row(curve, *cells)
+    return table
+
+
+def _list_pairs(pairs: Sequence[Pair], curves: Sequence[str], full: bool) -> Table:
+    table = Table(show_lines=True)
+    for name in ("prompt", "a", "b", "difference"):
+        table.add_column(name, overflow="fold", ratio=3 if name == "prompt" else None)
+    for pair in pairs:
+        answer = "" if pair.ground_truth is None else f"\nanswer: {pair.ground_truth}"
+        table.add_row(
+            Text(shorten(pair.prompt, full) + answer),
+            Text(_list_means(pair.a.means, curves, pair.a.num_samples, pair.a.num_invalid)),
+            Text(_list_means(pair.b.means, curves, pair.b.num_samples, pair.b.num_invalid)),
+            Text("\n".join(signed(pair.difference(curve)) for curve in curves)),
+        )
+    return table
+
+
+def _list_means(means: dict[str, float], curves: Sequence[str], num_samples: int, num_invalid: int) -> str:
+    lines = [f"{curve} {number(means.get(curve))}" for curve in curves]
+    invalid = f", {num_invalid} invalid" if num_invalid else ""
+    return "\n".join([*lines, f"{num_samples} sample{'s' if num_samples != 1 else ''}{invalid}"])
+
+
+def _answer(row: Row) -> str:
+    return "" if row["ground_truth"] is None else f"\nanswer: {row['ground_truth']}"
+
+
+def shorten(text: str, full: bool) -> str:
+    """The beginning and the end of a long text."""
+    if full or len(text) <= _LONGEST_TEXT:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+
+
+def number(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4g}" if value else "0"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

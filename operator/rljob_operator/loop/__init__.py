@@ -1,0 +1,1 @@
+"""The work queue, the reconcile loop, and its health and metrics."""

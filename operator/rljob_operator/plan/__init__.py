@@ -1,0 +1,1 @@
+"""Pure: from a job, the observed state and the time to the desired state."""

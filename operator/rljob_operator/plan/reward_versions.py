@@ -1,0 +1,82 @@
+"""Which versions of a reward its Pods are of, told apart by what the Pods carry. Pure; reads Pods and decides nothing.
+
+A version is what a server reads at its start (the digest on its Pod) and the images that it was told of, which are
+those of its template: what a webhook makes of them is not compared. Resources, nodes and other parts of a template make
+no version: they score alike. The server's own version, which the driver compares, is made of the same two.
+Invariant: equal sets of Pods give equal words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rljob_api.wire.contract import ENV_REWARD_IMAGES
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, REWARD
+from rljob_operator.plan.observed_job import RoleView, is_ready
+
+MIXED = "VersionsMixed"
+STARTS = "NewVersionStarts"
+SETTLED = "OneVersion"
+_NUM_DIGITS = 7
+
+
+class Version(NamedTuple):
+    """What decides how a Pod scores."""
+
+    digest: str
+    images: str
+
+
+def version_of(pod: Manifest) -> Version:
+    """Of a Pod, or of a template."""
+    annotations = pod["metadata"].get("annotations") or {}
+    spec = pod.get("spec") or {}
+    env = [entry for c in spec.get("containers") or [] if c.get("name") == REWARD for entry in c.get("env") or []]
+    images = next((entry.get("value", "") for entry in env if entry["name"] == ENV_REWARD_IMAGES), "")
+    return Version(str(annotations.get(ANNOTATION_CONFIG_HASH, "")), images)
+
+
+def count_versions(pods: Iterable[Manifest]) -> dict[Version, int]:
+    """Pods of each version, in a fixed order. One without a digest says nothing."""
+    return dict(sorted(Counter(version for version in map(version_of, pods) if version.digest).items()))
+
+
+def describe_mixed_rewards(roles: Iterable[RoleView]) -> str:
+    """Which rewards' ready Pods are of more than one version, and how many of each; empty when none are."""
+    words = []
+    for role in roles:
+        counts = count_versions(filter(is_ready, role.pods)) if role.kind == REWARD else {}
+        if len(counts) > 1:
+            name = role.name.removeprefix(f"{REWARD}-")
+            words.append(f"reward {name}: {describe_counts(counts)}; each step is scored by one of them alone")
+    return "; ".join(words)
+
+
+def describe_counts(counts: dict[Version, int]) -> str:
+    """'2 ready Pods of version 1a2b3c4 and 1 of 9f8e7d6'."""
+    names = _name_versions(list(counts))
+    (first, number), *others = zip(names, counts.values(), strict=True)
+    parts = [f"{number} ready {'Pod' if number == 1 else 'Pods'} of version {first}"]
+    return " and ".join(parts + [f"{number} of {name}" for name, number in others])
+
+
+def describe_update(pods: Sequence[Manifest], wanted: Manifest | None) -> tuple[str, str] | None:
+    """Reason and words of an update under way; None when all Pods are of one version, and of the template's."""
+    counts, existing = count_versions(filter(is_ready, pods)), count_versions(pods)
+    asked = {version_of(wanted)} if wanted else set(existing)
+    if len(existing) < 2 and set(existing) <= asked:
+        return None
+    if len(counts) > 1:
+        return MIXED, describe_counts(counts)
+    ready = describe_counts(counts) if counts else "no Pod is ready"
+    return STARTS, f"{ready}, and none of the new version yet"
+
+
+def _name_versions(versions: list[Version]) -> list[str]:
+    """By their digests; by their images where nothing else differs."""
+    if len({version.digest for version in versions}) == len(versions):
+        return [version.digest[:_NUM_DIGITS] for version in versions]
+    return [f"{version.digest[:_NUM_DIGITS]} ({version.images})" for version in versions]

@@ -1,0 +1,132 @@
+"""What a valid RLJob may still ask that its children cannot be. Every problem at once, each with place and remedy.
+
+Types, the CRD and its rules come first (rljob_api); these checks remain: what only a cluster minds, and templates,
+which the schema leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardBase
+from rljob_api.manifest.roles import Role
+from rljob_api.manifest.sources import parse_source
+from rljob_operator.backend import Manifest
+from rljob_operator.children.config import build_job_config
+from rljob_operator.children.merge import merge
+
+_MAX_CONFIG_BYTES = 1_000_000
+"""A ConfigMap may hold 1 MiB."""
+
+
+def find_problems(job: RLJob) -> list[str]:
+    """All that keeps the job from being built; empty when nothing does."""
+    return [*find_spec_problems(job), *find_size_problems([build_job_config(job)])]
+
+
+def find_spec_problems(job: RLJob) -> list[str]:
+    """All but what only its built children show (find_size_problems): to write the job's file is a good part of a
+    look."""
+    urls = (
+        problem
+        for i, reward in enumerate(job.spec.rewards)
+        for problem in find_url_problems(f"spec.rewards[{i}]", reward)
+    )
+    return [*_source_problems(job), *urls, *_template_problems(job), *_scheduling_problems(job)]
+
+
+def _source_problems(job: RLJob) -> Iterator[str]:
+    data = job.spec.data
+    sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
+    if data.eval:
+        sources["spec.data.eval.source"] = data.eval.source
+    for index, reward in enumerate(job.spec.rewards):
+        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    yield from find_source_problems(sources)
+
+
+def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
+    """Path and source of the checkpoint that a reward serves, if any."""
+    model = reward.served_model
+    return {f"{path}.{'model' if reward.model else 'judge.model'}.source": model.source} if model else {}
+
+
+def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
+    """Which of the sources (by path) no cluster can resolve."""
+    for path, source in sources.items():
+        if parse_source(source).kind == "relative":
+            yield (
+                f"{path} must be hf://org/name, pvc://claim/path or an absolute path, got {source}; "
+                "only `rljob run` takes relative ones"
+            )
+
+
+def find_url_problems(path: str, reward: RewardBase) -> Iterator[str]:
+    """Whether the endpoint of someone else's that a reward names can be one."""
+    endpoint = reward.http or (reward.judge.endpoint if reward.judge else None)
+    if endpoint is not None and not _is_url(endpoint.url):
+        where = f"{path}.{'http' if reward.http else 'judge.endpoint'}.url"
+        yield f"{where} must name a host, and a port from 1 to 65535 if any, got {endpoint.url}"
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _template_problems(job: RLJob) -> Iterator[str]:
+    for path, role in _roles(job):
+        yield from find_template_problems(path, role)
+
+
+def find_template_problems(path: str, role: Role) -> Iterator[str]:
+    """What is wrong with the template of the role at `path`, whosever it is."""
+    unknown = set(role.template) - {"metadata", "spec"}
+    if unknown:
+        yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
+    try:
+        merged = merge({"metadata": {}, "spec": {"containers": []}}, role.template, f"{path}.template")
+    except UserError as error:
+        yield str(error)
+        return
+    for part in ("metadata", "spec"):
+        if part not in merged:
+            yield f"{path}.template.{part} must not be null: the role's own would go; remove it"
+    if "containers" not in merged.get("spec", {"containers": []}):
+        yield f"{path}.template.spec.containers must not be null: the role's own would go; remove it"
+
+
+def _roles(job: RLJob) -> list[tuple[str, Role]]:
+    """Every role that has Pods of ours, with its place in the manifest."""
+    spec = job.spec
+    roles: list[tuple[str, Role]] = [
+        ("spec.head", spec.head),
+        ("spec.trainer", spec.trainer),
+        ("spec.rollout", spec.rollout),
+    ]
+    return roles + [(f"spec.rewards[{i}]", reward) for i, reward in enumerate(spec.rewards) if reward.is_served]
+
+
+def _scheduling_problems(job: RLJob) -> Iterator[str]:
+    scheduling = job.spec.scheduling
+    if scheduling.gang == "kueue" and not scheduling.queue:
+        yield "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
+    if scheduling.queue and scheduling.gang not in ("kueue", "volcano"):
+        yield f"spec.scheduling.queue has no meaning for gang: {scheduling.gang}; remove it, or use kueue or volcano"
+
+
+def find_size_problems(children: Iterable[Manifest]) -> Iterator[str]:
+    """Which ConfigMaps no API server would take."""
+    for child in children:
+        num_bytes = sum(len(text.encode()) for text in child["data"].values()) if child["kind"] == "ConfigMap" else 0
+        if num_bytes > _MAX_CONFIG_BYTES:
+            yield (
+                f"spec takes {num_bytes} bytes as a ConfigMap, at most {_MAX_CONFIG_BYTES} are allowed; move inline "
+                "functions to a ConfigMap of your own (function.configMapKeyRef)"
+            )

@@ -1,0 +1,1 @@
+"""Rewards that are models: classifiers and judges, and the clients of their endpoints."""

@@ -1,0 +1,161 @@
+"""From a judge's answer to a score, and from votes to one score. Pure.
+
+Invariant: an answer that cannot be read is invalid with its beginning in the message, never a zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.scorers import JudgeParser, JudgeReward, find_judge_problems
+from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.models.model_slots import NoScoreError, Score
+from rljob_reward.models.texts import describe
+from rljob_reward.worker.adapters.outcome import read_components
+
+_MAX_READ_CHARACTERS = 1 << 16
+"""Of an answer's end, what a regular expression is run over."""
+_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+_SCORE_GROUP = "score"
+_SCHEMA_NAME = "verdict"
+
+
+class Parser:
+    """Reads answers."""
+
+    def __init__(self, judge: JudgeReward) -> None:
+        """UserError where the parser can read no answer at all."""
+        problems = [f"judge.{field} {problem}" for field, problem in find_judge_problems(judge)]
+        if problems:
+            raise UserError("; ".join(problems))
+        self._spec: JudgeParser = judge.parser
+        self._scores = {word.strip().casefold(): score for word, score in judge.parser.scores.items()}
+        self._regex = re.compile(judge.parser.regex) if judge.parser.regex else None
+        self._path = judge.parser.score_path.split(".")
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """What makes the model answer by the schema; None without one."""
+        schema = self._spec.json_schema
+        if schema is None:
+            return None
+        strict = {"strict": True} if is_strict(schema) else {}
+        return {"type": "json_schema", "json_schema": {"name": _SCHEMA_NAME, "schema": schema, **strict}}
+
+    def read(self, answer: str) -> Score:
+        """The score of an answer. NoScoreError says what is wrong with it."""
+        return self._read_text(answer) if self._regex else self._read_json(answer)
+
+    def _read_text(self, answer: str) -> Score:
+        assert self._regex is not None
+        matches = list(self._regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
+        if not matches:
+            raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
+        last = matches[-1]  # what comes before is thought
+        word = last[_SCORE_GROUP] if _SCORE_GROUP in self._regex.groupindex else last[1]
+        return Score(self.to_number(word, answer))
+
+    def read_list(self, answer: str) -> tuple[list[Any], dict[str, float]]:
+        """What a list at scorePath has, as it is, and the components beside it."""
+        value, components = self._find(answer)
+        if not isinstance(value, list):
+            raise _unreadable(f"the judge's {self._spec.score_path} is no list: {describe(answer)}")
+        return value, components
+
+    def _read_json(self, answer: str) -> Score:
+        value, components = self._find(answer)
+        return Score(self.to_number(value, answer), components)
+
+    def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
+        """What is at scorePath, and the numbers beside it."""
+        fenced = _FENCE.match(answer)
+        try:
+            value = json.loads(fenced[1] if fenced else answer)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(f"the judge's answer is no JSON ({error}): {describe(answer)}") from None
+        beside: Any = None
+        for part in self._path:
+            beside = value
+            try:
+                value = value[int(part)] if isinstance(value, list) else value[part]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
+        others = beside if isinstance(beside, dict) else {}
+        return value, read_components((name, other) for name, other in others.items() if name != self._path[-1])
+
+    def to_number(self, value: Any, answer: str) -> float:
+        """A number, or a word's. NoScoreError where it is neither."""
+        if value is None:
+            raise NoScoreError(InvalidReason.ABSTAINED, f"the judge gave no score: {describe(answer)}")
+        word = str(value).strip().casefold()
+        if word in self._scores:
+            return self._scores[word]
+        try:
+            number = float(value.strip() if isinstance(value, str) else value)
+        except (TypeError, ValueError, OverflowError):
+            known = f" (judge.parser.scores has {', '.join(self._spec.scores)})" if self._scores else ""
+            raise _unreadable(f"the judge's score is {describe(value)}, which is no number{known}") from None
+        if not math.isfinite(number):
+            raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
+        return number
+
+
+def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
+    """One score of all votes. With half of them or fewer readable there is none."""
+    scores = readable(votes, "votes")
+    if len(votes) == 1:
+        return scores[0]
+    counts = Counter(score.value for score in scores)
+    most = max(counts.values())
+    value = mean_value(scores)
+    if aggregate == "majority":
+        value = mean_value([Score(winner) for winner, count in counts.items() if count == most])
+    components = mean_components(scores) | {"votes": float(len(scores)), "agreement": most / len(scores)}
+    return Score(value, components)
+
+
+def readable(answers: Sequence[Score | NoScoreError], what: str) -> list[Score]:
+    """The answers that are scores. NoScoreError where those are not more than half."""
+    scores = [answer for answer in answers if isinstance(answer, Score)]
+    failed = [answer for answer in answers if isinstance(answer, NoScoreError)]
+    if 2 * len(scores) > len(answers):
+        return scores
+    if len(answers) == 1:
+        raise failed[0]
+    raise NoScoreError(failed[0].reason, f"{len(failed)} of {len(answers)} {what} failed, the first: {failed[0]}")
+
+
+def mean_value(scores: Sequence[Score]) -> float:
+    return math.fsum(score.value for score in scores) / len(scores)
+
+
+def mean_components(scores: Sequence[Score]) -> dict[str, float]:
+    """Each component's mean over the scores that have it."""
+    names = {name: None for score in scores for name in score.components}
+    found = {name: [score.components[name] for score in scores if name in score.components] for name in names}
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
+def is_strict(schema: Any) -> bool:
+    """Whether a schema meets OpenAI's conditions for `strict`: every object closed, every property required."""
+    if isinstance(schema, list):
+        return all(map(is_strict, schema))
+    if not isinstance(schema, dict):
+        return True
+    properties = schema.get("properties")
+    if schema.get("type") == "object" or isinstance(properties, dict):
+        if schema.get("additionalProperties") is not False:
+            return False
+        if set(schema.get("required") or ()) != set(properties or ()):
+            return False
+    return all(map(is_strict, schema.values()))
+
+
+def _unreadable(message: str) -> NoScoreError:
+    return NoScoreError(InvalidReason.BAD_RETURN, message)

@@ -1,0 +1,1 @@
+"""The HTTP server of a reward: routes, lanes, scoring and metrics."""

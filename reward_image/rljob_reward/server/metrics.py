@@ -1,0 +1,123 @@
+"""Prometheus metrics of a reward server: queue and execution time by lane and outcome, slots, queues and their age,
+refusals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from rljob_api.wire.protocol import Lane
+from rljob_reward.server.lanes import LANES, Lanes
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+VALID = "valid"
+_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+
+
+class Queued(Hashable, Protocol):
+    """A request in the lanes."""
+
+    @property
+    def arrived(self) -> float:
+        """time.perf_counter() of its arrival."""
+        ...
+
+
+_Job = TypeVar("_Job", bound=Queued)
+
+
+class Metrics:
+    """One registry a server, so that tests may hold several."""
+
+    def __init__(self, reward: str, slots: int) -> None:
+        self._reward = reward
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        by_outcome = ("reward", "lane", "outcome")
+        self._queue = Histogram(
+            "rljob_reward_queue_seconds",
+            "From arrival to the start of execution.",
+            by_outcome,
+            buckets=_BUCKETS_SECONDS,
+            registry=self._registry,
+        )
+        self._execute = Histogram(
+            "rljob_reward_execute_seconds",
+            "From the start of execution to its end.",
+            by_outcome,
+            buckets=_BUCKETS_SECONDS,
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "rljob_reward_refused", "Requests answered 429.", ("reward", "lane"), registry=self._registry
+        )
+        self._restarts = Counter(
+            "rljob_reward_worker_restarts",
+            "Workers that were replaced.",
+            ("reward",),
+            registry=self._registry,
+        )
+        self._restarts.labels(reward)
+        self._cache = Counter(
+            "rljob_reward_cache",
+            "Requests of a reward with `cache`: hit (a result was kept), joined (an equal one was under way), miss.",
+            ("reward", "outcome"),
+            registry=self._registry,
+        )
+        for lane in LANES:  # what appears with its first event has no rate
+            self._refused.labels(reward, lane)
+            self._queue.labels(reward, lane, VALID)
+            self._execute.labels(reward, lane, VALID)
+        self._gauge("rljob_reward_slots_total", "Requests that may execute at once.").labels(reward).set(slots)
+        self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
+
+    @property
+    def reward(self) -> str:
+        return self._reward
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For what a kind of reward has to tell besides."""
+        return self._registry
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, ("reward", *labels), registry=self._registry)
+
+    def watch(self, lanes: Lanes[_Job]) -> None:
+        """Read slots in use and queues at each scrape."""
+        in_use = self._gauge("rljob_reward_slots_in_use", "Requests that execute now.", "lane")
+        waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
+        oldest = self._gauge("rljob_reward_queue_oldest_seconds", "For how long the oldest request waits.", "lane")
+        for lane in LANES:
+            oldest.labels(self._reward, lane).set_function(partial(_age_of_oldest, lanes, lane))
+            in_use.labels(self._reward, lane).set_function(partial(lanes.num_running_in, lane))
+            waiting.labels(self._reward, lane).set_function(partial(lanes.num_waiting, lane))
+
+    def record_result(self, lane: Lane, outcome: str, queue_seconds: float, execute_seconds: float) -> None:
+        pair = self._histograms.get((lane, outcome))
+        if pair is None:
+            labels = (self._reward, lane, outcome)
+            pair = self._histograms[lane, outcome] = (self._queue.labels(*labels), self._execute.labels(*labels))
+        pair[0].observe(queue_seconds)
+        pair[1].observe(execute_seconds)
+
+    def record_refused(self, lane: Lane) -> None:
+        self._refused.labels(self._reward, lane).inc()
+
+    def record_cache(self, outcome: str) -> None:
+        self._cache.labels(self._reward, outcome).inc()
+
+    def record_restart(self) -> None:
+        self._restarts.labels(self._reward).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+def _age_of_oldest(lanes: Lanes[_Job], lane: Lane) -> float:
+    oldest = lanes.oldest_waiting(lane)
+    return 0.0 if oldest is None else time.perf_counter() - oldest.arrived

@@ -1,0 +1,100 @@
+"""What one call came to, and the reading of numbers that user code returns.
+
+Owns the rule that a failure is never a zero: whatever is not a finite number becomes a reason. The reasons are values
+of rljob_api.wire.protocol.InvalidReason, spelled out since workers do not import pydantic (a test compares them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+EXCEPTION = "exception"
+NOT_FINITE = "not_finite"
+BAD_RETURN = "bad_return"
+ABSTAINED = "abstained"
+
+_MAX_COMPONENTS = 64
+_MAX_NAME_CHARACTERS = 200
+_MAX_MESSAGE_CHARACTERS = 2000
+
+
+class Outcome(NamedTuple):
+    """A finite score with components, or a reason with a message."""
+
+    score: float | None
+    components: dict[str, float]
+    reason: str | None = None
+    message: str = ""
+
+
+def invalid(reason: str, message: str, components: dict[str, float] | None = None) -> Outcome:
+    return Outcome(None, components or {}, reason, encodable(message)[:_MAX_MESSAGE_CHARACTERS])
+
+
+def encodable(text: str) -> str:
+    """`text` without lone surrogates, which UTF-8 and so the protocol cannot carry."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> Outcome:
+    """`value` as the score, and those of `extras` that are finite numbers as its components."""
+    components = read_components(extras)
+    if value is None:
+        return invalid(ABSTAINED, "the function returned None for this sample", components)
+    score = read_number(value)
+    if score is None:
+        return invalid(BAD_RETURN, f"the function returned {describe(value)}; expected {expected}", components)
+    if not math.isfinite(score):
+        return invalid(NOT_FINITE, f"the function returned {score}", components)
+    return Outcome(score, components)
+
+
+def read_each(value: Any, num_samples: int, expected: str, read: Callable[[Any], Outcome]) -> list[Outcome]:
+    """One outcome for each element of a list, array or tensor; a single one where `value` is no such thing."""
+    elements = None
+    if not isinstance(value, (str, bytes, dict)):
+        try:
+            elements = list(value)
+        except TypeError:  # no sequence, or a tensor without dimensions
+            elements = None
+    if elements is None or len(elements) != num_samples:
+        samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
+        return [invalid(BAD_RETURN, f"the function returned {describe(value)} for {samples}; expected {expected}")]
+    return [read(element) for element in elements]
+
+
+def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """The finite numbers among `extras`, bools as 0 and 1; anything else is left out."""
+    components: dict[str, float] = {}
+    for name, value in extras:
+        number = read_number(value)
+        if number is not None and math.isfinite(number) and len(components) < _MAX_COMPONENTS:
+            components[encodable(str(name))[:_MAX_NAME_CHARACTERS]] = number
+    return components
+
+
+def read_number(value: Any) -> float | None:
+    """A number, bool, or a NumPy or torch value of one element, as a float. None: it is none of these."""
+    if type(value) is float:
+        return value
+    if isinstance(value, (str, bytes, bytearray)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        # NumPy's and torch's way to the one element. What has no dimensions says itself what it is: a masked value's
+        # item is 0, itself is NaN.
+        return float(value.item() if getattr(value, "ndim", 0) else value)
+    except OverflowError:
+        return math.inf
+    except Exception:  # an array of several elements; and a class of the user's may raise anything
+        return None
+
+
+def describe(value: Any) -> str:
+    """Type and a glimpse of a value that user code made; its repr may itself fail."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "?"
+    return f"{type(value).__name__} {text[:200]}"

@@ -1,0 +1,68 @@
+"""TRL: reward(prompts, completions, **columns) -> list[float | None].
+
+A sample is a batch of one, a group a batch. A chat prompt makes a chat completion, as GRPOTrainer does. Columns are the
+answer (as answer, ground_truth and solution, the names that TRL's own functions use) and every key of extra_info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_reward.worker.adapters.binding import Binding, Sample
+from rljob_reward.worker.adapters.outcome import Outcome, read_each, read_score
+from rljob_reward.worker.adapters.signature import Parameters
+
+NAME = "trl"
+MARKER = "completions"
+TAKES_GROUPS = True
+_EXPECTED = "reward(prompts, completions, **columns)"
+_EXPECTED_RETURN = "a list with one number or None for each completion"
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
+_TOKEN_PARAMETERS = ("completion_ids", "environments", "trainer_state")
+
+
+def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
+    parameters = Parameters(function, place)
+    inside = sorted((parameters.required & set(_TOKEN_PARAMETERS)) - set(kwargs))
+    if inside:
+        raise UserError(
+            f"{place}: {', '.join(inside)} lives inside TRL's trainer and is not sent to a reward server. "
+            "Score from prompts, completions and columns, or give the parameter a default"
+        )
+    # Other required parameters may be columns, which only a request can tell: a missing one is that call's TypeError.
+    parameters.check(parameters.required, _EXPECTED, needs=MARKER)
+    parameters.check_kwargs(kwargs)
+    logged: dict[str, float] = {}
+
+    def call(samples: list[Sample]) -> Any:
+        logged.clear()
+        values = {**_columns(samples), "log_metric": logged.__setitem__, "log_extra": _log_nothing}
+        return function(**{name: value for name, value in values.items() if parameters.accepts(name)} | kwargs)
+
+    def read(value: Any, samples: list[Sample]) -> list[Outcome]:
+        return read_each(
+            value, len(samples), _EXPECTED_RETURN, lambda score: read_score(score, logged.items(), _EXPECTED_RETURN)
+        )
+
+    return Binding(call, read)
+
+
+def _columns(samples: list[Sample]) -> dict[str, Any]:
+    columns = {name: [sample.get("ground_truth") for sample in samples] for name in _ANSWER_COLUMNS}
+    columns["data_source"] = [sample.get("data_source", "") for sample in samples]
+    rows = [sample.get("extra_info", {}) for sample in samples]
+    columns |= {name: [row.get(name) for row in rows] for name in {name: None for row in rows for name in row}}
+    columns["prompts"] = [sample["prompt"] for sample in samples]
+    columns["completions"] = [_completion_of(sample) for sample in samples]
+    return columns
+
+
+def _completion_of(sample: Sample) -> str | list[dict[str, str]]:
+    completion: str = sample["completion"]
+    return completion if isinstance(sample["prompt"], str) else [{"role": "assistant", "content": completion}]
+
+
+def _log_nothing(column: str, values: Any) -> None:
+    """TRL's log_extra fills its table of completions; the run's trajectories already hold them."""

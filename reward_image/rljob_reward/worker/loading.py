@@ -1,0 +1,228 @@
+"""From source text to a bound function, inside a worker process.
+
+Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. Leaves the
+choice of convention to adapters. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib
+import inspect
+import linecache
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+from rljob_api.errors import UserError
+from rljob_reward.worker import adapters, sandbox
+from rljob_reward.worker.adapters import sample_then_group as two_steps
+from rljob_reward.worker.adapters.binding import Binding
+
+_MODULE_NAME = "rljob_reward_function"
+DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
+_TWO_STEPS = "set scope: sampleThenGroup"
+
+
+class Settings(NamedTuple):
+    """What a worker is told at its start."""
+
+    source: str
+    path: str
+    """Where the source came from: for messages, tracebacks and imports of files beside it."""
+    entrypoint: str | None
+    signature: str
+    kwargs: dict[str, Any]
+    max_memory_mib: int
+    module: str | None = None
+    """A module that is installed, in place of source."""
+    max_file_mib: int = 256
+    max_processes: int = 128
+    network: bool = False
+    cpu_seconds: int | None = None
+    requirements: tuple[str, ...] = ()
+    """Packages that `python` has."""
+    python: str = ""
+    """Interpreter of the workers: that of the function's own requirements. Empty: the server's."""
+    scratch: str = ""
+    """Where workers get their directories. Empty: in a folder of the server's own."""
+    scope: str = "sample"
+    """sample, group, or sampleThenGroup."""
+
+
+class Bound(NamedTuple):
+    """A function, or an instance of a class, ready to be called."""
+
+    sample: Binding | None
+    """Scores a sample alone."""
+    group: Binding | None
+    """Scores a group."""
+    entrypoint: str
+    signature: str
+    path: str
+    """File that errors are told of."""
+
+
+def load(settings: Settings) -> Bound:
+    """Run the source, or import the module, and bind its function. UserError says what is wrong with it."""
+    module = _execute(settings)
+    path = getattr(module, "__file__", None) or settings.path
+    if settings.scope == "sampleThenGroup":
+        return _bind_class(_find_class(module, settings), settings, path)
+    found_as, function = _find(module, settings)
+    name = getattr(function, "__name__", found_as)
+    place = f"{_place_of(function, path)}: {name}"
+    for_groups = settings.scope == "group"
+    adapter = adapters.choose(function, settings.signature, place, for_groups=for_groups)
+    binding = adapter.bind(function, settings.kwargs, place)
+    sample, group = (None, binding) if for_groups else (binding, None)
+    return Bound(sample, group, name, adapter.NAME, path)
+
+
+def _bind_class(cls: type, settings: Settings, path: str) -> Bound:
+    try:
+        instance = cls(**settings.kwargs)
+    except (Exception, SystemExit) as error:
+        hint = limit_hit(error, settings) or f" (while {cls.__name__} was made of function.kwargs)"
+        raise UserError(f"{explain(error, path)}{hint}") from error
+    sample, group = two_steps.bind(instance, f"{path}: {cls.__name__}")
+    return Bound(sample, group, cls.__name__, two_steps.NAME, path)
+
+
+def _execute(settings: Settings) -> types.ModuleType:
+    path = settings.path
+    try:
+        return importlib.import_module(settings.module) if settings.module else _run(settings)
+    except SyntaxError as error:
+        text = (error.text or "").strip()
+        place = f"{error.filename or path}:{error.lineno}"
+        raise UserError(f"{place}: {type(error).__name__}: {error.msg}: {text}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
+
+
+def _run(settings: Settings) -> types.ModuleType:
+    path = settings.path
+    try:
+        code = compile(settings.source, path, "exec", dont_inherit=True)
+    except SyntaxError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"the source is no Python text: {error}") from error
+    module = types.ModuleType(_MODULE_NAME)
+    module.__file__ = path
+    # Pickling (multiprocessing), dataclasses and tracebacks look these up.
+    sys.modules[_MODULE_NAME] = module
+    linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
+    if os.path.isabs(path):
+        sys.path.insert(0, os.path.dirname(path))
+    exec(code, module.__dict__)
+    return module
+
+
+def _remedy(error: BaseException, settings: Settings) -> str:
+    hint = limit_hit(error, settings)
+    if hint:
+        return hint
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f". Name its package in function.requirements, install it into the reward's image (rewards[].image), "
+            f"or do without {error.name}"
+        )
+    if isinstance(error, (OSError, ImportError)):
+        return f". If memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
+    return " (while the file was imported)"
+
+
+def limit_hit(error: BaseException, settings: Settings) -> str:
+    """Which field of the function allows what this error comes from; empty when none does."""
+    for cause in _chain(error):
+        if isinstance(cause, MemoryError):
+            return f" (maxMemoryMiB is {settings.max_memory_mib} MiB of address space)"
+        if not isinstance(cause, OSError):
+            continue
+        if cause.errno == sandbox.BLOCKED_ERRNO:
+            return " (function.network is false)"
+        if cause.errno == errno.EFBIG:
+            return f" (function.maxFileMiB is {settings.max_file_mib})"
+        if cause.errno == errno.EACCES and cause.filename is not None:
+            return " (a function may write to its scratch directory alone, $TMPDIR)"
+    return ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from: libraries wrap."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _find(module: types.ModuleType, settings: Settings) -> tuple[str, Callable[..., Any]]:
+    names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
+    for name in names:
+        function = getattr(module, name, None)
+        if function is None:
+            continue
+        if two_steps.is_one(function):
+            raise UserError(f"{settings.path}: {name} is a class that scores samples and groups: {_TWO_STEPS}")
+        if not callable(function) or inspect.isclass(function):
+            raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
+        return name, function
+    defined = [name for name, value in _own(module, settings) if inspect.isfunction(value) and name[0] != "_"]
+    remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
+    classes = [name for name, value in _own(module, settings) if two_steps.is_one(value)]
+    if classes and not settings.entrypoint:
+        remedy = f"{classes[0]} is a class that scores samples and groups: {_TWO_STEPS}"
+    raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
+
+
+def _find_class(module: types.ModuleType, settings: Settings) -> type:
+    methods = " and ".join(two_steps.METHODS)
+    name = settings.entrypoint
+    if name:
+        found = getattr(module, name, None)
+        candidates = [found] if two_steps.is_one(found) else []
+    else:
+        candidates = [value for _, value in _own(module, settings) if two_steps.is_one(value)]
+    if candidates:
+        return cast(type, candidates[0])
+    blamed = f"{name} is no class with {methods}" if name else f"no class with {methods}"
+    defined = [name for name, value in _own(module, settings) if inspect.isclass(value)]
+    found_instead = f"it defines {', '.join(defined)}" if defined else "it defines no class"
+    raise UserError(f"{settings.path}: {blamed}, which scope: sampleThenGroup needs; {found_instead}")
+
+
+def _own(module: types.ModuleType, settings: Settings) -> list[tuple[str, Any]]:
+    """What a module defines itself, in its order; what it imported left out."""
+    own = settings.module or _MODULE_NAME
+    named = [(name, value, getattr(value, "__module__", None) or "") for name, value in vars(module).items()]
+    return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
+
+
+def _place_of(function: Any, path: str) -> str:
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code = getattr(inner, "__code__", None)
+    return f"{path}:{code.co_firstlineno}" if code and code.co_filename == path else path
+
+
+def explain(error: BaseException, path: str) -> str:
+    """An exception in one line: where in the user's file, its type, and what it says. Of a group, its first."""
+    if isinstance(error, BaseExceptionGroup):
+        return f"{explain(error.exceptions[0], path)} (the first of {len(error.exceptions)})"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    place = f"{path}:{lines[-1]}" if lines else path
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    return f"{place}: {type(error).__name__}: {text}" if text else f"{place}: {type(error).__name__}"

@@ -1,0 +1,83 @@
+"""Landlock: writes go below the scratch directory and nowhere else, other processes cannot be traced or signalled.
+
+A domain is inherited by what a worker starts and cannot be left. Tracing covers /proc/PID/environ and /proc/PID/mem:
+the server's token, and other workers. Reads stay free: a function may read whatever its user may.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+
+from rljob_reward.worker.sandbox.system import raise_errno, syscall
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+
+_WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
+_MAKE = sum(1 << bit for bit in range(6, 13))
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts")
+_SHARED_MEMORY = "/dev/shm"
+"""Semaphores and shared memory of multiprocessing are files here."""
+
+
+def abi() -> int:
+    """What this kernel offers; 0 when nothing."""
+    return max(0, syscall(_CREATE_RULESET, 0, 0, _CREATE_RULESET_VERSION))
+
+
+def restrict(scratch: str) -> tuple[int, list[str]]:
+    """Lock this process in. The scopes that hold, and what this kernel cannot enforce."""
+    version = abi()
+    if version == 0:
+        return 0, ["landlock: this kernel has none: files of this user elsewhere can be written, other workers traced"]
+    writes = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE
+    writes |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    scopes = (_SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) if version >= 6 else 0
+    ruleset = _create_ruleset(writes, scopes)
+    try:
+        for path in (scratch, _SHARED_MEMORY):
+            _allow(ruleset, path, writes)
+        for path in _DEVICES:
+            _allow(ruleset, path, writes & (_WRITE_FILE | _TRUNCATE))
+        if syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+            raise_errno("landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+    lacking = [] if version >= 3 else ["landlock: before Linux 6.2 files of this user elsewhere can be truncated"]
+    return scopes, lacking
+
+
+def _create_ruleset(writes: int, scopes: int) -> int:
+    # handled_access_fs, handled_access_net, scoped: older kernels know a shorter struct.
+    attributes = struct.pack("QQQ", writes, 0, scopes) if scopes else struct.pack("Q", writes)
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    ruleset = syscall(_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0)
+    if ruleset < 0:
+        raise_errno("landlock_create_ruleset")
+    return ruleset
+
+
+def _allow(ruleset: int, path: str, access: int) -> None:
+    """Allow `access` below `path`; nothing where it does not exist."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EACCES):
+            return
+        raise
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            access &= _WRITE_FILE | _TRUNCATE
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
+        if syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0) != 0:
+            raise_errno(f"landlock_add_rule for {path}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""Seccomp: which system calls user code may make, as a BPF program that its descendants inherit and cannot leave.
+
+build_rules() is the policy and pure, assemble() its translation, install() the only effect. Calls that need judgement
+(starting a process, touching another one) are handed to the server, which answers through a listener (gate.py).
+Arguments that matter are compared as the kernel reads them: integers of 32 bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rljob_reward.worker.sandbox.calls import AUDIT_ARCH, numbers
+from rljob_reward.worker.sandbox.system import raise_errno, syscall
+
+KILL = 0x80000000
+ALLOW = 0x7FFF0000
+NOTIFY = 0x7FC00000
+EQUAL, NOT_EQUAL, ANY_BIT = "==", "!=", "&"
+
+_SET_MODE_FILTER = 1
+_FLAG_SPEC_ALLOW, _FLAG_NEW_LISTENER = 1 << 2, 1 << 3
+_LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
+_X32_BIT = 0x40000000
+_CLONE_NAMESPACES = 0x7E020080
+_RLIMIT_LOCKS = 10
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+
+_REFUSED = (
+    # Other processes' memory and files.
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "process_mrelease", "kcmp", "pidfd_getfd"),
+    *("migrate_pages", "move_pages", "perf_event_open", "userfaultfd"),
+    # The machine, its mounts, namespaces, keys and clocks.
+    *("mount", "umount2", "pivot_root", "chroot", "setns", "unshare", "move_mount", "open_tree", "fsopen", "fsconfig"),
+    *("fsmount", "fspick", "mount_setattr", "open_by_handle_at", "bpf", "keyctl", "add_key", "request_key", "syslog"),
+    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "swapon", "swapoff", "reboot"),
+    *("acct", "quotactl", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname"),
+    *("setdomainname", "ioperm", "iopl"),
+    # Memory that no limit counts and that outlives its process.
+    *("shmget", "semget", "msgget", "mq_open"),
+)
+_UNKNOWN = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "memfd_create", "memfd_secret")
+"""Answered as by a kernel that lacks them: libraries have another way, one that can be judged."""
+_SIGNALS = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_SCHEDULING = ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+
+SPAWNING = ("fork", "vfork", "clone")
+PID_ARGUMENT = {"setpriority": 1, "ioprio_set": 1, "prlimit64": 0} | dict.fromkeys((*_SIGNALS, *_SCHEDULING), 0)
+"""Which argument of a call that the server judges names the other process."""
+
+
+def refuse(code: int) -> int:
+    """The action that makes a call fail with this errno."""
+    return 0x00050000 | code
+
+
+class Case(NamedTuple):
+    """If the argument compares so, then this action."""
+
+    argument: int
+    test: str
+    value: int
+    action: int
+
+
+class Rule(NamedTuple):
+    """What becomes of one call: the action of the first case that is true, else `otherwise`."""
+
+    call: str
+    otherwise: int
+    cases: tuple[Case, ...] = ()
+
+
+def build_rules(
+    own_pid: int, server_pid: int, *, network: bool, gated: bool, signals_are_scoped: bool, blocked_errno: int
+) -> list[Rule]:
+    """The policy. `gated`: a server answers for what needs judgement."""
+    denied = refuse(errno.EPERM)
+    rules = [Rule(call, denied) for call in _REFUSED] + [Rule(call, refuse(errno.ENOSYS)) for call in _UNKNOWN]
+    spawn = NOTIFY if gated else ALLOW
+    rules += [Rule("fork", spawn), Rule("vfork", spawn)]
+    rules.append(Rule("clone", spawn, (Case(0, ANY_BIT, _CLONE_NAMESPACES, denied),)))
+    if not signals_are_scoped:
+        rules += [Rule("pidfd_send_signal", denied), *_build_signal_rules(own_pid, server_pid, gated)]
+    touch = NOTIFY if gated else denied
+    rules += [Rule(call, touch, _on_itself(0, own_pid)) for call in _SCHEDULING]
+    rules += [
+        Rule("setpriority", touch, (Case(0, NOT_EQUAL, _PRIO_PROCESS, denied), *_on_itself(1, own_pid))),
+        Rule("ioprio_set", touch, (Case(0, NOT_EQUAL, _IOPRIO_WHO_PROCESS, denied), *_on_itself(1, own_pid))),
+        # The mark by which the server knows its own.
+        Rule("prlimit64", touch, (Case(1, EQUAL, _RLIMIT_LOCKS, denied), *_on_itself(0, own_pid))),
+        Rule("setrlimit", ALLOW, (Case(0, EQUAL, _RLIMIT_LOCKS, denied),)),
+    ]
+    if not network:
+        rules.append(Rule("socket", refuse(blocked_errno), (Case(0, EQUAL, socket.AF_UNIX, ALLOW),)))
+    return rules
+
+
+def _on_itself(argument: int, own_pid: int) -> tuple[Case, ...]:
+    return Case(argument, EQUAL, 0, ALLOW), Case(argument, EQUAL, own_pid, ALLOW)
+
+
+def _build_signal_rules(own_pid: int, server_pid: int, gated: bool) -> list[Rule]:
+    denied = refuse(errno.EPERM)
+    cases = (*_on_itself(0, own_pid), Case(0, EQUAL, -1, denied))
+    if not gated:
+        # No one judges, and a function must be able to end what it started: the server alone is safe.
+        cases += (Case(0, EQUAL, server_pid, denied), Case(0, EQUAL, -server_pid, denied))
+    return [Rule(call, NOTIFY if gated else ALLOW, cases) for call in _SIGNALS]
+
+
+def assemble(rules: Iterable[Rule], machine: str | None = None) -> bytes:
+    """The rules as a BPF program. Whatever speaks another architecture's calls is killed: its numbers differ."""
+    machine = machine or os.uname().machine
+    known = numbers(machine)
+    if machine not in AUDIT_ARCH:
+        raise OSError(errno.ENOSYS, f"system calls of {machine} are not known here")
+    program = [(_LOAD, 0, 0, _OFFSET_ARCH), (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]), (_RETURN, 0, 0, KILL)]
+    program += [(_LOAD, 0, 0, _OFFSET_NUMBER), (_JUMP_BITS, 0, 1, _X32_BIT), (_RETURN, 0, 0, KILL)]
+    for rule in rules:
+        if rule.call in known:
+            body = _translate(rule)
+            program += [(_JUMP_EQUAL, 0, len(body), known[rule.call]), *body]
+    program.append((_RETURN, 0, 0, ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _translate(rule: Rule) -> list[tuple[int, int, int, int]]:
+    body = []
+    for case in rule.cases:
+        jump = _JUMP_BITS if case.test == ANY_BIT else _JUMP_EQUAL
+        skip = (1, 0) if case.test == NOT_EQUAL else (0, 1)
+        body.append((_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * case.argument))
+        body += [(jump, *skip, case.value & 0xFFFFFFFF), (_RETURN, 0, 0, case.action)]
+    return [*body, (_RETURN, 0, 0, rule.otherwise)]
+
+
+def install(rules: list[Rule], *, listen: bool) -> int:
+    """Filter this process's calls from here on. The listener's descriptor when `listen`."""
+    program = assemble(rules)
+    code = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
+    flags = _FLAG_SPEC_ALLOW | (_FLAG_NEW_LISTENER if listen else 0)
+    result = syscall(numbers()["seccomp"], _SET_MODE_FILTER, flags, ctypes.addressof(header))
+    if result < 0:
+        raise_errno("seccomp")
+    return result

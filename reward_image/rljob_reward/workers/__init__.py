@@ -1,0 +1,1 @@
+"""The server's side of worker processes: start, isolation, requests and replacement."""

@@ -1,0 +1,196 @@
+"""The worker processes of one reward: started a few at a time as demand grows, replaced when they die.
+
+Owns how many there are. Consumes demand (ensure), produces idle workers (acquire, and on_idle when there is one again).
+Never more than `size` exist; the first must start, or the reward is not served at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.worker import scratch
+from rljob_reward.worker.loading import Settings
+from rljob_reward.workers.isolation import Isolation
+from rljob_reward.workers.output import OutputLog
+from rljob_reward.workers.process import Started, WorkerProcess
+
+_WARM_WORKERS = 2
+"""Kept from the start; more come with demand."""
+_START_TIMEOUT_SECONDS = 300.0
+_MAX_FAILED_STARTS = 5
+_MAX_BACKOFF_SECONDS = 5.0
+_SCRATCH_LOOK_SECONDS = 0.5
+_SCRATCH_SLACK_BYTES = 1 << 20
+"""So that one file of the size that is allowed is no excess."""
+
+
+class Pool:
+    """Workers of one function."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        size: int,
+        *,
+        on_idle: Callable[[], None],
+        on_restart: Callable[[], None],
+        on_hopeless: Callable[[TransientError], None],
+    ) -> None:
+        self._settings = settings
+        self._isolation = Isolation(settings)
+        self._size = size
+        self._on_idle = on_idle
+        self._on_restart = on_restart
+        self._on_hopeless = on_hopeless
+        self._output = OutputLog()
+        self._idle: list[WorkerProcess] = []
+        self._workers: set[WorkerProcess] = set()
+        self._ready: set[WorkerProcess] = set()
+        self._num_starting = 0
+        self._max_starting = max(2, os.cpu_count() or 1)
+        self._num_failed_starts = 0
+        self._demand = _WARM_WORKERS
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def can_serve(self) -> bool:
+        """A worker is up, or is on its way and the last one started well."""
+        return bool(self._ready) or not self._num_failed_starts
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    @property
+    def keeps_time(self) -> bool:
+        return False
+
+    def owns(self, pid: int) -> bool:
+        """Whether that process is a worker whose end is still to be noticed."""
+        return any(worker.pid == pid for worker in self._workers)
+
+    async def start_first(self) -> Started:
+        """Start one worker; what it found in the source. UserError when the source cannot be served."""
+        worker = self._spawn()
+        started = await self._await_start(worker)
+        if started.error:
+            await worker.exited
+            raise UserError(started.error)
+        self._isolation.record(started.missing)
+        self._keep(self._watch_scratch())
+        self._welcome(worker)
+        return started.model_copy(update={"missing": self._isolation.missing})
+
+    def acquire(self) -> WorkerProcess:
+        """An idle worker, the one used last: its memory is warm, and the others stay swapped out."""
+        return self._idle.pop()
+
+    def ensure(self, demand: int) -> None:
+        """Grow towards `demand` workers, and back to what was there after a death."""
+        self._demand = max(_WARM_WORKERS, demand)
+        num_wanted = min(self._size, self._demand)
+        max_starting = 1 if self._num_failed_starts else self._max_starting
+        while (
+            not self._closing
+            and len(self._ready) + self._num_starting < num_wanted
+            and self._num_starting < max_starting
+        ):
+            self._num_starting += 1
+            self._keep(self._start())
+
+    async def close(self) -> None:
+        """Kill every worker and wait until all are gone."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        workers = list(self._workers)
+        for worker in workers:
+            worker.kill(InvalidReason.CANCELLED, "the server shut down")
+        await asyncio.gather(*(worker.exited for worker in workers))
+        self._isolation.close()
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_scratch(self) -> None:
+        """No kernel without quotas limits a directory, so look at those of workers that run, and end the excessive."""
+        limit = (self._settings.max_file_mib << 20) + _SCRATCH_SLACK_BYTES
+        while True:
+            await asyncio.sleep(_SCRATCH_LOOK_SECONDS)
+            running = [worker for worker in self._workers if worker.is_busy]
+            if not running:
+                continue
+            for worker in await asyncio.to_thread(_find_excessive, running, limit):
+                message = (
+                    f"its files in the scratch directory took more than {self._settings.max_file_mib} MiB "
+                    "(maxFileMiB), and the function was killed"
+                )
+                worker.kill(InvalidReason.WORKER_DIED, message)
+
+    async def _start(self) -> None:
+        """Start one more worker; after a failed start wait first, longer each time."""
+        try:
+            if self._num_failed_starts:
+                await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 0.1 * 2**self._num_failed_starts))
+            worker = self._spawn()
+            started = await self._await_start(worker)
+        except OSError as error:
+            started = Started(error=f"cannot start a process: {error}")
+        finally:
+            self._num_starting -= 1
+        if not started.error:
+            self._num_failed_starts = 0
+            self._welcome(worker)
+        else:
+            self._num_failed_starts += 1
+            if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._ready:
+                self._on_hopeless(TransientError(f"{_MAX_FAILED_STARTS} workers failed to start: {started.error}"))
+        self.ensure(self._demand)
+
+    def _spawn(self) -> WorkerProcess:
+        worker = WorkerProcess(self._settings, self._isolation, self._output, self._idle_again, self._exited)
+        self._workers.add(worker)
+        return worker
+
+    async def _await_start(self, worker: WorkerProcess) -> Started:
+        await worker.connect()
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_SECONDS):
+                return await asyncio.shield(worker.started)
+        except TimeoutError:
+            message = f"{self._settings.path}: its import took more than {_START_TIMEOUT_SECONDS:.0f} s"
+            worker.kill(InvalidReason.TIMEOUT, message)
+            return await worker.started
+
+    def _welcome(self, worker: WorkerProcess) -> None:
+        if worker.exited.done():
+            return
+        self._ready.add(worker)
+        self._idle_again(worker)
+
+    def _idle_again(self, worker: WorkerProcess) -> None:
+        self._idle.append(worker)
+        self._on_idle()
+
+    def _exited(self, worker: WorkerProcess) -> None:
+        self._workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker in self._ready:
+            self._ready.discard(worker)
+            if not self._closing:
+                self._on_restart()
+        if not self._closing:
+            self.ensure(self._demand)
+
+
+def _find_excessive(workers: list[WorkerProcess], limit_bytes: int) -> list[WorkerProcess]:
+    return [worker for worker in workers if scratch.used_bytes(worker.scratch, limit_bytes) > limit_bytes]

@@ -1,0 +1,1 @@
+"""What tests of several folders share: real servers, harnesses and fake endpoints."""

@@ -1,0 +1,325 @@
+"""A job's surroundings in one process, for tests of the driver.
+
+Rollouts and rewards are real HTTP servers on loopback addresses; the trainer group keeps its 'weights' in memory and in
+its checkpoint files. Everything the driver does is the real thing: discovery, HTTP, retries, checkpoints, metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import random
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import PORT_REWARD, PORT_ROLLOUT
+from rljob_api.wire.protocol import RolloutWeights, ScoreResult, WeightManifest
+from rljob_trainer.agents import build_agent
+from rljob_trainer.driver.collection import Collector
+from rljob_trainer.driver.loop import Driver, Parts
+from rljob_trainer.driver.status import Board
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import UpdateMetrics
+from rljob_trainer.history.tracking import Prometheus, build_trackers
+from rljob_trainer.ranks.group import TrainerGroupDied
+from rljob_trainer.replicas.http import open_session
+from rljob_trainer.replicas.rollout_client import Rollouts
+from rljob_trainer.rewards.clients import Rewards
+
+EOS = 0
+
+
+def checksum_of(weight: int) -> str:
+    return hashlib.sha256(str(weight).encode()).hexdigest()
+
+
+class FakeTrainer:
+    """A trainer group whose parameters are one number: a digest of all that it was trained on, in order."""
+
+    def __init__(self, world, generation, weight):
+        self.world, self.generation, self.weight = world, generation, weight
+        self.alive = True
+
+    def _live(self, what):
+        if not self.alive:
+            raise TrainerGroupDied("the group has ended")
+        if self.world.kill_trainer(what):
+            self.alive = False
+            raise TrainerGroupDied(f"a rank died during {what}")
+
+    async def update(self, samples, *, micro_batch_tokens=None):
+        await asyncio.sleep(0)
+        self._live("update")
+        text = json.dumps([self.weight, [[s.token_ids, s.loss_mask, round(s.advantage, 9)] for s in samples]])
+        self.weight = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+        self.world.updates.append(samples)
+        self._live("after update")
+        return UpdateMetrics(0.1, 0.1, 0.0, 1.0, 0.5, 1e-5, 0.0, 0.01, sum(sum(s.loss_mask) for s in samples), 1, 0.01)
+
+    async def compute_logprobs(self, samples):
+        self._live("compute_logprobs")
+        return [[-0.5 * mask for mask in s.loss_mask] for s in samples]
+
+    async def set_steps(self, steps):
+        self._live("set_steps")
+        self.world.told_steps.append(steps)
+
+    async def publish(self, version):
+        self._live("publish")
+        checksum = checksum_of(self.weight)
+        manifest = WeightManifest(
+            generation=self.generation, version=version, url="http://x", num_bytes=1, sha256=checksum, checksum=checksum
+        )
+        self.world.published = manifest
+        self.world.weight = self.weight
+        return manifest
+
+    async def save(self, folder):
+        self._live("save")
+        (folder / "trainer").mkdir()
+        (folder / "trainer" / "weight").write_text(str(self.weight))
+        self._live("after save")
+
+    async def export(self, folder, tokenizer_source):
+        folder.mkdir(exist_ok=True)
+        (folder / "weight").write_text(str(self.weight))
+
+    async def watch(self):
+        await self.world.trainer_is_gone.wait()
+        self.world.trainer_is_gone.clear()
+        self.alive = False
+        raise TrainerGroupDied("a rank is gone")
+
+    async def close(self):
+        self.alive = False
+
+
+class FakeRollout:
+    """vLLM behind our middleware: tokens are a function of weights, prompt and seed, as in an exact engine."""
+
+    def __init__(self, world, address):
+        self.world, self.address = world, address
+        self.num_served = 0
+        self.down = False
+        self.wrong_digest = False
+        self.max_at_once = self.at_once = 0
+
+    def _served(self):
+        manifest = self.world.published
+        if manifest is None:
+            return RolloutWeights()
+        checksum = "wrong" if self.wrong_digest else manifest.checksum
+        return RolloutWeights(
+            generation=manifest.generation, version=manifest.version, sha256=manifest.sha256, checksum=checksum,
+            pause_seconds=0.25, transfer_seconds=0.5,
+        )  # fmt: skip
+
+    async def weights(self, request):
+        if self.down:
+            return web.Response(status=503)
+        if self.world.withhold(self.world.published):
+            return web.Response(status=503)
+        for _ in range(100):
+            if self._served().key == request.query["want"]:
+                break
+            await asyncio.sleep(0.01)
+        return web.json_response(self._served().model_dump())
+
+    async def complete(self, request):
+        body = await request.json()
+        if self.down or self.world.break_completion(self):
+            request.transport.abort()
+            return web.Response()
+        weight = self.world.weight
+        self.at_once += 1
+        self.max_at_once = max(self.max_at_once, self.at_once)
+        await asyncio.sleep(0.002)
+        self.at_once -= 1
+        draw = random.Random(f"{weight}/{body['prompt']}/{body['seed']}")
+        tokens = [draw.randrange(1, 100) for _ in range(draw.randrange(1, 5))] + [EOS]
+        self.num_served += 1
+        choice = {
+            "text": " ".join(map(str, tokens[:-1])),
+            "token_ids": tokens,
+            "logprobs": {"token_logprobs": [-0.5] * len(tokens)},
+            "finish_reason": "stop",
+        }
+        return web.json_response({"choices": [choice]}, headers={"x-rljob-weights": self.world.published.key})
+
+
+class FakeReward:
+    """A reward server: the score is the first token; `world.judge` may say otherwise."""
+
+    def __init__(self, world, address):
+        self.world, self.address = world, address
+        self.num_served = 0
+        self.version = ""
+
+    async def info(self, request):
+        return web.json_response({"version": self.version})
+
+    async def score(self, request):
+        body = await request.json()
+        self.world.requests.append(body)
+        answer = self.world.judge(self, body)
+        if answer is None:
+            score = int(body["completion"].split()[0]) / 100
+            components = {"exact": float(score > 0.5)}
+            result = ScoreResult(id=body["id"], valid=True, score=score, components=components, version=self.version)
+            answer = web.json_response(result.model_dump(mode="json"))
+        elif isinstance(answer, ScoreResult):
+            answer = web.json_response(answer.model_dump(mode="json"))
+        self.num_served += 1
+        return answer
+
+
+class World:
+    """All of it. Faults are callables that a test replaces."""
+
+    def __init__(self, folder: Path, monkeypatch, job: RLJob, *, network: str, num_rollouts=2, num_rewards=2):
+        self.folder, self.job = folder, job
+        self.run_dir = folder / "run"
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.published, self.weight = None, 0
+        self.updates, self.requests, self.generations, self.told_steps = [], [], [], []
+        self.read_steps = lambda: None
+        self.calls = Counter()
+        self.kill_trainer = lambda what: False
+        self.trainer_is_gone = asyncio.Event()
+        self.withhold = lambda manifest: False
+        self.break_completion = lambda rollout: False
+        self.judge = lambda reward, body: None
+        self.rollouts = [FakeRollout(self, f"127.13.{network}.{10 + i}") for i in range(num_rollouts)]
+        self.rewards = [FakeReward(self, f"127.13.{network}.{100 + i}") for i in range(num_rewards)]
+        self.hosts = folder / "hosts"
+        self.write_hosts()
+        monkeypatch.setenv("RLJOB_HOSTS_FILE", str(self.hosts))
+        monkeypatch.setenv("RLJOB_TOKEN", "token")
+        monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
+        monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({r.name: "rewards" for r in job.spec.rewards}))
+        self.board = Board()
+        self.runners = {}
+
+    def write_hosts(self, without=()):
+        """Say who is ready, but for those."""
+        lines = [f"{r.address} rollouts" for r in self.rollouts if r not in without]
+        lines += [f"{r.address} rewards" for r in self.rewards if r not in without]
+        new = self.hosts.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.hosts)
+
+    async def serve(self, server, port, routes):
+        app = web.Application()
+        app.add_routes(routes)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, server.address, port, reuse_address=True).start()
+        self.runners[server.address] = runner
+
+    async def serve_rollout(self, rollout):
+        routes = [web.get("/rljob/weights", rollout.weights), web.post("/v1/completions", rollout.complete)]
+        await self.serve(rollout, PORT_ROLLOUT, routes)
+
+    async def serve_reward(self, reward):
+        await self.serve(reward, PORT_REWARD, [web.get("/v1/info", reward.info), web.post("/v1/score", reward.score)])
+
+    async def stop(self, server):
+        await self.runners.pop(server.address).cleanup()
+
+    async def __aenter__(self):
+        for rollout in self.rollouts:
+            await self.serve_rollout(rollout)
+        for reward in self.rewards:
+            await self.serve_reward(reward)
+        return self
+
+    async def __aexit__(self, *_):
+        for runner in list(self.runners.values()):
+            await runner.cleanup()
+
+    async def start_trainer(self, generation, checkpoint, report):
+        self.generations.append(generation)
+        weight = int((checkpoint / "trainer" / "weight").read_text()) if checkpoint else 0
+        trainer = FakeTrainer(self, generation, weight)
+        trainer._live("start")
+        return trainer
+
+    @asynccontextmanager
+    async def driver(self, life=""):
+        """A new driver process, as far as the driver can tell."""
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(open_session())
+            rollouts = Rollouts(self.job.spec.rollout, session)
+            rewards = Rewards(self.job.spec.rewards, session)
+            for client in (rollouts, rewards):
+                await client.start()
+                stack.push_async_callback(client.close)
+            prometheus = self.prometheus = Prometheus()
+            trackers = build_trackers(self.job, self.run_dir, prometheus)
+            stack.callback(trackers.close)
+            collector = Collector(build_agent(self.job.spec.agent), rollouts, rewards, self.job.spec.rewards)
+            train = [Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)]
+            held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
+            clients = (rollouts, rewards, collector)
+            parts = Parts(self.start_trainer, *clients, self.board, trackers, prometheus, train, held_out, "/m")
+            parts = dataclasses.replace(parts, read_steps=self.read_steps)
+            yield Driver(self.job, self.run_dir, parts, life)
+
+    async def run(self):
+        async with self.driver() as driver:
+            await asyncio.wait_for(driver.run(), 60)
+        return self.summary()
+
+    def summary(self):
+        return json.loads((self.run_dir / "driver-summary.json").read_text())
+
+    def metrics(self):
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def final_weight(self):
+        return int((self.run_dir / "export" / "weight").read_text())
+
+
+def make_job(**spec):
+    """A small job; keyword arguments are merged over its spec, one level deep."""
+    base = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t.jsonl"}, "eval": {"source": "/e.jsonl"}},
+        "rewards": [{"name": "correct", "function": {"inline": "x"}}],
+        "algorithm": {"groupSize": 4},
+        "schedule": {"steps": 6, "promptsPerStep": 4, "seed": 7},
+        "trainer": {"backoffLimit": 100},
+        "checkpoint": {"everySteps": 2},
+        "evaluation": {"accuracy": "exact"},
+        "tracking": {"tensorboard": False},
+    }
+    for name, value in spec.items():
+        base[name] = {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
+    return RLJob.model_validate(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "t"}, "spec": base}
+    )
+
+
+async def run_undisturbed(make_world, **settings):
+    async with make_world("undisturbed", **settings) as world:
+        return world, await world.run()
+
+
+async def stop_when(world, condition, life=""):
+    """Run a driver until `condition`, and cancel it as SIGTERM does."""
+    async with world.driver(life) as driver, asyncio.timeout(30):
+        task = asyncio.create_task(driver.run())
+        await wait_until(lambda: task.done() or condition())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def wait_until(condition):
+    while not condition():  # noqa: ASYNC110 - any condition, not one that sets an event
+        await asyncio.sleep(0.002)

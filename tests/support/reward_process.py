@@ -1,0 +1,122 @@
+"""A real reward server as tests see it, and waiting for what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rljob_api.wire.protocol import GroupResult
+
+TOKEN = "secret"
+DEADLINE_SECONDS = 300.0
+"""For failures alone. A function that imports torch takes minutes on a machine that is busy."""
+_numbers = itertools.count(1)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {DEADLINE_SECONDS:g} s in vain for {what}")
+
+
+def build_group(*completions: str, name: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A GroupRequest. `fields` are those of each sample, and lane and results those of the group."""
+    name = name or f"g{next(_numbers)}"
+    own = {key: fields.pop(key) for key in ("lane", "results") if key in fields}
+    shared = {"prompt": "2+2?", "ground_truth": "4", **fields}
+    samples = [{"id": f"{name}/{i}", "completion": text, **shared} for i, text in enumerate(completions)]
+    return {"id": name, "samples": samples, **own}
+
+
+class Server:
+    """One running `python -m rljob_reward`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        python: str = sys.executable,
+        user: int | None = None,
+    ) -> None:
+        self.host = host
+        self.log = folder / "log"
+        command = [python, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
+        environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host, **environment}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, user=user, group=user, extra_groups=user and []
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def request(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any, dict[str, str]]:
+        """Status, body (parsed where it is JSON) and headers."""
+        connection = http.client.HTTPConnection(self.host, 8080, timeout=DEADLINE_SECONDS)
+        with contextlib.closing(connection):
+            content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            connection.request(method, path, content, {"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            text = response.read()
+        kind = response.headers.get("content-type", "")
+        return response.status, json.loads(text) if "json" in kind else text.decode(), dict(response.headers)
+
+    def score(self, completion: str, **fields: Any) -> Any:
+        """The ScoreResult of one request, which must be answered 200."""
+        request = {"id": f"r{next(_numbers)}", "prompt": "2+2?", "completion": completion, **fields}
+        status, result, _ = self.request("POST", "/v1/score", request)
+        assert status == 200, f"{status}: {result}"
+        return result
+
+    def score_group(self, request: dict[str, Any]) -> GroupResult:
+        """The GroupResult of a request, which must be answered 200."""
+        status, answer, _ = self.request("POST", "/v1/score-group", request)
+        assert status == 200, f"{status}: {answer}"
+        result = GroupResult.model_validate(answer)
+        assert result.id == request["id"]
+        assert [each.id for each in result.results] == [sample["id"] for sample in request["samples"]]
+        return result
+
+    def is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log.read_text()}")
+        with contextlib.suppress(OSError):
+            return self.request("GET", "/rljob/ready", token="none")[0] == 200
+        return False
+
+    def metric(self, line: str) -> float:
+        """The value of the sample that begins with `line`; 0 when there is none."""
+        text = self.request("GET", "/metrics", token="none")[1]
+        return next((float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line)), 0.0)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise

@@ -1,0 +1,45 @@
+"""Real reward servers for tests: each a process on a loopback address of its own, ended with the module's tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.reward_process import Server, wait_for
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """start_server(source, arguments=[], wait=True, environment={}, **fields of the Reward as in YAML).
+
+    Without a source, `function` says where it is.
+    """
+    servers: list[Server] = []
+
+    def start(
+        source: str | None,
+        arguments: list[str] | None = None,
+        wait: bool = True,
+        environment: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> Server:
+        folder = tmp_path_factory.mktemp("reward")
+        function = ({"inline": source} if source is not None else {}) | fields.pop("function", {})
+        (folder / "reward.yaml").write_text(yaml.safe_dump({"name": "test", "function": function, **fields}))
+        host = f"127.10.{1 + os.getpid() % 200}.{next(_numbers) % 250 + 1}"
+        server = Server(folder, host, ["--grace", "10", *(arguments or [])], environment or {})
+        servers.append(server)
+        if wait:
+            wait_for(server.is_ready, "the server to be ready")
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()

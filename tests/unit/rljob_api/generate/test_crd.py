@@ -1,0 +1,316 @@
+"""The generated CRDs: structural, bounded, up to date, and of one mind with Python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from rljob_api.generate import crd
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.read.load import InvalidManifest, load_manifests
+from tests.paths import ROOT
+
+Schema = dict[str, Any]
+
+KINDS = (RLJob, RewardModel)
+VALIDATIONS = "x-kubernetes-validations"
+KEYWORDS = {
+    *("type", "format", "description", "properties", "required", "additionalProperties", "items", "enum", "default"),
+    *("nullable", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
+    *("minItems", "maxItems", "maxProperties", "anyOf", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    *("x-kubernetes-validations", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
+}
+
+
+def root_schema(model: Any) -> Schema:
+    version = crd.build_crd(model)["spec"]["versions"][0]
+    return version["schema"]["openAPIV3Schema"]
+
+
+def nodes(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
+    yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    if "items" in node:
+        yield from nodes(node["items"], f"{path}[]")
+    if "additionalProperties" in node:
+        yield from nodes(node["additionalProperties"], f"{path}{{}}")
+
+
+def structural_problems(root: Schema) -> Iterator[str]:
+    """The rules of Kubernetes' structural schemas, as its documentation lists them."""
+    for path, node in nodes(root, ""):
+        int_or_string = node.get("x-kubernetes-int-or-string")
+        if int_or_string:
+            if node.get("anyOf") != [{"type": "integer"}, {"type": "string"}] or "type" in node:
+                yield f"{path}: int-or-string must have no type but the two alternatives"
+        elif "anyOf" in node:
+            yield f"{path}: alternatives"
+        elif node.get("type") not in ("object", "array", "string", "integer", "number", "boolean"):
+            yield f"{path}: type {node.get('type')}"
+        if not set(node) <= KEYWORDS:
+            yield f"{path}: unknown keywords {set(node) - KEYWORDS}"
+        if "properties" in node and "additionalProperties" in node:
+            yield f"{path}: properties and additionalProperties exclude each other"
+        if not isinstance(node.get("exclusiveMinimum", True), bool):
+            yield f"{path}: exclusiveMinimum is a switch beside minimum in OpenAPI 3.0"
+        if node.get("type") == "array":
+            yield from list_problems(path, node)
+
+
+def list_problems(path: str, node: Schema) -> Iterator[str]:
+    if "items" not in node:
+        yield f"{path}: a list without items"
+    if node.get("x-kubernetes-list-type") == "map":
+        item = node["items"]
+        for key in node["x-kubernetes-list-map-keys"]:
+            if key not in item.get("required", []) and "default" not in item["properties"][key]:
+                yield f"{path}: the map key {key} must be required or have a default"
+            if item["properties"][key]["type"] == "object":
+                yield f"{path}: the map key {key} must be a scalar"
+
+
+def strict(node: Schema) -> Schema:
+    """The schema in JSON Schema's own words, unknown fields refused as kubectl's strict validation does."""
+    result = {key: value for key, value in node.items() if not key.startswith("x-") and key != "nullable"}
+    if "properties" in node:
+        result["properties"] = {name: strict(inner) for name, inner in node["properties"].items()}
+        result["additionalProperties"] = node["properties"].keys() == {"name"}  # metadata is Kubernetes'
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            result[key] = strict(node[key])
+    if node.get("nullable"):
+        result["type"] = [node["type"], "null"]
+    return result
+
+
+def schema_accepts(manifest: Schema) -> bool:
+    model = next(model for model in KINDS if model.__name__ == manifest["kind"])
+    return jsonschema.Draft4Validator(strict(root_schema(model))).is_valid(manifest)  # type: ignore[no-any-return]
+
+
+def python_accepts(manifest: Schema) -> bool:
+    try:
+        load_manifests(yaml.safe_dump(manifest), "x")
+    except InvalidManifest:
+        return False
+    return True
+
+
+def test_generated_files_are_what_the_types_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--check"]) == 0, capsys.readouterr().err + "run `make generate`"
+
+
+def test_check_fails_and_writes_nothing_when_a_file_drifts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(crd, "_ROOT", tmp_path)
+    assert crd.main(["--check"]) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert "crds/rljobs.rljob.dev.yaml is not what the types say" in capsys.readouterr().err
+    assert crd.main([]) == 0
+    assert crd.main(["--check"]) == 0
+    (tmp_path / "docs" / "reference.md").write_text("old")
+    assert crd.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_schemas_are_structural(model: Any) -> None:
+    assert list(structural_problems(root_schema(model))) == []
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/x"}}},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}},
+        {"type": "array"},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "number", "exclusiveMinimum": 0},
+    ],
+)
+def test_the_structural_check_itself_finds_what_is_not(node: Schema) -> None:
+    assert list(structural_problems(node))
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_all_that_a_user_writes_is_bounded(model: Any) -> None:
+    # The API server prices a rule by the largest value it may meet; without bounds it refuses the CRD.
+    bounds = {"string": "maxLength", "array": "maxItems"}
+    for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
+        bound = "maxProperties" if "additionalProperties" in node else bounds.get(node.get("type", ""))
+        assert bound is None or bound in node or "enum" in node, f"{path} has no {bound}"
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_field_has_a_description(model: Any) -> None:
+    for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
+        assert node.get("description") or path.endswith(("[]", "{}")), path
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_defaults_obey_their_own_schema(model: Any) -> None:
+    for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
+        if "default" in node:
+            jsonschema.Draft4Validator(strict(node)).validate(node["default"])
+            assert node["default"] is not None, path
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_rules_of_an_object_that_is_defaulted_look_before_they_read(model: Any) -> None:
+    # The API server tries each rule on the default {} before the fields of that {} have theirs.
+    for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
+        if "default" in node:
+            for rule in node.get(VALIDATIONS, []):
+                assert rule["rule"].startswith("!has("), f"{path}: {rule['rule']}"
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_rules_say_their_remedy_and_whom_to_blame(model: Any) -> None:
+    for path, node in nodes(root_schema(model), ""):
+        for rule in node.get(VALIDATIONS, []):
+            assert ";" in rule["message"], f"{path}: {rule['message']}"
+            blamed = node
+            for name in rule.get("fieldPath", "").split(".")[1:]:
+                blamed = blamed["properties"][name]
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_rule_of_python_is_in_the_schema(model: Any) -> None:
+    said = {rule["rule"] for _, node in nodes(root_schema(model), "") for rule in node.get(VALIDATIONS, [])}
+    for part in crd._reachable(model, {}):
+        assert {rule.cel for rule in part.RULES if rule.cel} <= said
+
+
+def test_what_would_change_a_running_job_under_its_feet_is_immutable() -> None:
+    rules = root_schema(RLJob)["properties"]["spec"][VALIDATIONS]
+    fixed = {rule["fieldPath"] for rule in rules if "oldSelf" in rule["rule"]}
+    assert {".model", ".data.train", ".algorithm", ".trainer.replicas", ".schedule.seed", ".managedBy"} <= fixed
+    schedule = root_schema(RLJob)["properties"]["spec"]["properties"]["schedule"]["properties"]
+    assert {f".schedule.{name}" for name in schedule} - fixed == {".schedule.steps"}
+
+
+def test_lists_merge_by_their_names() -> None:
+    found = dict(nodes(root_schema(RLJob), ""))
+    for path, key in ((".spec.rewards", "name"), (".status.conditions", "type"), (".status.roles", "name")):
+        assert found[path]["x-kubernetes-list-type"] == "map"
+        assert found[path]["x-kubernetes-list-map-keys"] == [key]
+    assert found[".spec.trainer.nodePool.tolerations"]["x-kubernetes-list-type"] == "atomic"
+
+
+def test_columns_and_subresources_point_at_fields_that_are_there() -> None:
+    job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
+    assert [column["name"] for column in job["additionalPrinterColumns"]] == [
+        *("Phase", "Step", "Reward", "Rollouts", "Rewards", "Age"),
+    ]
+    assert job["subresources"] == {"status": {}}
+    paths = dict(nodes(reward_model["schema"]["openAPIV3Schema"], ""))
+    assert set(reward_model["subresources"]["scale"].values()) <= set(paths)
+
+
+GOOD: Schema = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums", "labels": {"team": "a"}},
+    "spec": {
+        "model": {"source": "hf://org/name"},
+        "data": {"train": {"source": "/data/train.jsonl"}},
+        "rewards": [{"name": "correct", "function": {"inline": "def reward(completions): ..."}}],
+        "trainer": {},
+        "rollout": {},
+        "schedule": {},
+    },
+}
+
+ACCEPTED = [
+    ("spec.suspend", False),
+    ("spec.data.maxPromptTokens", None),
+    ("spec.algorithm", {"optimizer": {"maxGradNorm": None, "learningRate": 1e-6}}),
+    ("spec.trainer.resources", {"limits": {"cpu": 2, "memory": "16Gi", "nvidia.com/gpu": 1}}),
+    ("spec.trainer.template", {"spec": {"containers": [{"name": "trainer", "securityContext": {"x": [1]}}]}}),
+    ("spec.trainer.nodePool", {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"pool": "a"}}),
+    ("spec.rewards.0.function.kwargs", {"tolerance": 0.1, "deep": {"er": [1, "x"]}}),
+    ("spec.rewards.0.weight", -0.5),
+    ("spec.schedule.seed", -1),
+]
+REFUSED = [
+    ("metadata.name", "Upper"),
+    ("metadata.name", "1st"),
+    ("metadata.name", "a" * 41),
+    ("spec.modle", {}),
+    ("spec.model.source", ""),
+    ("spec.model.source", 3),
+    ("spec.model", {}),
+    ("spec.rewards", []),
+    ("spec.rewards", {}),
+    ("spec.rewards.0.name", "Bad Name"),
+    ("spec.rewards.0.name", "a" * 16),
+    ("spec.rewards.0.function.signature", "ppo"),
+    ("spec.rewards.0.function.max_memory_mib", 4096),
+    ("spec.rewards.0.function.maxMemoryMiB", 1),
+    ("spec.rewards.0.slots", 0),
+    ("spec.rewards.0.timeoutSeconds", 0),
+    ("spec.schedule.steps", 0),
+    ("spec.schedule.steps", "4"),
+    ("spec.schedule.steps", 1.5),
+    ("spec.schedule.maxStaleness", 1),
+    ("spec.algorithm", {"groupSize": 1}),
+    ("spec.algorithm", {"type": "ppo"}),
+    ("spec.algorithm", {"optimizer": {"beta2": 1.0}}),
+    ("spec.algorithm", {"optimizer": {"learningRate": 0}}),
+    ("spec.trainer.replicas", 0),
+    ("spec.trainer.dtype", "fp8"),
+    ("spec.trainer.env", {"A": 1}),
+    ("spec.trainer.env", {f"A{n}": "" for n in range(129)}),
+    ("spec.trainer.resources", {"limits": {"cpu": "1x"}}),
+    ("spec.trainer.resources", {"limits": {"cpu": 0.5}}),
+    ("spec.trainer.template", []),
+    ("spec.rollout.sampling", {"topP": 0}),
+    ("spec.rollout.sampling", {"stop": [""]}),
+    ("spec.rollout.gpuMemoryUtilization", 1.1),
+    ("spec.rollout.kvCacheGib", 1),
+    ("spec.suspend", "yes"),
+]
+
+
+def edited(path: str, value: Any) -> Schema:
+    manifest = copy.deepcopy(GOOD)
+    *way, last = path.split(".")
+    holder: Any = manifest
+    for part in way:
+        holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+    holder[last] = value
+    return manifest
+
+
+@pytest.mark.parametrize(("path", "value"), ACCEPTED)
+def test_python_and_the_schema_accept_the_same(path: str, value: Any) -> None:
+    manifest = edited(path, value)
+    assert (python_accepts(manifest), schema_accepts(manifest)) == (True, True)
+
+
+@pytest.mark.parametrize(("path", "value"), REFUSED)
+def test_python_and_the_schema_refuse_the_same(path: str, value: Any) -> None:
+    manifest = edited(path, value)
+    assert (python_accepts(manifest), schema_accepts(manifest)) == (False, False)
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*/rljob.yaml")), ids=lambda file: file.parent.name)
+def test_examples_obey_the_schema(file: Path) -> None:
+    assert schema_accepts(yaml.safe_load(file.read_text()))
+
+
+def test_what_python_writes_obeys_the_schema() -> None:
+    (job,) = load_manifests(yaml.safe_dump(GOOD), "x")
+    manifest = job.to_manifest()
+    manifest.pop("status")
+    assert schema_accepts(manifest)
+    assert python_accepts(manifest)

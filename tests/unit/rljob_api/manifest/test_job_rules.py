@@ -1,0 +1,66 @@
+"""What must hold between the parts of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.manifest.job import RLJobSpec
+
+
+def build(**fields: Any) -> RLJobSpec:
+    reward = {"name": "r", "function": {"file": "r.py"}}
+    least = {"model": {"source": "m"}, "data": {"train": {"source": "d"}}, "rewards": [reward]}
+    return RLJobSpec.model_validate({**least, **fields})
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"schedule": {"promptsPerStep": 6, "miniBatches": 3}, "algorithm": {"groupSize": 4}, "trainer": {"replicas": 8}},
+    {"rollout": {"replicas": 0}, "suspend": True},
+    {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 63}}},
+    {"rewards": [{"name": "x", "http": {"url": "https://x"}, "replicas": 0}]},
+    {"evaluation": {"everySteps": 1}, "data": {"train": {"source": "d"}, "eval": {"source": "e"}}},
+    {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},
+]
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"schedule": {"promptsPerStep": 8, "miniBatches": 3}}, "miniBatches must divide"),
+    ({"schedule": {"promptsPerStep": 2}, "algorithm": {"groupSize": 3}, "trainer": {"replicas": 4}}, "trainer ranks"),
+    ({"schedule": {"promptsPerStep": 2}, "algorithm": {"groupSize": 3}, "trainer": {"gpusPerReplica": 4}}, "ranks"),
+    ({"rollout": {"replicas": 0}}, "unless the job is suspended"),
+    ({"rewards": [{"name": "x", "function": {"file": "x"}, "replicas": 0}]}, "at least 1 replica each"),
+    ({"rewards": [{"name": "x", "function": {"file": "x"}}] * 2}, "different names"),
+    ({"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 64}}}, "leave room for the prompt"),
+    (
+        {"rollout": {"maxModelLen": 600}, "data": {"train": {"source": "d"}, "maxPromptTokens": 100}},
+        "leave room for the prompt",
+    ),
+    ({"rollout": {"maxModelLen": 512, "sampling": {"maxTokens": 9}}, "evaluation": {"sampling": {}}}, "evaluation"),
+    ({"rollout": {"sampling": {"temperature": 0}}}, "greedy"),
+    ({"evaluation": {"everySteps": 1}}, "without data.eval"),
+    ({"data": {"train": {"source": "d"}, "template": "no column"}}, "at least one column"),
+    ({"model": {"source": "s3://a/b"}}, "hf://org/name"),
+    ({"model": {"source": "hf://a/b/c"}}, "hf://org/name"),
+    ({"head": {"env": {"RLJOB_TOKEN": "x"}}}, "reserved"),
+    ({"head": {"nodePool": {"tolerations": [{"value": "x"}]}}}, "unless operator is Exists"),
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED)
+def test_jobs_that_can_run_are_accepted(fields: dict[str, Any]) -> None:
+    build(**fields)
+
+
+@pytest.mark.parametrize(("fields", "words"), BROKEN)
+def test_jobs_that_could_not_run_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        build(**fields)
+
+
+def test_a_batch_that_does_not_divide_into_mini_batches_is_one_error() -> None:
+    with pytest.raises(ValidationError) as caught:
+        build(schedule={"promptsPerStep": 8, "miniBatches": 3}, trainer={"replicas": 5})
+    assert "ranks" not in str(caught.value)

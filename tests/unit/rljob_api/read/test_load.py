@@ -1,0 +1,175 @@
+"""Manifests: all that is wrong is told at once, in plain words, with line and remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.read.load import InvalidManifest, load_job, load_manifests
+
+GOOD = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: sums}
+spec:
+  model: {source: ../model}
+  data:
+    train: {source: train.jsonl}
+  rewards:
+  - name: correct
+    function: {file: reward.py}
+  schedule: {steps: 1, promptsPerStep: 8}
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(InvalidManifest) as caught:
+        load_manifests(text, "job.yaml")
+    return str(caught.value).splitlines()
+
+
+def test_a_good_manifest_becomes_its_type() -> None:
+    (job,) = load_manifests(GOOD, "job.yaml")
+    assert isinstance(job, RLJob)
+    assert job.spec.schedule.prompts_per_step == 8
+
+
+def test_a_file_may_hold_several_manifests() -> None:
+    reward = (
+        "---\napiVersion: rljob.dev/v1alpha1\nkind: RewardModel\nmetadata: {name: r}\nspec: {http: {url: http://x}}\n"
+    )
+    assert [type(manifest) for manifest in load_manifests(GOOD + reward, "x")] == [RLJob, RewardModel]
+
+
+# Each entry: what is added to GOOD's spec (or replaced), and the one line that it must give.
+ONE_MISTAKE = [
+    ("rollout: {replicas: -1}", "spec.rollout.replicas must be at least 0, got -1"),
+    ("rollout: {replica: 2}", "spec.rollout.replica is unknown; did you mean replicas?"),
+    ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
+    ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
+     "learningRate belongs in spec.algorithm.optimizer"),
+    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; there are persistentVolumeClaim, everySteps, keep, "
+     "export"),
+    ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
+     "did you mean bfloat16?"),
+    ("trainer: {replicas: 1.5}", "spec.trainer.replicas must be a whole number, got 1.5"),
+    ('trainer: {replicas: "2"}', 'spec.trainer.replicas must be a whole number, got "2"; write it without quotes'),
+    ("trainer: {replicas: }", "spec.trainer.replicas must be a whole number, got nothing"),
+    ("trainer: {env: {A: 1}}", "spec.trainer.env.A must be text, got 1; put it in quotes"),
+    ("trainer: {env: {RLJOB_TOKEN: x}}", "spec.trainer.env must not set names that begin with RLJOB_: they are "
+     "reserved; choose another name"),
+    ("trainer: [1]", "spec.trainer must be a mapping (name: value), got a list of 1"),
+    ("suspend: 1", "spec.suspend must be true or false, got 1"),
+    ("trainer: {resources: {limits: {cpu: 1x}}}", "spec.trainer.resources.limits.cpu must be a Kubernetes quantity "
+     'such as 500m, 2 or 16Gi, got "1x"'),
+    ("activeDeadlineSeconds: 999999999999", "spec.activeDeadlineSeconds must be at most 1000000000, got 999999999999"),
+    ("algorithm: {optimizer: {beta1: 1}}", "spec.algorithm.optimizer.beta1 must be less than 1, got 1"),
+    ("algorithm: {optimizer: {learningRate: .inf}}", "spec.algorithm.optimizer.learningRate must be a finite number, "
+     "got inf"),
+    ("rollout: {sampling: {stop: x}}", "spec.rollout.sampling.stop must be a list (lines that begin with '-'), got "
+     '"x"'),
+    ("evaluation: {everySteps: 2}", "spec.evaluation.everySteps must be 0 without data.eval, got 2; add data.eval, "
+     "or remove everySteps"),
+    ("checkpoint: {persistentVolumeClaim: {}}", "spec.checkpoint.persistentVolumeClaim.claimName is required: Name of "
+     "the PersistentVolumeClaim"),
+    ("rollout: {replicas: 0}", "spec.rollout.replicas must be at least 1 unless the job is suspended, got 0; set it "
+     "to 1 or more, or suspend: true"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("added", "expected"), ONE_MISTAKE)
+def test_one_mistake_gives_one_line_with_place_and_remedy(added: str, expected: str) -> None:
+    assert problems_of(f"{GOOD}  {added}\n") == [f"job.yaml:12: {expected}"]
+
+
+REPLACED = [
+    ("steps: 1", "miniBatches: 3", "job.yaml:11: spec.schedule.miniBatches must divide schedule.promptsPerStep, got 3 "
+     "(schedule.promptsPerStep is 8); change one of them"),
+    ("file: reward.py", "file: a.py, inline: x", "job.yaml:10: spec.rewards[0].function must have exactly one of "
+     "inline, file, configMapKeyRef, module; say in one way where the source is"),
+    ("../model", "s3://bucket/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path or a "
+     "path, got s3://bucket/model; correct the scheme"),
+    ("name: sums", "name: My_Sums", "job.yaml:3: metadata.name must be lower-case letters, digits and '-', and begin "
+     'with a letter, got "My_Sums"'),
+    ("name: sums", "names: x", "job.yaml:3: metadata.name is required: Name of the object: a DNS label of at most 40 "
+     "characters that begins with a letter, since ..."),
+    ("train: {source", "train: {sorce", "job.yaml:7: spec.data.train.sorce is unknown; did you mean source?"),
+    ("kind: RLJob", "kind: RlJobs", 'job.yaml:2: kind must be RLJob or RewardModel, got "RlJobs"; did you mean RLJob?'),
+    ("kind: RLJob\n", "", "job.yaml:1: kind is required; write kind: RLJob or RewardModel"),
+    ("v1alpha1", "v1", 'job.yaml:1: apiVersion must be rljob.dev/v1alpha1, got "rljob.dev/v1"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), REPLACED)
+def test_a_value_that_is_wrong_in_place_is_reported_there(old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    assert problems_of(GOOD.replace(old, new)) == [expected]
+
+
+def test_mistakes_of_every_kind_are_reported_together_in_the_order_of_lines() -> None:
+    text = (
+        GOOD.replace("../model", "gs://x")
+        .replace("name: correct", "name: Correct")
+        .replace("steps: 1", 'steps: "1", miniBatches: 3')
+    )
+    found = problems_of(f"{text}  rollout:\n    replicas: -1\n    replicas: 0\n    group_size: 4\n")
+    assert [line.split(": ")[0] for line in found] == [f"job.yaml:{n}" for n in (5, 9, 11, 11, 14, 14, 15)]
+    assert "miniBatches must divide" in "".join(found), "rules are checked although fields are wrong, too"
+
+
+def test_a_rule_is_silent_about_a_value_that_is_wrong_in_itself() -> None:
+    (problem,) = problems_of(GOOD.replace("promptsPerStep: 8", "promptsPerStep: many, miniBatches: 3"))
+    assert "promptsPerStep must be a whole number" in problem
+
+
+def test_rewards_without_names_do_not_hide_other_rules() -> None:
+    text = GOOD.replace("name: correct\n    function", "function").replace("steps: 1", "miniBatches: 3")
+    assert len(problems_of(text)) == 2
+
+
+@pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing\n"])
+def test_an_empty_file_is_refused(text: str) -> None:
+    assert problems_of(text) == ["job.yaml:1: is empty; it must hold an RLJob or a RewardModel"]
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "text\n", "a: &a {b: *a}\n", "? [1, 2]\n: 3\n", "spec: [\n"])
+def test_yaml_that_is_no_manifest_is_refused_without_a_crash(text: str) -> None:
+    assert problems_of(text)
+
+
+@pytest.mark.parametrize(
+    "value", ["!!set {a, b}", "!!binary aGVsbG8=", "!!omap [a: 1]", "!!timestamp 2026-01-01", "[" * 3000, "9" * 5000]
+)
+def test_a_value_that_is_no_json_or_no_end_of_one_is_refused_without_a_crash(value: str) -> None:
+    [problem] = problems_of(f"{GOOD}  algorithm: {value}\n")
+    assert re.match(r"job\.yaml:1[23]: ", problem), "the line, or the next: a text is read up to where it ends"
+
+
+def test_messages_name_nothing_of_python() -> None:
+    text = "\n".join(line for added, _ in ONE_MISTAKE for line in problems_of(f"{GOOD}  {added}\n"))
+    for word in ("Input should", "pydantic", "None", "NoneType", "dict", "str", "float", "Extra inputs"):
+        assert not re.search(rf"\b{word}\b", text)
+
+
+def test_load_job_wants_exactly_one_job(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(GOOD + "---\n" + GOOD)
+    with pytest.raises(InvalidManifest, match="exactly one RLJob, got 2"):
+        load_job(file)
+    file.write_text(GOOD)
+    assert load_job(file).metadata.name == "sums"
+
+
+def test_a_file_that_cannot_be_read_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such file"):
+        load_job(tmp_path / "none.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_job(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_job(tmp_path / "binary")

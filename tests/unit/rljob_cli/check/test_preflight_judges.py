@@ -1,0 +1,61 @@
+"""What can be known of models and judges before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_cli.check.jobfile import resolve
+from rljob_cli.check.preflight import Machine, find_findings
+
+MACHINE = Machine(
+    num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True
+)
+JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
+ENDPOINT = {"url": "https://x", "model": "m"}
+SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}}
+RANKING = JUDGE | {"endpoint": ENDPOINT, "compare": "ranking", "parser": {"jsonSchema": SCHEMA}}
+
+
+def findings(tmp_path, **reward):
+    spec = {
+        "model": {"source": "hf://org/m"},
+        "data": {"train": {"source": "hf://org/d"}},
+        "rewards": [{"name": "r", **reward}],
+    }
+    job = resolve(RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec}), tmp_path)
+    return [f"{f.path} {f.message}" for f in find_findings(job, tmp_path, {}, MACHINE)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ({"judge": JUDGE | {"endpoint": ENDPOINT, "parser": {"regex": "x"}}}, "judge.parser.regex has no group"),
+        (
+            {"judge": RANKING, "scope": "group"},
+            "judge.parser.scorePath names score, which is of type integer; compare: ranking and listwise need an array",
+        ),
+        ({"judge": JUDGE | {"model": {"source": "./nowhere"}}}, "judge.model.source"),
+        ({"model": {"source": "./nowhere"}}, "spec.rewards[0].model.source"),
+        ({"model": {"source": "pvc://claim/rm"}}, "spec.rewards[0].model.source is on the claim claim"),
+        ({"model": {"source": "hf://org/rm", "gpus": 1}}, "spec.rewards[0].model.gpus the job asks for 1 GPUs"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path, reward, words):
+    (found,) = findings(tmp_path, **reward)
+    assert words in found
+
+
+def test_a_key_that_no_variable_stands_for_is_told(tmp_path, monkeypatch):
+    judge = JUDGE | {"endpoint": ENDPOINT | {"apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}}
+    (found,) = findings(tmp_path, judge=judge)
+    assert "apiKeySecretRef.key" in found
+    assert "$MY_KEY" in found
+    monkeypatch.setenv("MY_KEY", "sk")
+    assert findings(tmp_path, judge=judge) == []
+
+
+def test_a_relative_checkpoint_is_beside_the_job_file(tmp_path):
+    (tmp_path / "judge").mkdir()
+    (found,) = findings(tmp_path, judge=JUDGE | {"model": {"source": "./judge"}})
+    assert str(tmp_path / "judge") in found, "the folder is there, but no model is in it"

@@ -1,0 +1,132 @@
+"""Rewards as rows: each number from who knows it, and a dash where nobody does."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.scaling import RewardScaling
+from rljob_cli.cluster.formatting import format_table
+from rljob_cli.run.reward_rows import (
+    HEADER,
+    Metrics,
+    Part,
+    RewardRow,
+    build_row,
+    format_short,
+    parse_metrics,
+    row_cells,
+)
+
+FUNCTION = Reward.model_validate({"name": "correct", "slots": 8, "function": {"file": "r.py"}})
+HTTP = Reward.model_validate({"name": "correct", "http": {"url": "http://r"}})
+
+SERVER = """
+rljob_reward_slots_total{reward="correct"} 8.0
+rljob_reward_slots_in_use{lane="train",reward="correct"} 5.0
+rljob_reward_slots_in_use{lane="eval",reward="correct"} 1.0
+rljob_reward_queue_length{lane="train",reward="correct"} 3.0
+rljob_reward_queue_oldest_seconds{lane="train",reward="correct"} 4.5
+"""
+
+
+def driver_metrics(seconds: list[float], invalid: dict[str, int], reward: str = "correct") -> str:
+    registry = CollectorRegistry()
+    labels = ["reward", "lane", "outcome"]
+    latency = Histogram("rljob_reward_latency_seconds", "", labels, buckets=(1, 2, 4, 8), registry=registry)
+    for number in seconds:
+        latency.labels(reward, "train", "valid").observe(number)
+    counter = Counter("rljob_reward_invalid", "", ["reward", "lane", "reason"], registry=registry)
+    for reason, count in invalid.items():
+        counter.labels(reward, "train", reason).inc(count)
+    return generate_latest(registry).decode()
+
+
+def waiting_at_driver(number: int, oldest_seconds: float, reward: str = "correct") -> str:
+    name = f'{{reward="{reward}"}}'
+    return f"rljob_reward_waiting{name} {number}\nrljob_reward_waiting_oldest_seconds{name} {oldest_seconds}\n"
+
+
+def test_a_reward_of_which_nothing_is_known_has_dashes_and_no_zero() -> None:
+    row = build_row(Part("correct"), Metrics())
+    assert row == RewardRow("correct")
+    assert row_cells(row) == ["correct", *["-"] * (len(HEADER) - 1)]
+    assert set(row.to_json().values()) == {"correct", None}
+
+
+def test_each_number_comes_from_who_knows_it() -> None:
+    scaling = RewardScaling(name="correct", replicas=3, slots=20)
+    metrics = Metrics(
+        driver=parse_metrics(
+            driver_metrics([0.5, 1.5, 3.0, 3.0], {"timeout": 2, "exception": 5}) + waiting_at_driver(2, 9.0)
+        ),
+        servers={"correct": [parse_metrics(SERVER)] * 2},
+    )
+    row = build_row(Part("correct", FUNCTION, 2, 3, scaling), metrics)
+    assert (row.kind, row.ready, row.replicas) == ("function", 2, 3)
+    assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (20, 16, 12)
+    assert (row.waiting, row.oldest_seconds) == (8, 9.0), "those at the driver count, too"
+    assert (row.latency_p50_seconds, row.latency_p95_seconds) == (2.0, pytest.approx(3.8))
+    assert row.invalid == {"exception": 5, "timeout": 2}
+    assert row_cells(row) == [
+        *("correct", "function", "2/3", "20", "16", "12", "8", "9.0s", "2.0s", "3.8s", "5 exception, 2 timeout")
+    ]
+
+
+def test_a_pod_that_does_not_answer_makes_no_sum_of_the_others() -> None:
+    row = build_row(Part("correct", FUNCTION, 2, 2), Metrics(servers={"correct": None}))
+    assert (row.slots_in_use, row.waiting, row.oldest_seconds) == (None, None, None)
+    assert row.slots_given == 16, "that much the job says"
+
+
+def test_the_driver_may_know_of_a_queue_where_no_server_is_there() -> None:
+    text = waiting_at_driver(7, 61.0) + waiting_at_driver(1, 99.0, "other")
+    row = build_row(Part("correct", FUNCTION, 0, 1), Metrics(parse_metrics(text)))
+    assert (row.slots_given, row.waiting, row.oldest_seconds) == (0, 7, 61.0)
+
+
+def test_no_invalid_result_is_a_zero_once_there_are_results_and_unknown_before() -> None:
+    before = parse_metrics(driver_metrics([], {"timeout": 0}))
+    after = parse_metrics(driver_metrics([1.0], {"timeout": 0}))
+    assert build_row(Part("correct"), Metrics(before)).invalid is None
+    assert build_row(Part("correct"), Metrics(after)).invalid == {}
+    assert row_cells(build_row(Part("correct"), Metrics(after)))[-1] == "0"
+    other = Metrics(parse_metrics(driver_metrics([1.0], {"timeout": 1}, reward="other")))
+    assert build_row(Part("correct"), other).invalid is None
+
+
+def test_an_endpoint_of_someone_elses_has_no_slots() -> None:
+    row = build_row(Part("correct", HTTP), Metrics())
+    assert (row.kind, row.slots_given) == ("http", None)
+
+
+def test_a_latency_beyond_the_last_bucket_is_its_edge() -> None:
+    assert build_row(Part("correct"), Metrics(parse_metrics(driver_metrics([100.0], {})))).latency_p50_seconds == 8.0
+
+
+def test_what_is_no_metrics_tells_nothing() -> None:
+    assert parse_metrics("<html>busy</html>\n") == []
+
+
+def test_a_row_of_common_size_fits_80_columns() -> None:
+    row = RewardRow("correct", "function", 12, 12, 320, 192, 192, 1024, 12.0, 0.8, 31.0, {"timeout": 3})
+    [_, line] = format_table(HEADER, [row_cells(row)], gap=1)
+    assert len(line) <= 80, line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0s"),
+        (0.0004, "1ms"),
+        (0.0123, "12ms"),
+        (0.25, "0.2s"),
+        (9.96, "10s"),
+        (599, "599s"),
+        (600, "10m"),
+        (7.2e4, "20h"),
+    ],
+)
+def test_times_are_short(seconds: float, shown: str) -> None:
+    assert format_short(seconds) == shown

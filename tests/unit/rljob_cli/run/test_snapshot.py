@@ -1,0 +1,102 @@
+"""What is told of a run, and that it is told once."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from rljob_cli.run.live import render, sparkline
+from rljob_cli.run.reward_rows import RewardRow
+from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, changes, read_rows
+from rljob_cli.run.summary import build_summary
+
+
+def step(number, **row):
+    return {"type": "step", "step": number, "reward": 0.5, "step_seconds": 2.0, **row}
+
+
+def texts(old, new):
+    return [change.text for change in changes(old, new)]
+
+
+def test_each_step_is_told_once():
+    first = Snapshot(phase="Running", steps=(step(1),), total_steps=3)
+    second = Snapshot(phase="Running", steps=(step(1), step(2)), total_steps=3)
+    assert texts(Snapshot(phase="Running"), first) == ["step 1/3  reward 0.500  2.0 s"]
+    assert texts(first, second) == ["step 2/3  reward 0.500  2.0 s"]
+    assert texts(second, second) == []
+
+
+def test_a_history_that_was_cut_back_is_told_as_a_resumption():
+    before = Snapshot(steps=(step(1), step(2), step(3)), total_steps=4)
+    after = Snapshot(steps=(step(1), step(2)), total_steps=4)
+    assert texts(before, after) == ["resumed after step 2"]
+
+
+def test_a_role_is_told_when_it_changes():
+    before = Snapshot(roles=(RoleRow("rollout", 2, 1, 0),))
+    assert texts(before, Snapshot(roles=(RoleRow("rollout", 2, 2, 0),))) == ["rollout: 2 of 2 ready"]
+    assert texts(before, before) == []
+
+
+def test_the_time_left_comes_from_the_median_of_the_last_steps():
+    steps = tuple(step(i, step_seconds=s) for i, s in enumerate([100, 2, 2], start=1))
+    assert Snapshot(steps=steps, total_steps=5).eta_seconds == 4
+
+
+def test_restarts_of_pods_that_are_gone_still_count():
+    history = RunHistory()
+    labels = {"rljob.dev/role": "reward", "rljob.dev/reward": "r"}
+    ended = {"exitCode": 1, "finishedAt": "t", "message": "boom"}
+    status = {"name": "c", "restartCount": 2, "state": {}, "lastState": {"terminated": ended}}
+    pod = {"metadata": {"name": "p", "uid": "1", "labels": labels}, "status": {"containerStatuses": [status]}}
+    for _ in range(2):
+        history.record([pod])
+    history.record([])
+    assert history.restarts == {"reward-r": 2}
+    assert [failure.message for failure in history.failures] == ["boom"]
+
+
+def test_a_torn_line_is_left_for_later(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "rew')
+    assert read_rows(path) == [{"step": 1}]
+
+
+def test_the_summary_adds_restarts_and_passes_the_drivers_words_through():
+    driver = {
+        "accuracy_before": 0.1,
+        "accuracy_after": 0.6,
+        "restarts": {"trainer": 1},
+        "eval_after": {"x": 1},
+        "new": 7,
+    }
+    rows = [step(1), {"type": "eval", "step": 1, "accuracy": 0.9}]
+    summary = build_summary(
+        name="j", phase="Succeeded", driver=driver, rows=rows, restarts={"trainer": 2, "head": 0}, wall_seconds=1.0
+    )
+    assert summary["restarts"] == {"head": 0, "trainer": 3}
+    assert (summary["accuracy_after"], summary["metrics_after"], summary["new"]) == (0.6, {"x": 1}, 7)
+
+
+def test_a_run_without_a_drivers_summary_has_what_the_metrics_say():
+    summary = build_summary(name="j", phase="Failed", driver={}, rows=[step(1)], restarts={}, wall_seconds=1.0)
+    assert (summary["step_rewards"], summary["accuracy_before"], summary["phase"]) == ([0.5], None, "Failed")
+
+
+def test_a_sparkline_spans_from_the_least_to_the_greatest():
+    assert sparkline([0, 1, 2]) == "▁▅█"
+    assert sparkline([1, 1]) == "▁▁"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_cuts_the_reasons_of_invalid_results_and_no_number(width):
+    row = RewardRow(
+        "correct", "function", 12, 12, 320, 192, 192, 1024, 12.0, 0.8, 31.0, {"timeout": 3, "exception": 12}
+    )
+    console = Console(width=width)
+    with console.capture() as drawn:
+        console.print(render(Snapshot(rewards=(row, RewardRow("remote", "http"))), []))
+    [line] = [line for line in drawn.get().splitlines() if line.startswith("correct")]
+    numbers = ["correct", "function", "12/12", "320", "192", "192", "1024", "12s", "0.8s", "31s", "3", "timeout,"]
+    assert line.split()[: len(numbers)] == numbers

@@ -1,0 +1,202 @@
+"""`rljob trajectories` over logs as the trainer writes them."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rljob_api.wire.protocol import InvalidReason
+from rljob_cli.main import app
+from rljob_trainer.episodes.batches import Group
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.history.run_state import trajectory_file
+from rljob_trainer.history.trajectory_log import write_file
+
+LONG = "begin " + "x" * 1000 + " the answer is 42"
+
+
+def result(score, **fields):
+    components = fields.pop("components", {})
+    return Scored(id="x", valid=True, score=score, components=components, latency_seconds=0.02, **fields)
+
+
+def failed(reason=InvalidReason.TIMEOUT, attempts=3):
+    return Scored(id="x", valid=False, reason=reason, message="killed", attempts=attempts, latency_seconds=90.0)
+
+
+def group(index, prompt, *samples):
+    """A group; each sample is {reward: result}, and its score their sum."""
+    trajectories = [
+        Trajectory(
+            index, index, i, [1, 2], [0, 1], [0.0, -0.5], LONG, False, "g:1", results,
+            sum(r.score for r in results.values()) if all(r.valid for r in results.values()) else None, 0.25,
+        )
+        for i, results in enumerate(samples)
+    ]  # fmt: skip
+    return Group(index, Prompt(index, prompt, [1], ground_truth="42"), trajectories)
+
+
+def write(run_dir, step, *groups, lane="train"):
+    write_file(trajectory_file(run_dir, step, lane), lane, step, groups)
+
+
+def rljob(*arguments):
+    done = CliRunner().invoke(app, ["trajectories", *map(str, arguments)], env={"COLUMNS": "160"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done
+
+
+def rows(*arguments):
+    done = rljob(*arguments, "-o", "json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.output.splitlines()]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "runs" / "sums"
+    write(folder, 1, group(0, "1+1?", {"correct": result(0.0)}, {"correct": result(1.0)}))
+    write(
+        folder, 2,
+        group(0, "2+2?", {"correct": result(1.0, components={"exact": 1.0})}, {"correct": failed()}),
+        group(1, "3+3?", {"correct": result(0.5), "style": result(0.25)}),
+    )  # fmt: skip
+    write(folder, 2, group(0, "held out?", {"correct": result(1.0)}), lane="eval")
+    return folder
+
+
+def where(found):
+    return [(row["step"], row["lane"], row["group"], row["sample"]) for row in found]
+
+
+def test_the_newest_step_comes_first_and_in_a_step_the_order_of_the_data(run_dir):
+    assert where(rows(run_dir)) == [
+        (2, "train", 0, 0),
+        (2, "train", 0, 1),
+        (2, "train", 1, 0),
+        (2, "eval", 0, 0),
+        (1, "train", 0, 0),
+        (1, "train", 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--step", 1], [(1, "train", 0, 0), (1, "train", 0, 1)]),
+        (["--lane", "eval"], [(2, "eval", 0, 0)]),
+        (["--invalid"], [(2, "train", 0, 1)]),
+        (["--reward", "style"], [(2, "train", 1, 0)]),
+        (["--reward", "style", "--invalid"], []),
+        (["--group", 1], [(2, "train", 1, 0)]),
+        (["--max-score", 0.5], [(1, "train", 0, 0)]),
+        (["--reward", "correct", "--max-score", 0.5], [(2, "train", 1, 0), (1, "train", 0, 0)]),
+        (["--min-score", 0.6, "--max-score", 0.8], [(2, "train", 1, 0)]),
+        (["--limit", 2], [(2, "train", 0, 0), (2, "train", 0, 1)]),
+    ],
+)
+def test_filters(run_dir, options, found):
+    assert where(rows(run_dir, *options)) == found
+
+
+def test_an_invalid_sample_is_within_no_bounds_of_a_score(run_dir):
+    assert (2, "train", 0, 1) not in where(rows(run_dir, "--max-score", 0))
+
+
+def test_programs_get_all_of_a_sample(run_dir):
+    row = rows(run_dir, "--step", 2, "--lane", "train")[0]
+    assert row["prompt"] == "2+2?"
+    assert row["completion"] == LONG
+    assert row["rewards"][0]["components"] == {"exact": 1.0}
+
+
+def test_people_get_a_table_with_reasons_and_both_ends_of_a_long_text(run_dir):
+    shown = rljob(run_dir, "--step", 2, "--lane", "train").output
+    for words in ("begin", "42", "[... 623", "invalid: timeout", "3 attempts", "exact 1", "0.25"):
+        assert words in shown, shown
+    assert LONG not in shown.replace("\n", "")
+
+
+def test_a_table_says_where_it_was_cut(run_dir):
+    assert "the first 2; more with --limit" in rljob(run_dir, "--limit", 2).output
+    assert "more with --limit" not in rljob(run_dir).output
+
+
+def test_a_run_is_found_by_its_folder_its_job_file_or_its_name(run_dir, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("kind: RewardModel\n---\nkind: RLJob\nmetadata: {name: sums}\n")
+    directory = tmp_path / "runs"
+    expected = where(rows(run_dir))
+    assert where(rows(run_dir / "trajectories")) == expected
+    assert where(rows(job, "--dir", directory)) == expected
+    assert where(rows("sums", "--dir", directory)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "no such run"),
+        (["diff", "a"], "diff takes two runs, got 1"),
+        (["a", "b"], "give one run, or: diff RUN_A RUN_B"),
+        (["a", "--lane", "test"], "--lane must be train or eval, got test"),
+        (["a", "-o", "yaml"], "--output must be table or json, got yaml"),
+    ],
+)
+def test_mistakes_are_told_with_their_remedy(arguments, said):
+    done = rljob(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_run_without_a_log_is_told_why(tmp_path):
+    assert "trajectoriesMiB" in rljob(tmp_path).output
+
+
+def test_a_file_that_is_none_or_of_another_version_is_named(run_dir):
+    path = trajectory_file(run_dir, 3, "train")
+    path.write_text("torn")
+    done = rljob(run_dir)
+    assert (done.exit_code, str(path) in done.output) == (2, True)
+    pq.write_table(pa.table({"step": [3]}), path)
+    assert "another version of rljob" in rljob(run_dir).output
+
+
+@pytest.fixture
+def other_dir(tmp_path):
+    folder = tmp_path / "runs" / "other"
+    write(folder, 7, group(0, "held out?", {"correct": result(0.25)}), lane="eval")
+    write(folder, 9, group(0, "held out?", {"correct": result(0.5)}), group(1, "only here?", {}), lane="eval")
+    write(folder, 1, group(5, "1+1?", {"correct": result(1.0)}, {"correct": failed()}))
+    write(folder, 2, group(3, "2+2?", {"correct": result(1.0, components={"exact": 0.0})}))
+    return folder
+
+
+def test_diff_puts_the_last_evaluations_side_by_side(run_dir, other_dir):
+    [pair] = rows("diff", run_dir, other_dir)
+    assert pair["prompt"] == "held out?"
+    assert (pair["a"]["means"]["score"], pair["b"]["means"]["score"]) == (1.0, 0.5)
+    assert pair["difference"] == {"score": -0.5, "correct": -0.5}
+
+
+def test_diff_of_training_matches_prompts_of_all_steps_and_leaves_invalid_ones_out_of_the_means(run_dir, other_dir):
+    first, second = rows("diff", run_dir, other_dir, "--lane", "train")
+    assert (first["prompt"], first["difference"]["score"]) == ("1+1?", 0.5)
+    assert first["b"] == {"num_samples": 2, "num_invalid": 1, "means": {"score": 1.0, "correct": 1.0}}
+    assert (second["prompt"], second["difference"]["correct/exact"]) == ("2+2?", -1.0)
+
+
+def test_diff_shows_means_by_curve_and_the_prompts_that_differ_most(run_dir, other_dir):
+    shown = rljob("diff", run_dir, other_dir, "--lane", "train", "--limit", 1).output
+    for words in ("better in b", "correct/exact", "2 prompts in both", "1 only in a", "1+1?", "1 invalid"):
+        assert words in shown, shown
+    assert "2+2?" not in shown
+    assert "the 1 that differ most; more with --limit" in shown
+
+
+def test_runs_without_a_common_prompt_are_told_so(run_dir, other_dir):
+    done = rljob("diff", run_dir, other_dir, "--step", 7, "--lane", "eval")
+    assert done.exit_code == 2
+    assert "no prompt in common in lane eval, step 7" in done.output

@@ -1,0 +1,380 @@
+"""Each cause of waiting is told apart, names the field to change, and is told once."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_operator.backend import ChildKey, Observed
+from rljob_operator.plan import conditions
+from rljob_operator.plan.causes import REMEDIES, find_causes
+from rljob_operator.plan.job import plan
+from rljob_operator.plan.observed_job import observe_world
+from rljob_operator.plan.pool_isolation import judge_isolation
+from rljob_operator.plan.reward_model import plan_reward_model
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make_job(**spec):
+    base = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d.jsonl"}},
+        "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
+    }
+    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
+
+
+def make_pod(role="rollout", node="", spec=None, **status):
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}
+    metadata = {"name": f"gsm8k-{role}-x", "labels": labels}
+    return {"metadata": metadata, "spec": {"nodeName": node} | (spec or {}), "status": status}
+
+
+def causes(job, *pods, **observed):
+    seen = Observed(pods=pods, **observed)
+    return find_causes(job, observe_world(job, seen), seen)
+
+
+def unscheduled(message):
+    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+
+
+def waiting(reason, message="", image="x"):
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"image": image, "state": state}]}
+
+
+OUT_OF_MEMORY = {"containerStatuses": [{"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
+NO_NODE = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
+NO_ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint(s)."
+PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
+OF_A_POD = [
+    (OUT_OF_MEMORY, "OOMKilled", "rollout ran out of memory; raise spec.rollout.resources.limits.memory"),
+    ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "not counted against backoffLimit"),
+    ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted", "the Pod is replaced"),
+    (
+        waiting("ErrImagePull", image="there/is:none"),
+        "ImagePull",
+        "image there/is:none cannot be pulled; correct spec.rollout.image",
+    ),
+    (waiting("ErrImageNeverPull"), "ImagePull", "spec.rollout.template.spec.imagePullSecrets"),
+    (waiting("InvalidImageName"), "ImagePull", "correct spec.rollout.image"),
+    (
+        waiting("CreateContainerConfigError", 'secret "wandb" not found'),
+        "CreateContainerConfigError",
+        'rollout: secret "wandb" not found; create the ConfigMap or Secret that the message names',
+    ),
+    (
+        {"conditions": unscheduled(NO_ROOM)},
+        "Unschedulable",
+        "compare spec.rollout.nodePool (nodeSelector, tolerations)",
+    ),
+    (
+        {"conditions": unscheduled('persistentvolumeclaim "runs" not found')},
+        "VolumeUnbound",
+        "create the PersistentVolumeClaim that spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources",
+    ),
+    (
+        {"conditions": unscheduled("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims.")},
+        "VolumeUnbound",
+        "or see why it is not bound",
+    ),
+]
+"""What a Pod's status says, the cause, and words of its remedy."""
+
+
+@pytest.mark.parametrize(("status", "reason", "words"), OF_A_POD)
+def test_a_pods_cause_names_its_remedy(status, reason, words):
+    (cause,) = causes(make_job(), make_pod(**status))
+    assert cause.reason == reason
+    assert words in cause.words
+
+
+def test_a_pool_that_no_node_is_in_is_named_by_its_labels_and_without_the_talk_of_preemption():
+    pod = make_pod(spec={"nodeSelector": {"pool": "h100", "arch": "x"}}, conditions=unscheduled(NO_NODE + PREEMPTION))
+    (cause,) = causes(make_job(), pod)
+    assert "(it asks for nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.words
+    assert "preemption" not in cause.words
+    (other,) = causes(make_job(), make_pod(spec={"nodeSelector": {"pool": "h100"}}, conditions=unscheduled(NO_ROOM)))
+    assert "it asks for" not in other.words, "its labels are not what is wrong"
+
+
+def test_an_unbound_claim_is_named():
+    claim = {"name": "run", "persistentVolumeClaim": {"claimName": "runs"}}
+    pod = make_pod(
+        spec={"volumes": [claim]}, conditions=unscheduled("pod has unbound immediate PersistentVolumeClaims")
+    )
+    assert "(its claims: runs)" in causes(make_job(), pod)[0].words
+
+
+def test_a_pod_that_is_ready_has_no_cause_whatever_befell_it_before():
+    assert causes(make_job(), make_pod(conditions=[{"type": "Ready", "status": "True"}], **OUT_OF_MEMORY)) == []
+
+
+def failed_create(about, message):
+    return {"reason": "FailedCreate", "message": message, "involvedObject": {"name": about}}
+
+
+FULL = (
+    'pods "{pod}" is forbidden: exceeded quota: team, requested: requests.memory=1Gi, used: requests.memory=96Mi, '
+    "limited: requests.memory=512Mi"
+)
+OF_A_WORKLOAD = [
+    ("gsm8k-head", f"Error creating: {FULL}", "QuotaExceeded", "spec.head"),
+    ("gsm8k-trainer", f"create Pod p in StatefulSet s failed error: {FULL}", "QuotaExceeded", "spec.trainer"),
+    ("gsm8k-rollout-7d9f8c6b5d", f"Error creating: {FULL}", "QuotaExceeded", "spec.rollout"),
+    ("gsm8k-reward-correct-5f7b", f"Error creating: {FULL}", "QuotaExceeded", "spec.rewards[0]"),
+    (
+        "gsm8k-rollout-7d9f8c6b5d",
+        'Error creating: pods "{pod}" is forbidden: failed quota: team: must specify limits.cpu,requests.cpu for: r',
+        "QuotaUnspecified",
+        "spec.rollout",
+    ),
+    (
+        "gsm8k-rollout-7d9f8c6b5d",
+        'Error creating: pods "{pod}" is forbidden: violates PodSecurity "restricted:latest": privileged',
+        "FailedCreate",
+        "spec.rollout",
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "message", "reason", "path"), OF_A_WORKLOAD)
+def test_a_refused_pod_names_the_field_and_no_pod_that_comes_and_goes(about, message, reason, path):
+    first, second = (
+        causes(make_job(), warnings=(failed_create(about, message.format(pod=f"{about}-{end}")),)) for end in "ab"
+    )
+    assert first == second
+    assert [cause.reason for cause in first] == [reason]
+    assert path in first[0].words
+
+
+def test_a_quota_says_what_it_has_no_room_for_or_what_it_asks_for():
+    words = {
+        reason: causes(make_job(), warnings=(failed_create(about, message),))[0].words
+        for about, message, reason, _ in OF_A_WORKLOAD
+    }
+    assert (
+        "quota team has no room for requests.memory=1Gi; raise the namespace's ResourceQuota" in words["QuotaExceeded"]
+    )
+    assert (
+        "quota team asks for limits.cpu, requests.cpu; set those in spec.rollout.resources" in words["QuotaUnspecified"]
+    )
+
+
+def test_what_a_deployment_says_of_its_replicas_counts_before_older_events():
+    failing = {"type": "ReplicaFailure", "status": "True", "message": FULL}
+    owner = [{"uid": "u1", "controller": True}]
+    child = {
+        "kind": "Deployment",
+        "metadata": {"name": "gsm8k-rollout", "ownerReferences": owner},
+        "status": {"conditions": [failing]},
+    }
+    old = failed_create("gsm8k-rollout-7d9f", "Error creating: something else")
+    found = causes(make_job(), children={ChildKey("Deployment", "gsm8k-rollout"): child}, warnings=(old,))
+    assert [cause.reason for cause in found] == ["QuotaExceeded"]
+
+
+def test_pods_that_exist_are_not_refused_any_more():
+    pods = [make_pod(role) for role in ("head", "trainer", "rollout")]
+    warning = failed_create("gsm8k-rollout-7d9f", f"Error creating: {FULL}")
+    assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives what it tells of"
+
+
+def orphan(uid="earlier", **metadata):
+    """A Pod of an earlier StatefulSet of the name."""
+    owner = {"kind": "StatefulSet", "name": "gsm8k-trainer", "uid": uid, "controller": True}
+    pod = make_pod("trainer")
+    return pod | {"metadata": pod["metadata"] | {"name": "gsm8k-trainer-0", "ownerReferences": [owner]} | metadata}
+
+
+def look_at_trainers(pod, seconds):
+    """A plan so long after the StatefulSet was made."""
+    created = (NOW - timedelta(seconds=seconds)).isoformat()
+    owners = [{"uid": "u1", "controller": True}]
+    metadata = {"name": "gsm8k-trainer", "uid": "s1", "creationTimestamp": created, "ownerReferences": owners}
+    selector = {"matchLabels": {"rljob.dev/role": "trainer"}}
+    spec = {"selector": selector, "template": {"metadata": {}, "spec": {}}}
+    child = {"kind": "StatefulSet", "metadata": metadata, "spec": spec}
+    observed = Observed(children={ChildKey("StatefulSet", "gsm8k-trainer"): child}, pods=(pod,))
+    return plan(make_job(), observed, NOW, new_token=lambda: "t")
+
+
+@pytest.mark.parametrize("pod", [orphan(), orphan(ownerReferences=[], labels={"rljob.dev/job": "gsm8k"})])
+def test_a_pod_that_has_a_trainers_name_is_told_with_the_command_that_removes_it(pod):
+    made = look_at_trainers(pod, 61)
+    (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
+    words = "trainer: Pod gsm8k-trainer-0 is not its StatefulSet's; if nobody needs it: kubectl delete pod -n default"
+    assert event.message == f"{words} gsm8k-trainer-0"
+    running = conditions.find(made.status, conditions.RUNNING)
+    assert (running.status, running.reason) == ("False", "PodNameTaken")
+    assert event.message in running.message
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds"),
+    [
+        (orphan(), 5),
+        (orphan("s1"), 61),
+        (orphan(deletionTimestamp="2026-01-01T00:00:00Z"), 61),
+        (orphan(ownerReferences=[]), 61),
+        (orphan(name="gsm8k-trainer-7"), 61),
+    ],
+)
+def test_a_pod_that_is_going_or_adopted_or_in_nobodys_way_is_not_told(pod, seconds):
+    made = look_at_trainers(pod, seconds)
+    assert [event for event in made.events if event.reason == "PodNameTaken"] == []
+    if seconds < 60:
+        assert made.holds_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
+    message = 'MountVolume.SetUp failed for volume "config" : configmap "mine" not found'
+    warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
+    (cause,) = causes(make_job(), make_pod(), warnings=(warning,))
+    assert cause.reason == "FailedMount"
+    assert 'configmap "mine" not found; create the ConfigMap, Secret or volume that the message names' in cause.words
+    ready = make_pod(conditions=[{"type": "Ready", "status": "True"}])
+    assert causes(make_job(), ready, warnings=(warning,)) == []
+
+
+def test_a_kubelet_that_is_slow_to_read_a_config_map_is_no_cause():
+    message = 'MountVolume.SetUp failed for volume "config" : failed to sync configmap cache: timed out waiting for x'
+    warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
+    assert causes(make_job(), make_pod(), warnings=(warning,)) == [], "there is nothing to create"
+
+
+SHARED = [{"name": "style", "rewardModelRef": {"name": "judge"}}]
+
+
+def make_model(reason=None, **spec):
+    model = {"metadata": {"name": "judge", "uid": "u2"}, "spec": {"function": {"inline": "def reward(): ..."}} | spec}
+    ready = {"type": "Ready", "status": "False", "reason": reason, "lastTransitionTime": NOW}
+    return RewardModel.model_validate(model | ({"status": {"conditions": [ready]}} if reason else {}))
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [(None, False), ("WaitingForPods", False), ("FunctionFailed", True), ("NoReplicas", True)]
+)
+def test_a_reward_model_that_needs_help_is_told_to_the_jobs_that_use_it(reason, told):
+    found = causes(make_job(rewards=SHARED), reward_models={"judge": make_model(reason)})
+    assert [cause.reason for cause in found] == (["RewardModelNotReady"] if told else [])
+    if told:
+        assert f"reward style: RewardModel judge is not ready ({reason})" in found[0].words
+        assert "spec.rewards[0].rewardModelRef" in found[0].words
+
+
+def make_model_pod(**status):
+    labels = {"rljob.dev/reward-model": "judge", "rljob.dev/role": "reward"}
+    return {"metadata": {"name": "judge-rewardmodel-x", "labels": labels}, "spec": {}, "status": status}
+
+
+def crashed(code, message):
+    last = {"terminated": {"exitCode": code, "message": message}}
+    return {"containerStatuses": [{"lastState": last, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+
+
+def model_plan(pod, model=None):
+    return plan_reward_model(model or make_model(), Observed(pods=(pod,)), NOW, new_token=lambda: "t")
+
+
+def test_a_reward_models_function_that_raises_on_import_is_told_in_its_own_words():
+    made = model_plan(make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")))
+    (event,) = made.events
+    assert (event.type, event.reason) == ("Warning", "FunctionFailed")
+    assert "function.py:3: RuntimeError: no corpus; mend spec.function, or the ConfigMap that it names" in event.message
+    for condition in (c for c in made.status.conditions if c.type in ("Ready", "Degraded")):
+        assert condition.reason == "FunctionFailed"
+        assert event.message in condition.message
+    again = model_plan(
+        make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")),
+        make_model().model_copy(update={"status": made.status}),
+    )
+    assert again.events == (), "told once"
+
+
+def test_a_reward_models_pods_have_the_causes_of_a_jobs():
+    made = model_plan(make_model_pod(**waiting("ImagePullBackOff", image="there/is:none")))
+    assert [event.reason for event in made.events] == ["ImagePull"]
+    assert "correct spec.image" in made.events[0].message
+    made = model_plan(make_model_pod(conditions=unscheduled(NO_ROOM)))
+    assert "compare spec.nodePool" in made.events[0].message
+
+
+def test_a_new_reward_model_whose_pods_start_is_no_warning():
+    assert model_plan(make_model_pod()).events == ()
+
+
+def test_every_remedy_is_tried_here():
+    tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
+    others = {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
+    assert tried | others == set(REMEDIES)
+
+
+def test_a_quota_is_named_without_the_pods_that_come_and_go():
+    def warning(pod, used):
+        message = f'Error creating: pods "{pod}" is forbidden: exceeded quota: q, requested: cpu=1, used: cpu={used}'
+        return {"reason": "FailedCreate", "message": message, "involvedObject": {"name": "gsm8k-rollout-7d9f"}}
+
+    first, second = (causes(make_job(), warnings=(warning(p, u),)) for p, u in (("a", 1), ("b", 2)))
+    assert first == second
+    assert first[0].reason == "QuotaExceeded"
+    assert "quota q has no room for cpu=1" in first[0].words
+
+
+def test_a_missing_reward_model_is_told_once_and_in_the_condition():
+    job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
+    made = plan(job, Observed(), NOW, new_token=lambda: "t")
+    assert [event.reason for event in made.events] == ["RewardModelMissing"]
+    assert "spec.rewards[0].rewardModelRef" in conditions.find(made.status, "Running").message
+    job.status = made.status
+    assert plan(job, Observed(), NOW, new_token=lambda: "t").events == ()
+
+
+def test_two_roles_on_one_node_break_the_isolation_that_one_asked_for():
+    job = make_job(rollout={"nodePool": {"exclusive": True}})
+    trainer, rollout = make_pod("trainer", "n1"), make_pod("rollout", "n1")
+    assert judge_isolation(observe_world(job, Observed(pods=(trainer, rollout))))[0] is False
+    assert "node n1" in judge_isolation(observe_world(job, Observed(pods=(trainer, rollout))))[2]
+    apart = make_pod("rollout", "n2")
+    assert judge_isolation(observe_world(job, Observed(pods=(trainer, apart))))[0] is True
+    assert judge_isolation(observe_world(job, Observed())) is None
+    assert judge_isolation(observe_world(make_job(), Observed(pods=(trainer, rollout)))) is None
+
+
+def test_a_name_conflict_stays_until_the_object_goes():
+    job = make_job()
+    made = plan(job, Observed(), NOW, new_token=lambda: "t")
+    taken = conditions.with_conflicts(made.status, ["Service gsm8k-head"], NOW)
+    assert "Service gsm8k-head" in conditions.find(taken, "NameConflict").message
+    assert len(conditions.conflict_events(job.status, taken)) == 1
+    job.status = taken
+    again = plan(job, Observed(), NOW, new_token=lambda: "t").status
+    assert conditions.with_conflicts(again, ["Service gsm8k-head"], NOW) == taken, "a second look writes nothing"
+    assert not conditions.is_true(conditions.with_conflicts(again, [], NOW), "NameConflict")
+
+
+def test_causes_are_told_once_however_much_there_is_to_say_of_the_pods():
+    job = make_job(trainer={"replicas": 4}, rollout={"replicas": 4})
+    pods = [make_pod(role, conditions=unscheduled(NO_ROOM * 2)) for role in ("head", *["trainer", "rollout"] * 4)]
+    pods = tuple(pod | {"metadata": pod["metadata"] | {"name": f"pod-{i}"}} for i, pod in enumerate(pods))
+    made = plan(job, Observed(pods=pods), NOW, new_token=lambda: "t")
+    assert [event.reason for event in made.events] == ["Unschedulable"] * 3
+    message = conditions.find(made.status, "Running").message
+    assert len(message) == conditions.MAX_MESSAGE_LENGTH, "else nothing is shown here"
+    assert message.startswith("waits for 1 of 1 head Pod")
+    job.status = made.status
+    assert plan(job, Observed(pods=pods), NOW, new_token=lambda: "t").events == ()
+
+
+def test_what_a_name_that_is_not_free_hides_is_told_when_it_is_free():
+    job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
+    earlier = {"kind": "Secret", "metadata": {"name": "gsm8k-token", "ownerReferences": [{"uid": "u0"}]}}
+    blocked = Observed(children={ChildKey("Secret", "gsm8k-token"): earlier})
+    for _ in range(2):
+        made = plan(job, blocked, NOW, new_token=lambda: "t")
+        assert made.events == (), "no condition names it, so it would be told in each look, which is each second"
+        job.status = made.status
+    assert [e.reason for e in plan(job, Observed(), NOW, new_token=lambda: "t").events] == ["RewardModelMissing"]

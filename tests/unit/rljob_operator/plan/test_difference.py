@@ -1,0 +1,63 @@
+"""When an apply would write nothing."""
+
+from decimal import Decimal
+
+import pytest
+
+from rljob_operator.plan.difference import contains, is_stamped, parse_quantity, stamp
+
+
+@pytest.mark.parametrize(
+    ("observed", "desired"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}),
+        ({"env": [{"name": "X", "value": "1"}, {"name": "injected"}]}, {"env": [{"name": "X", "value": "1"}]}),
+        ({"rules": [{"port": 80, "protocol": "TCP"}]}, {"rules": [{"port": 80}]}),
+        ({}, {"egress": [], "labels": {}, "value": "", "publishNotReadyAddresses": False}),
+        ({"requests": {"cpu": "500m", "memory": "1Gi"}}, {"requests": {"cpu": "0.5", "memory": "1024Mi"}}),
+        ({"emptyDir": {"sizeLimit": "2Gi"}}, {"emptyDir": {"sizeLimit": "2048Mi"}}),
+        (
+            {"volumeMounts": [{"name": "v", "mountPath": "/b"}, {"name": "v", "mountPath": "/a"}]},
+            {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]},
+        ),
+    ],
+)
+def test_what_a_server_adds_or_spells_otherwise_is_no_difference(observed, desired):
+    assert contains(observed, desired)
+
+
+@pytest.mark.parametrize(
+    ("observed", "desired"),
+    [
+        (None, {"a": 1}),
+        ({"a": 1}, {"a": 2}),
+        ({"a": "1"}, {"a": 1}),
+        ({}, {"replicas": 0}),
+        ({"command": ["x", "y"]}, {"command": ["x"]}),
+        ({"env": [{"name": "X", "value": "1"}]}, {"env": [{"name": "X", "value": "2"}]}),
+        ({"env": []}, {"env": [{"name": "X"}]}),
+        ({"limits": {"cpu": "1"}}, {"limits": {"cpu": "2"}}),
+        ({"limits": {"cpu": "1"}}, {"limits": {"memory": "1Gi"}}),
+        ({"sizeLimit": "1Gi"}, {"sizeLimit": "2Gi"}),
+        ({"a": {"b": 1}}, {"a": [1]}),
+    ],
+)
+def test_what_we_want_otherwise_is_a_difference(observed, desired):
+    assert not contains(observed, desired)
+
+
+def test_the_stamp_tells_what_we_no_longer_want():
+    old = {"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}}
+    new = {"metadata": {"name": "x"}, "spec": {"a": 1}}
+    assert contains(stamp(old), stamp(old))
+    assert not contains(stamp(old), stamp(new))
+    assert is_stamped(stamp(old), old)
+    assert not is_stamped(stamp(old), new)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500m", "0.5"), (2, "2"), ("1Ki", "1024"), ("1e3", "1000"), ("2M", "2000000"), ("x", None), ("1Zi", None)],
+)
+def test_quantities_have_the_value_that_kubernetes_gives_them(text, value):
+    assert parse_quantity(text) == (Decimal(value) if value else None)

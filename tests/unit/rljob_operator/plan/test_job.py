@@ -1,0 +1,321 @@
+"""Golden files: a job (and what was observed) in, its children and the plan's other words out."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
+from rljob_operator.backend import Observed, key_of
+from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
+from rljob_operator.plan.job import plan, render
+from tests.paths import ROOT
+
+DATA = ROOT / "tests" / "data" / "plan"
+CASES = sorted(folder.name for folder in DATA.iterdir())
+NOW = datetime(2026, 1, 2, 0, 30, tzinfo=UTC)
+
+
+def load(case):
+    return RLJob.model_validate(yaml.safe_load((DATA / case / "job.yaml").read_text()))
+
+
+def load_observed(case):
+    file = DATA / case / "observed.yaml"
+    documents = list(yaml.safe_load_all(file.read_text())) if file.exists() else []
+    models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
+    children = {key_of(child): child for child in documents if child["kind"] != "RewardModel"}
+    return Observed(children=children, reward_models={model.metadata.name: model for model in models})
+
+
+def make_plan(job, observed=None):
+    return plan(job, observed or Observed(), NOW, new_token=lambda: "a-token")
+
+
+def children_of(job):
+    return {key_of(child): child for child in make_plan(job).children}
+
+
+def changed(job, path, value):
+    """The job with one field of its spec changed, by its manifest path."""
+    manifest = job.model_dump(mode="json", by_alias=True)
+    place = manifest["spec"]
+    *parents, last = path.split(".")
+    for name in parents:
+        place = place[int(name)] if name.isdigit() else place[name]
+    place[last] = value
+    return RLJob.model_validate(manifest)
+
+
+def hashes(job):
+    return {
+        key.name: child["spec"]["template"]["metadata"]["annotations"][ANNOTATION_CONFIG_HASH]
+        for key, child in children_of(job).items()
+        if key.kind in WORKLOAD_KINDS
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_gives_exactly_these_children_and_this_status(case, golden):
+    made = make_plan(load(case), load_observed(case))
+    words = {
+        "delete": [f"{kind} {name}" for kind, name in made.delete],
+        "events": [f"{event.type} {event.reason}: {event.message}" for event in made.events],
+        "requeueAfterSeconds": made.requeue_after_seconds,
+        "deleteJob": made.delete_job,
+        "status": made.status.to_manifest(),
+    }
+    golden(DATA / case / "children.yaml", "---\n".join(to_yaml(child) for child in made.children))
+    golden(DATA / case / "plan.yaml", to_yaml(words))
+
+
+def test_the_job_file_in_the_configmap_reads_back_as_the_same_spec_with_explicit_nulls():
+    job = load("full")
+    config = next(c for c in children_of(job).values() if c["metadata"]["name"] == "full-config")
+    read = RLJob.model_validate(yaml.safe_load(config["data"]["job.yaml"]))
+    assert read.spec == job.spec
+    assert read.spec.algorithm.optimizer.max_grad_norm is None, "null means no clipping, not the default"
+
+
+def test_the_configmap_does_not_change_with_what_the_api_server_writes():
+    job = load("smallest")
+    later = job.model_copy(deep=True)
+    later.metadata.generation, later.status.phase = 9, "Running"
+    setattr(later.metadata, "resourceVersion", "123")  # noqa: B010
+    assert children_of(job) == children_of(later)
+
+
+@pytest.mark.parametrize("case", ["smallest", "full"])
+def test_every_child_carries_the_job_its_owner_and_a_selector_that_its_pods_match(case):
+    job = load(case)
+    for key, child in children_of(job).items():
+        assert child["metadata"]["labels"][LABEL_JOB] == job.metadata.name, key
+        assert child["metadata"]["ownerReferences"][0]["uid"] == job.metadata.uid, key
+        assert len(child["metadata"]["name"]) <= 63, key
+        if key.kind in WORKLOAD_KINDS:
+            pod = child["spec"]["template"]["metadata"]["labels"]
+            selector = child["spec"].get("selector", {}).get("matchLabels", {LABEL_ROLE: "head"})
+            assert selector.items() <= pod.items(), key
+            assert child["spec"]["template"]["spec"]["automountServiceAccountToken"] is False, key
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rolls"),
+    [
+        ("schedule.steps", 900, set()),
+        ("rollout.replicas", 9, set()),
+        ("rewards.0.replicas", 9, set()),
+        ("suspend", False, set()),
+        ("activeDeadlineSeconds", 5, set()),
+        ("rollout.backoffLimit", 99, set()),
+        ("rollout.resources.limits", {"cpu": "1"}, set()),
+        ("rewards.0.function.inline", "def f(): ...", {"full-reward-correct"}),
+        ("rewards.0.slots", 3, {"full-reward-correct", "full-head"}),
+        ("rewards.0.weight", 0.5, {"full-head"}),
+        ("rollout.sampling.temperature", 0.7, {"full-head"}),
+        ("rollout.maxModelLen", 4096, {"full-rollout", "full-head"}),
+        ("algorithm.clipHigh", 0.3, {"full-head"}),
+        ("head.image", "other", {"full-head"}),
+        ("model.revision", "v2", {"full-head", "full-trainer", "full-rollout"}),
+    ],
+)
+def test_a_change_rolls_the_roles_that_read_it_and_no_other(path, value, rolls):
+    before, after = hashes(load("full")), hashes(changed(load("full"), path, value))
+    assert {name for name in before if before[name] != after[name]} == rolls
+
+
+def test_the_token_of_a_job_is_kept_and_only_a_new_job_gets_one():
+    job = load("smallest")
+    stored = Observed(children=children_of(job))
+    again = plan(job, stored, NOW, new_token=lambda: pytest.fail("a new token under running Pods"))
+    assert {key_of(c): c for c in again.children} == stored.children
+
+
+def head_of(job, observed):
+    return next(c for c in make_plan(job, observed).children if key_of(c) == ("Job", "gsm8k-head"))
+
+
+def with_model(observed, name, **changes):
+    manifest = observed.reward_models[name].model_dump(mode="json", by_alias=True)
+    for part, change in changes.items():
+        manifest[part] = manifest[part] | change
+    changed_model = RewardModel.model_validate(manifest)
+    return replace(observed, reward_models=observed.reward_models | {name: changed_model})
+
+
+def test_the_head_begins_anew_with_a_model_that_was_made_anew_and_not_with_its_replicas():
+    job, observed = load("reward-models"), load_observed("reward-models")
+    before = head_of(job, observed)
+    assert head_of(job, with_model(observed, "math", spec={"replicas": 7, "slots": 3})) == before
+    assert head_of(job, with_model(observed, "math", metadata={"uid": "another"})) != before, "its token is another"
+    url = {"http": {"url": "http://other:1"}}
+    assert head_of(job, with_model(observed, "judge", spec=url)) != before
+
+
+def test_a_running_head_is_left_as_it_is_while_a_model_is_missing():
+    job, observed = load("reward-models"), load_observed("reward-models")
+    running = replace(observed, children={key_of(c): c for c in make_plan(job, observed).children}, reward_models={})
+    made = make_plan(job, running)
+    held = {("Job", "gsm8k-head"), ("NetworkPolicy", "gsm8k-head"), ("ConfigMap", "gsm8k-config")}
+    assert not held & {key_of(child) for child in made.children}
+    assert made.delete == ()
+    said = next(c for c in made.status.conditions if c.type == "Running")
+    assert "RewardModel math does not exist" in said.message
+
+
+def test_a_job_whose_model_appears_gets_its_pods():
+    job, missing = load("reward-model-missing"), load_observed("reward-model-missing")
+    first = make_plan(job, missing)
+    assert not {child["kind"] for child in first.children} & set(WORKLOAD_KINDS)
+    seen = {key_of(child): child for child in first.children}
+    second = make_plan(job, replace(load_observed("reward-models"), children=seen))
+    assert {"Job", "StatefulSet", "Deployment"} <= {child["kind"] for child in second.children}
+
+
+def test_two_new_jobs_never_share_a_token():
+    first, second = (render(load("smallest"))[0]["data"] for _ in range(2))
+    assert first != second
+
+
+def test_rendering_a_job_that_cannot_be_built_names_every_problem():
+    with pytest.raises(UserError) as error:
+        render(load("invalid"))
+    assert len(str(error.value).splitlines()) == 4
+
+
+def test_a_job_without_uid_renders_children_without_owner():
+    job = load("smallest")
+    job.metadata.uid = ""
+    assert all("ownerReferences" not in child["metadata"] for child in render(job))
+
+
+def test_a_job_of_another_controller_is_left_alone():
+    job = changed(load("smallest"), "managedBy", "kueue.x-k8s.io/multikueue")
+    made = make_plan(job, Observed(children=children_of(load("smallest"))))
+    assert (made.children, made.delete, made.status, made.events) == ((), (), job.status, ())
+
+
+def test_a_job_under_deletion_is_left_to_the_garbage_collector():
+    manifest = load("smallest").model_dump(mode="json", by_alias=True)
+    manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert make_plan(RLJob.model_validate(manifest)).children == ()
+
+
+def test_a_removed_reward_loses_all_its_children_and_nobody_elses_are_touched():
+    full = load("full")
+    fewer = changed(full, "rewards", [full.spec.rewards[0].model_dump(mode="json", by_alias=True)])
+    made = make_plan(fewer, Observed(children=children_of(full)))
+    gone = {f"{kind} {name}" for kind, name in made.delete}
+    assert gone == {
+        f"{kind} full-reward-style"
+        for kind in ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+    } | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
+
+
+def test_a_head_whose_configuration_changed_is_deleted_first_and_made_anew_after():
+    job = load("smallest")
+    stored = children_of(job)
+    newer = changed(job, "algorithm.clipHigh", 0.28)
+    first = make_plan(newer, Observed(children=stored))
+    assert first.delete == (("Job", "gsm8k-head"),)
+    assert not [c for c in first.children if c["kind"] in WORKLOAD_KINDS]
+    without = {key: child for key, child in stored.items() if key.kind != "Job"}
+    assert ("Job", "gsm8k-head") in {key_of(c) for c in make_plan(newer, Observed(children=without)).children}
+
+
+def test_a_new_operators_other_template_restarts_no_running_head():
+    job = load("smallest")
+    stored = children_of(job)
+    old = stored[("Job", "gsm8k-head")]
+    old["spec"]["template"]["spec"]["containers"][0]["image"] = "rljob/trainer:0.0.9"
+    made = make_plan(job, Observed(children=stored))
+    head = next(c for c in made.children if c["kind"] == "Job")
+    assert (head["spec"]["template"], made.delete) == (old["spec"]["template"], ())
+
+
+def children_of_earlier(job):
+    earlier = job.model_copy(deep=True)
+    earlier.metadata.uid = "earlier"
+    return children_of(earlier)
+
+
+def test_children_of_an_earlier_job_of_the_same_name_are_deleted_and_waited_for():
+    job = load("smallest")
+    stored = children_of_earlier(job)
+    stored[("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    made = make_plan(job, Observed(children=stored))
+    assert made.children == (), "none is adopted"
+    assert set(made.delete) == set(stored), "garbage collection can miss an owner's end"
+    assert len(made.delete) == len(stored), "each once"
+    assert made.status.phase == "Pending", "the end of another job is not ours"
+    assert made.requeue_after_seconds == 1.0
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"trainer": {"gpusPerReplica": 0, "template": {"spec": 1}}}])
+def test_children_of_an_earlier_job_go_whatever_becomes_of_the_new_one(spec):
+    job = load("smallest")
+    for path, value in spec.items():
+        job = changed(job, path, value)
+    stored = children_of_earlier(load("smallest"))
+    assert set(make_plan(job, Observed(children=stored)).delete) >= set(stored)
+
+
+def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
+    job = load("smallest")
+    stored = children_of_earlier(job)
+    for child in stored.values():
+        child["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert make_plan(job, Observed(children=stored)).delete == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"labels": {LABEL_JOB: "gsm8k"}},
+        {"reference": {"kind": "RewardModel"}},
+        {"reference": {"kind": "RLJob", "apiVersion": "example.org/v1alpha1"}},
+        {"reference": {"name": "gsm8k-2"}},
+        {"reference": {"controller": False}},
+    ],
+)
+def test_an_object_of_that_name_that_no_earlier_job_controls_is_never_deleted(change):
+    job = load("smallest")
+    stored = children_of_earlier(job)
+    metadata = stored[("ConfigMap", "gsm8k-config")]["metadata"]
+    metadata["ownerReferences"] = [metadata["ownerReferences"][0] | change.pop("reference", {})]
+    metadata |= change
+    made = make_plan(job, Observed(children=stored))
+    assert ("ConfigMap", "gsm8k-config") not in made.delete
+    assert len(made.delete) == len(stored) - 1
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one_up(earlier):
+    job = load("smallest")
+    head = children_of_earlier(job)[("Job", "gsm8k-head")]["spec"]["template"]
+    if not earlier:
+        head = children_of(job)[("Job", "gsm8k-head")]["spec"]["template"]
+    status = {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "True"}]}
+    pod = {"kind": "Pod", **head, "metadata": head["metadata"] | {"name": "gsm8k-head-x"}, "status": status}
+    made = make_plan(job, Observed(pods=(pod,)))
+    assert made.status.roles[0].ready == (0 if earlier else 1)
+    assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"
+
+
+def test_a_job_whose_file_no_configmap_holds_is_invalid_and_says_how_to_make_it_smaller():
+    source = "def compute_score(): ...\n" + "# text\n" * 30_000
+    rewards = [{"name": f"r{index}", "function": {"inline": source}} for index in range(5)]
+    job = changed(load("smallest"), "rewards", rewards)
+    made = make_plan(job)
+    assert (made.children, made.status.phase) == ((), "Failed")
+    (message,) = [c.message for c in made.status.conditions if c.type == "Failed"]
+    assert "bytes as a ConfigMap" in message
+    assert "function.configMapKeyRef" in message
+    with pytest.raises(UserError, match="bytes as a ConfigMap"):
+        render(job)

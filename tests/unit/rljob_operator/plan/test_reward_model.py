@@ -1,0 +1,181 @@
+"""A RewardModel's children, status and the order of the I/O."""
+
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.wire.contract import LABEL_REWARD_MODEL
+from rljob_operator.backend import ChildKey, ForeignObjectError, JobKey, Observed, key_of
+from rljob_operator.plan.job import plan
+from rljob_operator.plan.reward_model import plan_reward_model, reconcile_reward_model
+from tests.paths import ROOT
+
+DATA = ROOT / "tests" / "data" / "plan"
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+FUNCTION = {"function": {"inline": "def score(sample):\n    return 1.0\n"}, "replicas": 2}
+
+
+def make_model(spec=FUNCTION):
+    metadata = {"name": "judge", "namespace": "ns", "uid": "u", "generation": 3}
+    return RewardModel.model_validate({"metadata": metadata, "spec": spec})
+
+
+def make_observed(model, ready):
+    children = {key_of(c): c for c in plan_reward_model(model, Observed(), NOW, new_token=lambda: "t").children}
+    children[ChildKey("Deployment", "judge-rewardmodel")]["status"] = {"replicas": 2, "readyReplicas": ready}
+    return Observed(children=children)
+
+
+def holds(status):
+    return {condition.type: (condition.status, condition.reason) for condition in status.conditions}
+
+
+def test_a_function_has_all_its_children_owned_and_labelled():
+    children = plan_reward_model(make_model(), Observed(), NOW).children
+    kinds = ["Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
+    assert [child["kind"] for child in children] == kinds
+    assert {child["metadata"]["labels"][LABEL_REWARD_MODEL] for child in children} == {"judge"}
+    assert {child["metadata"]["ownerReferences"][0]["kind"] for child in children} == {"RewardModel"}
+
+
+def test_the_token_is_made_once_and_kept():
+    model = make_model()
+    first = make_observed(model, 2)
+    again = plan_reward_model(model, first, NOW, new_token=lambda: "another")
+    secret = next(child for child in again.children if child["kind"] == "Secret")
+    assert secret["data"] == first.children[ChildKey("Secret", "judge-rewardmodel")]["data"]
+
+
+def test_some_ready_pods_serve_but_are_degraded():
+    status = plan_reward_model(make_model(), make_observed(make_model(), 1), NOW).status
+    assert holds(status) == {
+        "Ready": ("True", "Serving"),
+        "Degraded": ("True", "TooFewReady"),
+        "Scaling": ("True", "ScalingUp"),
+        "Updating": ("False", "OneVersion"),
+    }
+    assert (status.replicas, status.ready_replicas, status.observed_generation) == (2, 1, 3)
+
+
+def test_an_http_model_is_ready_and_takes_back_the_children_it_had():
+    wanted = plan_reward_model(make_model({"http": {"url": "http://x"}}), make_observed(make_model(), 2), NOW)
+    assert (wanted.children, len(wanted.delete)) == ((), 6)
+    assert holds(wanted.status)["Ready"] == ("True", "External")
+
+
+def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
+    job = RLJob.model_validate(yaml.safe_load((DATA / "smallest" / "job.yaml").read_text()))
+    reward = job.spec.rewards[0]
+    model = make_model({"function": reward.function.to_manifest()})
+    made = plan(job, Observed(), NOW).children
+    theirs = {child["kind"]: child for child in made if child["metadata"]["name"] == "gsm8k-reward-correct"}
+    ours = {c["kind"]: c for c in plan_reward_model(model, Observed(), NOW).children}
+    mine, other = (by["Deployment"]["spec"]["template"]["spec"] for by in (ours, theirs))
+    assert {k: v for k, v in mine.items() if k not in ("containers", "volumes")} == {
+        k: v for k, v in other.items() if k not in ("containers", "volumes")
+    }
+    assert mine["containers"][0] | {"env": []} == other["containers"][0] | {"env": []}
+    assert set(theirs) <= set(ours)
+
+
+@pytest.mark.parametrize(
+    ("function", "egress"),
+    [
+        ({}, []),
+        ({"network": True}, [{}]),
+        ({"requirements": ["math-verify"]}, [{"ports": [{"protocol": "TCP", "port": p} for p in (443, 8000)]}]),
+    ],
+)
+def test_its_policy_lets_out_what_the_function_may_reach_and_monitoring_in(function, egress):
+    function = FUNCTION["function"] | function
+    model = make_model({"function": function, "env": {"UV_INDEX_URL": "http://index:8000/simple"}})
+    policy = next(c for c in plan_reward_model(model, Observed(), NOW).children if c["kind"] == "NetworkPolicy")
+    assert policy["spec"]["egress"][-1:] == egress, "with DNS before it where names are looked up"
+    assert len(policy["spec"]["ingress"]) == 2
+
+
+def test_a_template_that_cannot_be_used_is_said_and_what_runs_is_left_alone():
+    model = make_model(FUNCTION | {"template": {"spec": {"containers": [{"image": "nameless"}]}}})
+    wanted = plan_reward_model(model, make_observed(make_model(), 2), NOW)
+    assert (wanted.children, wanted.delete) == ((), ())
+    assert holds(wanted.status)["Ready"] == ("False", "InvalidSpec")
+    assert [event.type for event in wanted.events] == ["Warning"]
+    assert "spec.template" in wanted.events[0].message
+
+
+EARLIER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", "name": "judge", "uid": "1", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "deletes"),
+    [
+        ({"ownerReferences": [{"uid": "someone's"}]}, False),
+        ({"ownerReferences": [EARLIER]}, True),
+        ({"ownerReferences": [EARLIER | {"kind": "RLJob"}]}, False),
+        ({"deletionTimestamp": "2026-01-02T00:00:00Z"}, False),
+    ],
+)
+def test_no_pod_starts_before_an_earlier_secret_is_gone(change, deletes):
+    observed = make_observed(make_model(), 0)
+    key = ChildKey("Secret", "judge-rewardmodel")
+    secret = observed.children[key]
+    children = observed.children | {key: secret | {"metadata": secret["metadata"] | change}}
+    wanted = plan_reward_model(make_model(), Observed(children=children), NOW)
+    assert not {"Secret", "Deployment"} & {child["kind"] for child in wanted.children}
+    assert wanted.delete == ((key,) if deletes else ()), "an earlier model's goes, and no other"
+    assert wanted.requeue_after == 1.0
+    assert holds(wanted.status)["Ready"] == ("False", "WaitingForNames")
+
+
+async def test_a_refused_child_is_said_and_no_pod_starts_without_it():
+    backend = Backend(make_model(), refused="ConfigMap")
+    again = await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert "Deployment" not in backend.writes
+    assert holds(backend.model.status)["Ready"] == ("False", "Refused")
+    assert again, "nothing tells when someone else's object goes"
+    backend.writes.clear()
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert backend.writes == [], "said once"
+    backend.refused = None
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert "Deployment" in backend.writes
+    assert holds(backend.model.status)["Ready"] == ("False", "WaitingForPods")
+
+
+class Backend:
+    def __init__(self, model, refused=None):
+        self.model, self.children, self.writes, self.refused = model, {}, [], refused
+
+    async def get_reward_model(self, key):
+        return self.model
+
+    async def observe_reward_model(self, model):
+        return Observed(children=dict(self.children))
+
+    async def apply(self, manifest):
+        if manifest["kind"] == self.refused:
+            raise ForeignObjectError("taken")
+        self.children[key_of(manifest)] = manifest
+        self.writes.append(manifest["kind"])
+
+    async def delete(self, namespace, child):
+        self.writes.append(child)
+
+    async def update_reward_model_status(self, model, status):
+        self.model = model.model_copy(update={"status": status})
+        self.writes.append("status")
+
+    async def record_event(self, about, event):
+        self.writes.append(event.reason)
+
+
+async def test_a_second_look_at_an_equal_world_writes_nothing():
+    backend = Backend(make_model())
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert "status" in backend.writes
+    backend.writes.clear()
+    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
+    assert backend.writes == []

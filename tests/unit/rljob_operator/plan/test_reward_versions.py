@@ -1,0 +1,240 @@
+"""Two versions of a reward at once: how they are told apart, and what jobs and RewardModels say of them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.wire.contract import ENV_REWARD_IMAGES
+from rljob_api.wire.protocol import RewardDemand
+from rljob_operator.backend import Observed, key_of
+from rljob_operator.plan import conditions
+from rljob_operator.plan.autoscale import Demand
+from rljob_operator.plan.job import plan
+from rljob_operator.plan.reward_model import plan_reward_model
+from rljob_operator.plan.reward_versions import count_versions, describe_counts, describe_update
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OLD, NEW = "def reward(): return 0", "def reward(): return 1"
+QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=2, limited: pods=2'
+
+
+def make_job(source=NEW, **spec):
+    base = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d.jsonl"}},
+        "rewards": [{"name": "correct", "replicas": 2, "function": {"inline": source}}],
+    }
+    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
+
+
+def make_model(source=NEW, status=None, **spec):
+    metadata = {"name": "math", "namespace": "ns", "uid": "u2"}
+    content = {"function": {"inline": source}, "replicas": 2} | spec
+    return RewardModel.model_validate({"metadata": metadata, "spec": content, "status": status or {}})
+
+
+def deployment_of(owner):
+    make = plan if isinstance(owner, RLJob) else plan_reward_model
+    children = make(owner, Observed(), NOW, new_token=lambda: "t").children
+    names = ("gsm8k-reward-correct", "math-rewardmodel")
+    return next(c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] in names)
+
+
+def pod_of(owner, name="p", *, ready=True):
+    """As the owner's template makes it, and a webhook that mirrors images and adds a container."""
+    template = deployment_of(owner)["spec"]["template"]
+    container = template["spec"]["containers"][0]
+    containers = [container | {"image": f"mirror/{name}"}, {"name": "injected", "image": f"mesh:{name}"}]
+    return {
+        "kind": "Pod",
+        "metadata": template["metadata"] | {"name": name},
+        "spec": template["spec"] | {"containers": containers},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def look(owner, *pods, children=(), **observed):
+    """One look, and the owner as stored after it."""
+    make = plan if isinstance(owner, RLJob) else plan_reward_model
+    known = make(owner, Observed(), NOW, new_token=lambda: "t").children
+    seen = Observed({key_of(child): child for child in [*known, *children]}, pods, **observed)
+    made = make(owner, seen, NOW)
+    return made, owner.model_copy(update={"status": made.status})
+
+
+def condition(status, type_):
+    return next((c for c in status.conditions if c.type == type_), None)
+
+
+@pytest.mark.parametrize(
+    ("owner", "rolling"),
+    [
+        (make_job(), {"maxSurge": "25%", "maxUnavailable": 0}),
+        (make_model(), {"maxSurge": "25%", "maxUnavailable": 0}),
+        (
+            make_job(scheduling={"gang": "kueue", "queue": "q"}),
+            {"maxSurge": 0, "maxUnavailable": 1},
+        ),
+    ],
+)
+def test_an_update_loses_no_capacity_unless_a_queue_counts_the_pods(owner, rolling):
+    assert deployment_of(owner)["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
+
+
+def test_a_users_template_still_shapes_the_pods_that_are_rolled():
+    template = {"spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "reward", "image": "mine"}]}}
+    spec = deployment_of(make_model(template=template))["spec"]
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 7
+    assert spec["template"]["spec"]["containers"][0]["image"] == "mine"
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_source_and_image_make_a_version_and_nothing_else_does():
+    same = [pod_of(make_job(), name) for name in "abc"]
+    same.append(pod_of(make_job(rollout={"replicas": 3}), "d"))
+    assert list(count_versions(same).values()) == [4], "what a webhook changes is no version"
+    others = [pod_of(make_job(OLD), "x"), pod_of(with_image("another"), "y")]
+    assert sorted(count_versions([*same, *others]).values()) == [1, 1, 4]
+    resources = {"name": "correct", "function": {"inline": NEW}, "resources": {"limits": {"cpu": "2"}}}
+    assert len(count_versions([*same, pod_of(make_job(rewards=[resources]), "e")])) == 1
+
+
+def test_a_job_says_while_two_versions_serve_and_tells_the_beginning_and_the_end_once():
+    job = make_job()
+    old, new = [pod_of(make_job(OLD), name) for name in "ab"], [pod_of(job, name) for name in "cd"]
+    _, job = look(job, *old)
+    assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "there is nothing to say yet"
+    _, job = look(job, *old, pod_of(make_job(), "c", ready=False))
+    assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "the new one does not serve"
+    began, job = look(job, *old, new[0])
+    said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
+    assert (said.status, said.reason) == ("True", "VersionsMixed")
+    counts = describe_counts(count_versions([*old, new[0]]))
+    assert said.message == f"reward correct: {counts}; each step is scored by one of them alone"
+    assert "2 " in counts, "of the old one"
+    assert [(e.type, e.reason) for e in began.events if "version" in e.message] == [("Normal", "VersionsMixed")]
+    goes_on, job = look(job, old[0], *new)
+    assert [e for e in goes_on.events if "version" in e.message] == [], "told once"
+    ended, job = look(job, *new)
+    said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
+    assert (said.status, said.reason) == ("False", "OneVersion")
+    assert [(e.type, e.reason) for e in ended.events if "version" in e.message] == [("Normal", "OneVersion")]
+    rests, again = look(job, *new)
+    assert (rests.events, again.status) == ((), job.status)
+
+
+def with_image(image, **more):
+    return make_job(rewards=[{"name": "correct", "function": {"inline": NEW}, "image": image}], **more)
+
+
+def test_versions_that_differ_in_their_image_alone_are_named_by_it():
+    made, _ = look(with_image("mine:1"), pod_of(with_image("mine:1"), "a"), pod_of(with_image("mine:2"), "b"))
+    message = condition(made.status, conditions.REWARD_VERSIONS_MIXED).message
+    assert "(mine:1)" in message
+    assert "(mine:2)" in message
+    assert message.endswith("each step is scored by one of them alone")
+
+
+def test_a_server_is_told_the_images_that_its_template_ends_with_and_of_the_vllm_beside_it():
+    template = {"spec": {"containers": [{"name": "reward", "image": "mine"}, {"name": "more", "image": "other"}]}}
+    model = make_model(function=None, model={"source": "/m", "image": "vllm:1"}, template=template)
+    (server,) = (c for c in deployment_of(model)["spec"]["template"]["spec"]["containers"] if c["name"] == "reward")
+    assert {"name": ENV_REWARD_IMAGES, "value": "vllm:1 mine"} in server["env"]
+
+
+def test_a_condition_of_the_conflict_stays_the_last_one():
+    """with_conflicts puts it there: in another place each look would write."""
+    status = make_job().status.model_copy(update={"conditions": []})
+    built = conditions.build_conditions(
+        conditions.with_conflicts(status, ["Service x"], NOW),
+        {conditions.REWARD_VERSIONS_MIXED: ("a", "b")},
+        {},
+        1,
+        NOW,
+    )
+    stored = conditions.with_conflicts(status.model_copy(update={"conditions": built}), ["Service x"], NOW)
+    assert [c.type for c in stored.conditions] == [c.type for c in built]
+
+
+def test_a_model_updates_from_the_change_until_the_last_old_pod_is_gone():
+    model = make_model()
+    old, new = [pod_of(make_model(OLD), name) for name in "ab"], [pod_of(model, name) for name in "cd"]
+    seen = []
+    for pods in (old, [*old, pod_of(model, "c", ready=False)], [*old, new[0]], [old[0], *new], new, new):
+        made, model = look(model, *pods)
+        said = condition(model.status, "Updating")
+        seen.append((said.status, said.reason, [event.reason for event in made.events if "Pods" in event.message]))
+    assert seen == [
+        ("True", "NewVersionStarts", ["NewVersionStarts"]),
+        ("True", "NewVersionStarts", []),
+        ("True", "VersionsMixed", []),
+        ("True", "VersionsMixed", []),
+        ("False", "OneVersion", ["Updated"]),
+        ("False", "OneVersion", []),
+    ]
+
+
+def test_pods_on_top_of_an_update_are_no_scaling():
+    model, status = make_model(), {"status": {"replicas": 3, "readyReplicas": 3}}
+    pods = [pod_of(make_model(OLD), "a"), pod_of(make_model(OLD), "b"), pod_of(model, "c")]
+    made, _ = look(model, *pods, children=[deployment_of(model) | status])
+    assert condition(made.status, "Scaling").status == "False"
+    assert condition(made.status, "Ready").message == "2 of 2 Pods are ready"
+    later, _ = look(model, *pods[2:], children=[deployment_of(model) | status])
+    assert condition(later.status, "Scaling").reason == "ScalingDown"
+
+
+def test_an_update_whose_first_pod_cannot_be_made_says_why_though_all_old_ones_serve():
+    model = make_model()
+    failing = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTA}], "readyReplicas": 2}
+    made, _ = look(
+        model,
+        *(pod_of(make_model(OLD), name) for name in "ab"),
+        children=[deployment_of(model) | {"status": failing}],
+    )
+    said = condition(made.status, "Updating")
+    assert (said.status, said.reason) == ("True", "NewVersionStarts")
+    assert "quota team has no room for pods=1; raise the namespace's ResourceQuota" in said.message
+    assert "QuotaExceeded" in [event.reason for event in made.events]
+
+
+def test_without_pods_there_is_no_update():
+    assert describe_update([], deployment_of(make_model())["spec"]["template"]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "ready", "endpoints"),
+    [
+        ({}, 1, ["math-rewardmodel.ns.svc:8080"]),
+        ({}, 0, []),
+        ({"function": None, "http": {"url": "https://x/score"}}, 0, ["https://x/score"]),
+    ],
+)
+def test_a_models_endpoints_are_those_that_answer(spec, ready, endpoints):
+    model = make_model(**spec)
+    served = [deployment_of(model) | {"status": {"readyReplicas": ready}}] if model.spec.is_served else []
+    assert look(model, children=served)[0].status.endpoints == endpoints
+
+
+def test_the_observed_p95_is_the_slowest_jobs_and_moves_only_with_news():
+    model, written = make_model(), []
+    for seconds in ([1.2345, 0.5], [1.3], [1.357, None], [1.4], [], [None], [0.5]):
+        demands = tuple(Demand(f"j{i}", RewardDemand(latency_p95_seconds=s)) for i, s in enumerate(seconds))
+        _, model = look(model, demands=(*demands, Demand("silent", None)))
+        written.append(model.status.latency_p95_seconds)
+    assert written == [1.23, 1.23, 1.36, 1.36, 1.36, 1.36, 0.5]
+
+
+def test_a_model_with_a_fixed_number_asks_again_while_a_job_runs_and_not_at_rest():
+    running = (Demand("j", RewardDemand()),)
+    assert look(make_model(), demands=running)[0].requeue_after == 30.0
+    assert look(make_model())[0].requeue_after is None
+
+
+def test_an_earlier_models_pod_is_no_version_of_this_one():
+    gone = pod_of(make_model(OLD), "a")
+    gone["metadata"] = gone["metadata"] | {"deletionTimestamp": (NOW + timedelta(seconds=5)).isoformat()}
+    made, _ = look(make_model(), gone, pod_of(make_model(), "b"))
+    assert condition(made.status, "Updating").status == "False"

@@ -1,0 +1,77 @@
+"""What makes a version of a reward, and what does not."""
+
+import copy
+
+import pytest
+import yaml
+
+from rljob_api.errors import UserError
+from rljob_reward.server.served_reward import read_program
+
+FUNCTION = {"name": "r", "timeoutSeconds": 5, "function": {"inline": "def compute_score(solution_str): return 1.0\n"}}
+JUDGE = {
+    "name": "r",
+    "judge": {
+        "model": {"source": "/m"},
+        "template": "Is {{ response }} good?",
+        "parser": {"regex": "([0-9])"},
+    },
+}
+MODEL = {"name": "r", "model": {"source": "/m"}}
+
+
+def version_of(folder, config, images=""):
+    folder.mkdir(exist_ok=True)
+    (folder / "reward.yaml").write_text(yaml.safe_dump(config))
+    return read_program(folder / "reward.yaml", images=images).version
+
+
+def changed(config, path, value):
+    config = copy.deepcopy(config)
+    *parents, last = path.split(".")
+    place = config
+    for name in parents:
+        place = place.setdefault(name, {})
+    place[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "value"),
+    [
+        (FUNCTION, "function.inline", "def compute_score(solution_str): return 0.0\n"),
+        (FUNCTION, "function.kwargs", {"strict": True}),
+        (FUNCTION, "function.requirements", ["math-verify==0.9.0"]),
+        (FUNCTION, "timeoutSeconds", 6),
+        (JUDGE, "judge.template", "Is {{ response }} bad?"),
+        (JUDGE, "judge.model.source", "/other"),
+        (MODEL, "model.source", "/other"),
+    ],
+)
+def test_what_decides_a_score_makes_another_version(tmp_path, config, path, value):
+    assert version_of(tmp_path, config) != version_of(tmp_path, changed(config, path, value))
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "value"),
+    [
+        (FUNCTION, "slots", 7),
+        (FUNCTION, "queueLength", 7),
+        (JUDGE, "judge.model.gpus", 1),
+        (MODEL, "model.gpus", 1),
+    ],
+)
+def test_where_and_how_fast_it_runs_makes_none(tmp_path, config, path, value):
+    assert version_of(tmp_path, config) == version_of(tmp_path, changed(config, path, value))
+
+
+@pytest.mark.parametrize("config", [FUNCTION, JUDGE, MODEL])
+def test_another_image_is_another_version_and_another_folder_is_none(tmp_path, config):
+    first = version_of(tmp_path / "a", config, "mine:1")
+    assert first == version_of(tmp_path / "b", config, "mine:1")
+    assert len({first, version_of(tmp_path / "a", config, "mine:2"), version_of(tmp_path / "a", config)}) == 3
+
+
+def test_a_reward_that_is_served_elsewhere_is_refused(tmp_path):
+    with pytest.raises(UserError, match="reward r is served elsewhere"):
+        version_of(tmp_path, {"name": "r", "http": {"url": "https://x/score"}})

@@ -1,0 +1,482 @@
+"""The real server over HTTP: every way in which a function can fail costs one invalid result and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.protocol import ScoreResult
+from tests.support.reward_process import TOKEN, Server, wait_for
+
+StartServer = Callable[..., Server]
+
+FAILING = r"""
+import ctypes, json, os, signal, socket, struct, subprocess, sys, threading, time
+
+NEITHER = json.dumps([{"score": None, "components": {}, "reason": None, "message": ""}]).encode()
+ANSWER_OF_NEITHER = struct.pack(">I", len(NEITHER)) + NEITHER
+
+def hang():
+    while True:
+        pass
+
+def exhaust():
+    return len(bytearray(8 << 30))
+
+def print_garbage():
+    for _ in range(100):
+        print("\x00\xff" * 5000)
+    os.write(1, b'{"score": 1}' + bytes(range(256)) * 100)
+    return 1.0
+
+def write_everywhere():
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"\x00\x00\x00\x05hello")
+        except OSError:
+            pass
+    return 1.0
+
+def answer_neither():
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, ANSWER_OF_NEITHER)
+        except OSError:
+            pass
+    hang()
+
+def part_in_a_moment():
+    def part():
+        time.sleep(0.2)
+        for descriptor in range(3, 64):
+            try:
+                socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Thread(target=part).start()
+    return 1.0
+
+def fork_and_return():
+    os.fork()
+    return 1.0
+
+def hang_with_a_child():
+    subprocess.Popen(["sleep", "1000"])
+    hang()
+
+BEHAVIOURS = {
+    "fine": lambda: 1.0,
+    "zero": lambda: 0.0,
+    "raise": lambda: [][1],
+    "nan": lambda: float("nan"),
+    "none": lambda: None,
+    "text": lambda: "1.0",
+    "os._exit": lambda: os._exit(3),
+    "sys.exit": lambda: sys.exit(3),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), 9),
+    "close": lambda: os.closerange(3, 100),
+    "deep": lambda: (lambda f: f(f))(lambda f: f(f)),
+    "memory": exhaust,
+    "hang": hang,
+    "sleep": lambda: time.sleep(1000),
+    "print": print_garbage,
+    "write": write_everywhere,
+    "neither": answer_neither,
+    "part": part_in_a_moment,
+    "fork": fork_and_return,
+    "child": hang_with_a_child,
+    "token": lambda: float("RLJOB_TOKEN" in os.environ),
+}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return BEHAVIOURS[solution_str]()
+"""
+
+# Each call waits until its file `go-ID` exists, and leaves `ran-ID` behind when it starts.
+GATED = """
+import os, time
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    folder, name = ground_truth, solution_str
+    open(f"{folder}/ran-{name}", "a").write("x")
+    while not os.path.exists(f"{folder}/go-{name}"):
+        time.sleep(0.005)
+    return 1.0
+"""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A function may write to its scratch directory and to shared memory, which test and function can both see."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def failing(start_server: StartServer) -> Server:
+    return start_server(FAILING, slots=2, timeoutSeconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason", "said"),
+    [
+        ("raise", "exception", r"function\.inline:\d+: IndexError: list index out of range"),
+        ("nan", "not_finite", "nan"),
+        ("none", "abstained", "returned None"),
+        ("text", "bad_return", "str '1.0'"),
+        ("os._exit", "worker_died", "exit code 3"),
+        ("sys.exit", "exception", "SystemExit: 3"),
+        ("segfault", "worker_died", "SIGSEGV"),
+        ("kill", "worker_died", "SIGKILL"),
+        ("close", "worker_died", "pipe|exit code"),
+        ("deep", "exception", "RecursionError"),
+        ("memory", "exception", r"MemoryError.*maxMemoryMiB is 2048 MiB"),
+        ("hang", "timeout", r"longer than 1 s \(timeoutSeconds\)"),
+        ("sleep", "timeout", "was killed"),
+        ("write", "worker_died", "garbage"),
+        ("neither", "worker_died", "garbage"),
+        ("child", "timeout", "was killed"),
+    ],
+)
+def test_a_failure_costs_one_invalid_result_with_its_reason(
+    failing: Server, behaviour: str, reason: str, said: str
+) -> None:
+    result = failing.score(behaviour)
+    assert (result["valid"], result["score"], result["reason"]) == (False, None, reason), result["message"]
+    assert re.search(said, result["message"]), result["message"]
+    ScoreResult.model_validate(result)
+    assert failing.score("fine")["score"] == 1.0, "the next request is served"
+
+
+@pytest.mark.parametrize(("behaviour", "score"), [("fine", 1.0), ("zero", 0.0), ("print", 1.0), ("fork", 1.0)])
+def test_what_a_function_prints_or_forks_does_not_disturb_its_result(
+    failing: Server, behaviour: str, score: float
+) -> None:
+    result = failing.score(behaviour)
+    assert (result["valid"], result["score"]) == (True, score), result
+
+
+def test_a_request_for_a_worker_whose_pipe_has_closed_gets_its_verdict(start_server: StartServer) -> None:
+    server = start_server(FAILING, slots=1)
+    [worker] = server.children()
+    server.score("part")
+    wait_for(lambda: not worker.is_running() or worker.status() == "stopped", "the worker to part")
+    assert server.score("fine")["reason"] in ("worker_died", None), "None: it had been replaced by then"
+
+
+def test_a_timeout_ends_the_work_and_what_it_started(failing: Server) -> None:
+    failing.score("child")
+    wait_for(
+        lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]],
+        "the child of the killed worker to be gone",
+    )
+
+
+def test_user_code_does_not_see_the_jobs_token(failing: Server) -> None:
+    assert failing.score("token")["score"] == 0.0
+
+
+def test_the_log_of_what_a_function_prints_is_bounded(failing: Server) -> None:
+    for _ in range(4):
+        failing.score("print")
+    assert failing.log.stat().st_size < 2 << 20, "4 MB were printed"
+
+
+def test_metrics_tell_outcomes_restarts_and_slots(failing: Server) -> None:
+    failing.score("fine", lane="eval")
+    failing.score("os._exit")
+    count = 'rljob_reward_execute_seconds_count{lane="%s",outcome="%s",reward="test"}'
+    assert failing.metric(count % ("eval", "valid")) >= 1
+    assert failing.metric(count % ("train", "worker_died")) >= 1
+    assert failing.metric('rljob_reward_queue_seconds_count{lane="eval",outcome="valid",reward="test"}') >= 1
+    assert failing.metric("rljob_reward_worker_restarts_total") >= 1
+    assert failing.metric("rljob_reward_slots_total") == 2
+    wait_for(lambda: failing.metric('rljob_reward_slots_in_use{lane="train"') == 0, "no slot to be in use")
+
+
+def test_requests_without_the_token_are_refused(failing: Server) -> None:
+    for path, method in (("/v1/score", "POST"), ("/v1/info", "GET"), ("/nowhere", "GET")):
+        assert failing.request(method, path, token="wrong")[0] == 401, path
+    assert failing.request("GET", "/rljob/ready", token="wrong")[0] == 200
+    assert failing.request("GET", "/metrics", token="wrong")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "body: Invalid JSON"),
+        ({"id": "1", "prompt": "p"}, "completion: Field required"),
+        ({"id": "1", "prompt": "p", "completion": "c", "lane": "fast"}, "lane: Input should be 'train' or 'eval'"),
+        ({"id": "1", "prompt": "p", "completion": "c", "extra": 1}, "extra: Extra inputs"),
+    ],
+)
+def test_a_malformed_request_is_answered_422_with_the_place(failing: Server, body: Any, said: str) -> None:
+    status, answer, _ = failing.request("POST", "/v1/score", body)
+    assert status == 422
+    assert said in answer["detail"]
+
+
+def test_other_methods_and_paths_are_refused(failing: Server) -> None:
+    assert failing.request("GET", "/v1/score")[0] == 405
+    assert failing.request("GET", "/nowhere")[0] == 404
+
+
+def test_info_describes_the_function(failing: Server) -> None:
+    info = failing.request("GET", "/v1/info")[1]
+    assert (info["name"], info["signature"], info["entrypoint"], info["slots"]) == ("test", "verl", "compute_score", 2)
+    assert info["version"] == failing.score("fine")["version"]
+    assert re.fullmatch("[0-9a-f]{64}", info["version"])
+
+
+class Gate:
+    """A server whose executions end when told to."""
+
+    def __init__(self, start: StartServer, folder: Path, **fields: Any) -> None:
+        self.folder = folder
+        self.server = start(GATED, timeoutSeconds=60, **fields)
+        self._threads = ThreadPoolExecutor(32)
+
+    def send(self, name: str, **fields: Any) -> Future[tuple[int, Any, dict[str, str]]]:
+        body = {"id": name, "prompt": "p", "completion": name, "ground_truth": str(self.folder), **fields}
+        return self._threads.submit(self.server.request, "POST", "/v1/score", body)
+
+    def wait_running(self, name: str) -> None:
+        wait_for((self.folder / f"ran-{name}").exists, f"{name} to run")
+
+    def num_runs(self, name: str) -> int:
+        path = self.folder / f"ran-{name}"
+        return len(path.read_text()) if path.exists() else 0
+
+    def wait_queued(self, number: int, lane: str = "train") -> None:
+        line = f'rljob_reward_queue_length{{lane="{lane}"'
+        wait_for(lambda: self.server.metric(line) == number, f"{number} requests in the {lane} queue")
+
+    def open(self, *names: str) -> None:
+        for name in names:
+            (self.folder / f"go-{name}").touch()
+
+
+def test_a_full_queue_answers_429_and_the_lanes_do_not_share_it(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=1, queueLength=1)
+    running = gate.send("a")
+    gate.wait_running("a")
+    queued = gate.send("b")
+    gate.wait_queued(1)
+    status, answer, headers = gate.send("c").result()
+    assert status == 429, answer
+    assert int(headers["retry-after"]) >= 1
+    assert gate.server.metric('rljob_reward_refused_total{lane="train"') == 1
+    evaluation = gate.send("e", lane="eval")
+    gate.wait_queued(1, "eval")
+    gate.open("a", "b", "e")
+    assert [f.result()[0] for f in (running, queued, evaluation)] == [200] * 3
+
+
+def test_an_evaluation_runs_beside_a_full_train_lane(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=4)
+    burst = [gate.send(f"t{number}") for number in range(6)]
+    gate.wait_queued(3)
+    gate.open("e")
+    assert gate.send("e", lane="eval").result()[1]["valid"], "with every training request still waiting or running"
+    gate.open(*(f"t{number}" for number in range(6)))
+    assert all(future.result()[1]["valid"] for future in burst)
+
+
+def test_a_retry_joins_the_first_and_a_late_one_gets_the_same_result(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=4)
+    first = gate.send("a")
+    gate.wait_running("a")
+    second = gate.send("a")
+    gate.send("b")
+    gate.wait_running("b")
+    gate.open("a", "b")
+    assert first.result()[1] == second.result()[1] == gate.send("a").result()[1]
+    assert gate.num_runs("a") == 1, "executed once"
+    other = gate.send("a", data_source="another sample")
+    assert other.result()[1]["valid"]
+    assert gate.num_runs("a") == 2, "another request under the same id is not the same request"
+
+
+def test_a_failed_result_is_not_remembered(failing: Server) -> None:
+    before = failing.metric('rljob_reward_execute_seconds_count{lane="train",outcome="exception"')
+    for _ in range(2):
+        failing.score("raise", id="again")
+    assert failing.metric('rljob_reward_execute_seconds_count{lane="train",outcome="exception"') == before + 2
+
+
+def test_a_client_that_leaves_the_queue_takes_its_request_with_it(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=1)
+    running = gate.send("a")
+    gate.wait_running("a")
+    body = json.dumps({"id": "b", "prompt": "p", "completion": "b", "ground_truth": str(tmp_path)}).encode()
+    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((gate.server.host, 8080)) as connection:
+        connection.sendall(head.encode() + body)
+        gate.wait_queued(1)
+        port = connection.getsockname()[1]
+    server = psutil.Process(gate.server.pid)
+    wait_for(lambda: all(c.raddr[1:] != (port,) for c in server.net_connections()), "the server to see it close")
+    gate.open("a", "b")
+    assert running.result()[1]["valid"]
+    cancelled = 'rljob_reward_execute_seconds_count{lane="train",outcome="cancelled"'
+    wait_for(lambda: gate.server.metric(cancelled) == 1, "the request to be dropped")
+    assert gate.num_runs("b") == 0
+
+
+def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=2)
+    accepted = [gate.send(name) for name in ("a", "b", "c")]
+    gate.wait_queued(1)
+    workers = gate.server.children()
+    gate.server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: not gate.server.is_ready(), "readiness to go down")
+    assert gate.send("d").result()[0] == 503
+    gate.open("a", "b", "c")
+    assert [future.result()[1]["valid"] for future in accepted] == [True] * 3
+    assert gate.server.process.wait(30) == ExitCode.SUCCEEDED
+    assert not [worker for worker in workers if worker.is_running()]
+
+
+def test_a_request_whose_body_ends_after_sigterm_is_refused_and_not_left_waiting(start_server: StartServer) -> None:
+    server = start_server("def compute_score(solution_str): return 1.0")
+    body = json.dumps({"id": "a", "prompt": "p", "completion": "c"}).encode()
+    with contextlib.closing(http.client.HTTPConnection(server.host, 8080, timeout=60)) as connection:
+        connection.putrequest("POST", "/v1/score")
+        connection.putheader("Authorization", f"Bearer {TOKEN}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:10])
+        server.score("the server has read what came before")
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not server.children(), "the workers to be gone")
+        connection.send(body[10:])
+        assert connection.getresponse().status == 503
+    assert server.process.wait(30) == ExitCode.SUCCEEDED
+
+
+def test_work_that_outlasts_the_grace_is_cancelled(start_server: StartServer, tmp_path: Path) -> None:
+    gate = Gate(start_server, tmp_path, slots=1, arguments=["--grace", "0.2"])
+    running = gate.send("a")
+    gate.wait_running("a")
+    queued = gate.send("b")
+    gate.wait_queued(1)
+    gate.server.process.send_signal(signal.SIGTERM)
+    assert [f.result()[1]["reason"] for f in (running, queued)] == ["cancelled"] * 2
+    assert gate.server.process.wait(30) == ExitCode.SUCCEEDED
+
+
+LEAVING = r"""
+import os, subprocess
+
+def leave(seconds):
+    command = f"setsid sleep {seconds} >/dev/null 2>&1 & echo $!"
+    return float(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "exit":
+        leave(0)
+        os._exit(3)
+    return leave(1000)
+"""
+
+
+def test_processes_that_a_function_left_behind_are_reaped_and_end_with_the_worker(start_server: StartServer) -> None:
+    server = start_server(LEAVING, slots=1)
+    first, second = (psutil.Process(int(server.score("leave")["score"])) for _ in range(2))
+    assert first.ppid() == second.ppid() == server.pid, "as under process 1 of a container"
+    first.kill()
+    wait_for(lambda: not psutil.pid_exists(first.pid), "the dead one to leave the table")
+    server.score("exit")
+    wait_for(lambda: not psutil.pid_exists(second.pid), "the living one to end with its worker")
+
+
+def test_reaping_takes_no_workers_exit_status(start_server: StartServer) -> None:
+    server = start_server(LEAVING, slots=4, failurePolicy={"retries": 0})
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(server.score, ["exit"] * 20))
+    assert {result["message"] for result in results} == {"the worker process ended with exit code 3"}
+    wait_for(
+        lambda: not any(_is_zombie(child) for child in server.children()),
+        "the dead to leave the table",
+    )
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just been reaped
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False
+
+
+def test_sigterm_during_a_long_import_ends_the_server(start_server: StartServer) -> None:
+    server = start_server("import time\ntime.sleep(600)\ndef compute_score(): ...", wait=False)
+    [worker] = wait_for(server.children, "the worker to start")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == ExitCode.SUCCEEDED
+    assert not worker.is_running()
+
+
+def test_a_server_that_is_killed_leaves_no_worker_behind(start_server: StartServer) -> None:
+    server = start_server(FAILING, slots=2)
+    threading.Thread(target=_score_in_vain, args=(server,), daemon=True).start()
+    wait_for(lambda: server.metric('rljob_reward_slots_in_use{lane="train"') == 1, "the hanging call to run")
+    workers = server.children()
+    assert workers
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not [w for w in workers if w.is_running() and w.status() != "zombie"], "the workers to be gone")
+
+
+def _score_in_vain(server: Server) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        server.score("hang")
+
+
+def test_slots_that_nobody_needs_have_no_process(start_server: StartServer) -> None:
+    server = start_server("def compute_score(solution_str): return 1.0", slots=64)
+    server.score("x")
+    assert len(server.children()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def compute_score(x): return 1", r"function\.inline:1: compute_score: cannot tell the convention"),
+        ("def compute_score(:", r"function\.inline:1: SyntaxError"),
+        ("import nowhere", "ModuleNotFoundError"),
+        ("import os; os._exit(0)", "while it was imported, the worker process ended with exit code 0"),
+    ],
+)
+def test_a_function_that_cannot_be_served_ends_the_server_before_it_listens(
+    start_server: StartServer, source: str, said: str
+) -> None:
+    server = start_server(source, wait=False)
+    assert server.process.wait(60) == ExitCode.USER
+    log = server.log.read_text()
+    assert re.search(said, log), log
+    assert "Traceback" not in log
+
+
+def test_a_port_in_use_is_an_error_with_a_remedy(start_server: StartServer, failing: Server) -> None:
+    server = start_server(FAILING, wait=False, arguments=["--host", failing.host])
+    assert server.process.wait(60) == ExitCode.INFRASTRUCTURE
+    assert f"cannot listen on {failing.host}:8080: Address already in use" in server.log.read_text()
+
+
+def test_check_says_what_the_function_is_without_serving_it(start_server: StartServer) -> None:
+    server = start_server(FAILING, wait=False, arguments=["--check"])
+    assert server.process.wait(60) == ExitCode.SUCCEEDED
+    assert "test: compute_score, verl signature, version" in server.log.read_text()

@@ -1,0 +1,231 @@
+"""A group in one call: each convention gets lists, and every form of what it returns is read sample by sample."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api.errors import UserError
+from rljob_reward.worker.adapters import openrlhf, trl, verl_batch
+from rljob_reward.worker.adapters.outcome import Outcome
+from rljob_reward.worker.loading import Settings, load
+from rljob_reward.worker.main import Executor
+
+COMPLETIONS = ["4", "five", "6!"]
+VERL = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n    return "
+TRL = "def reward(prompts, completions, **columns):\n    return "
+OPENRLHF = "def reward_func(queries, prompts, labels):\n    return "
+TWO_STEPS = """
+class LengthPenalty:
+    def __init__(self, factor=0.5):
+        self.factor = factor
+        self.calls = 0
+
+    async def compute_score(self, solution_str, ground_truth):
+        self.calls += 1
+        return {"score": float(solution_str == ground_truth), "calls": self.calls}
+
+    def post_process_scores(self, group):
+        mean = sum(len(sample["completion"]) for sample in group) / len(group)
+        return [
+            {"score": s["score"] - self.factor * (len(s["completion"]) > mean), "long": len(s["completion"]) > mean}
+            for s in group
+        ]
+"""
+
+
+def execute(source: str, request: dict[str, Any], scope: str = "group", **settings: Any) -> list[Outcome]:
+    made = Settings(source, "function.py", None, "auto", settings.pop("kwargs", {}), 2048, scope=scope, **settings)
+    return Executor(load(made), made).execute(json.dumps(request).encode())
+
+
+def group(completions: list[str] = COMPLETIONS, **fields: Any) -> dict[str, Any]:
+    samples = [
+        {"id": f"s{i}", "prompt": "2+2?", "completion": completion, "ground_truth": "4", **fields}
+        for i, completion in enumerate(completions)
+    ]
+    return {"id": "g", "samples": samples}
+
+
+def scored(values: list[float]) -> list[Outcome]:
+    return [Outcome(value, {}) for value in values]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        VERL + "[len(s) for s in solution_strs]",
+        VERL + "[{'score': len(s)} for s in solution_strs]",
+        VERL + "tuple((len(s), 'why') for s in solution_strs)",
+        VERL + "__import__('numpy').array([len(s) for s in solution_strs])",
+        TRL + "[len(c) for c in completions]",
+        OPENRLHF + "[len(q) - len(p) for q, p in zip(queries, prompts)]",
+        OPENRLHF + "{'rewards': __import__('numpy').array([len(q) - 4 for q in queries])}",
+    ],
+)
+def test_each_convention_scores_a_whole_group_in_one_call(source: str) -> None:
+    assert execute(source, group()) == scored([1.0, 4.0, 2.0])
+
+
+def test_real_tensors_are_read_element_by_element() -> None:
+    torch = pytest.importorskip("torch")
+    rewards = torch.tensor([0.5, float("nan"), 1.0])
+    logged = {"rewards": rewards, "extra_logs": {"length": torch.tensor([1, 2, 3]), "mean": torch.tensor(0.25)}}
+    first, second, third = openrlhf.read(logged, 3)
+    assert first == Outcome(0.5, {"length": 1.0, "mean": 0.25})
+    assert (second.reason, second.components["length"]) == ("not_finite", 2.0)
+    assert third.score == 1.0
+    assert verl_batch.read(torch.tensor([1.0, 2.0]), [{}, {}]) == scored([1.0, 2.0])
+
+
+def test_verls_batch_gets_its_four_lists() -> None:
+    source = (
+        VERL + "[float((data_sources, ground_truths, extra_infos) == (['d'] * 3, ['4'] * 3, [{'k': 1}] * 3))]"
+        " * len(solution_strs)"
+    )
+    assert execute(source, group(data_source="d", extra_info={"k": 1})) == scored([1.0] * 3)
+
+
+def test_trls_columns_have_one_element_a_sample_and_none_where_a_row_lacks_it() -> None:
+    request = group()
+    for i, sample in enumerate(request["samples"]):
+        sample["extra_info"] = {"level": i} if i else {}
+    source = (
+        "def reward(completions, level, answer, log_metric):\n"
+        "    log_metric('known', sum(x is not None for x in level))\n"
+        "    return level"
+    )
+    first, *others = execute(source, request)
+    assert first.reason == "abstained"
+    assert others == [Outcome(1.0, {"known": 2.0}), Outcome(2.0, {"known": 2.0})]
+
+
+@pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [("[1.0]", "bad_return"), ("1.0", "bad_return"), ("'abc'", "bad_return"), ("1/0", "exception")],
+)
+def test_what_is_no_list_of_the_groups_length_fails_all_of_it_with_one_reason(
+    head: str, returned: str, reason: str
+) -> None:
+    (failure,) = execute(head + returned, group())
+    assert (failure.score, failure.reason) == (None, reason)
+    assert failure.message
+
+
+@pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
+def test_an_element_that_is_no_finite_number_fails_its_sample_alone(head: str) -> None:
+    outcomes = execute(head + "[None, float('nan'), 'x', 0.0]", group([*COMPLETIONS, "z"]))
+    assert [outcome.reason for outcome in outcomes] == ["abstained", "not_finite", "bad_return", None]
+    assert outcomes[3].score == 0.0
+
+
+@pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
+def test_an_element_that_raises_when_it_is_read_fails_its_sample_alone(head: str) -> None:
+    odd = "class Odd:\n    def __float__(self): raise KeyError('odd')\n"
+    outcomes = execute(odd + head + "[Odd(), 1.0]", group(COMPLETIONS[:2]))
+    assert [outcome.reason for outcome in outcomes] == ["bad_return", None]
+
+
+ELEMENTS = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers() | st.just({"score": 1})
+
+
+@given(st.lists(ELEMENTS, min_size=1, max_size=5))
+@settings(deadline=None, max_examples=150)
+def test_a_score_is_a_finite_number_that_was_returned_for_that_sample(elements: list[Any]) -> None:
+    samples = [{}] * len(elements)
+    read_by_trl = trl.bind(lambda prompts, completions: None, {}, "f").read
+    for outcomes in (verl_batch.read(elements, samples), read_by_trl(elements, samples)):
+        assert len(outcomes) == len(elements)
+        for element, outcome in zip(elements, outcomes, strict=True):
+            assert (outcome.score is None) == (outcome.reason is not None)
+            if outcome.score is not None:
+                assert math.isfinite(outcome.score)
+                assert outcome.score == (element["score"] if isinstance(element, dict) else float(element))
+
+
+def test_an_array_of_rows_is_no_list_of_numbers() -> None:
+    assert [outcome.reason for outcome in verl_batch.read(np.zeros((2, 3)), [{}, {}])] == ["bad_return"] * 2
+
+
+def test_a_sample_is_a_group_of_one_for_functions_that_take_lists() -> None:
+    sample = group()["samples"][1]
+    for source in (VERL + "[len(s) for s in solution_strs]", TRL + "[len(c) for c in completions]"):
+        assert execute(source, sample, "sample") == scored([4.0])
+
+
+def with_results(request: dict[str, Any], scores: list[float]) -> dict[str, Any]:
+    results = [
+        {"id": sample["id"], "valid": True, "score": score, "components": {"calls": 1.0}}
+        for sample, score in zip(request["samples"], scores, strict=True)
+    ]
+    return request | {"results": results}
+
+
+def test_a_class_scores_samples_and_then_their_group_in_one_instance() -> None:
+    made = Settings(TWO_STEPS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
+    executor = Executor(load(made), made)
+    request = group()
+    alone = [executor.execute(json.dumps(sample).encode())[0] for sample in request["samples"]]
+    assert [outcome.score for outcome in alone] == [1.0, 0.0, 0.0]
+    assert alone[2].components == {"calls": 3.0}, "one instance saw all of them"
+    together = executor.execute(json.dumps(with_results(request, [1.0, 0.0, 0.0])).encode())
+    assert [outcome.score for outcome in together] == [1.0, -0.25, 0.0]
+    assert together[1].components == {"calls": 1.0, "long": 1.0}, "components of both are kept"
+
+
+def test_the_group_is_what_was_asked_and_what_each_got_alone() -> None:
+    source = """
+class Check:
+    def compute_score(self, solution_str): return 1
+    def post_process_scores(self, group):
+        assert list(group[0]) == [
+            "prompt", "completion", "ground_truth", "data_source", "extra_info", "score", "components"
+        ]
+        return [sample["score"] + sample["components"]["calls"] for sample in group[:-1]] + [None]
+"""
+    outcomes = execute(source, with_results(group(), [5.0, 6.0, 7.0]), "sampleThenGroup")
+    assert [outcome.score for outcome in outcomes] == [6.0, 7.0, None]
+    assert outcomes[2].reason == "abstained"
+
+
+@pytest.mark.parametrize(
+    ("source", "scope", "kwargs", "said"),
+    [
+        (
+            TWO_STEPS,
+            "sample",
+            {},
+            "scores samples and groups: set scope: sampleThenGroup",
+        ),
+        (
+            VERL + "1",
+            "sampleThenGroup",
+            {},
+            "no class with compute_score and post_process_scores, which",
+        ),
+        ("class A: ...", "sampleThenGroup", {}, "it defines A"),
+        (
+            TWO_STEPS,
+            "sampleThenGroup",
+            {"fctor": 1},
+            "'fctor' (while LengthPenalty was made of function.kwargs)",
+        ),
+        (TWO_STEPS.replace("group):", "group, tool):"), "sampleThenGroup", {}, "missing a required argument: 'tool'"),
+        (TWO_STEPS.replace("solution_str,", "text,"), "sampleThenGroup", {}, "no value for the parameter text"),
+        ("def compute_score(solution_str): return 1", "group", {}, "takes one sample, but scope: group passes lists"),
+        ("def compute_score(x): return 1", "group", {}, "verl compute_score(data_sources, solution_strs"),
+    ],
+)
+def test_what_cannot_score_in_that_scope_is_told_at_the_start(
+    source: str, scope: str, kwargs: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(Settings(source, "function.py", None, "auto", kwargs, 2048, scope=scope))
+    assert said in str(caught.value)

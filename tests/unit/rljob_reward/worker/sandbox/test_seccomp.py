@@ -1,0 +1,101 @@
+"""The filter as the kernel would read it: a small BPF machine runs the program on calls of both architectures.
+
+That the running kernel agrees is for test_isolation, on the architecture of this machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+import pytest
+
+from rljob_reward.worker.sandbox import seccomp
+from rljob_reward.worker.sandbox.calls import AUDIT_ARCH, numbers
+from rljob_reward.worker.sandbox.seccomp import ALLOW, KILL, NOTIFY, refuse
+
+OWN, SERVER, OTHER = 4000, 1, 5000
+MACHINES = sorted(AUDIT_ARCH)
+DENIED = refuse(errno.EPERM)
+BLOCKED = refuse(errno.ENETDOWN)
+MINUS_ONE = (1 << 64) - 1
+
+
+def decide(machine: str, call: str | int, *arguments: int, arch: int | None = None, **policy: bool) -> int:
+    """What the filter does with a call."""
+    options = {"network": False, "gated": True, "signals_are_scoped": False} | policy
+    rules = seccomp.build_rules(OWN, SERVER, **options, blocked_errno=errno.ENETDOWN)
+    number = numbers(machine)[call] if isinstance(call, str) else call
+    padded = (*arguments, *[0] * 6)[:6]
+    data = struct.pack("=IIQ6Q", number, AUDIT_ARCH[machine] if arch is None else arch, 0, *padded)
+    return run(seccomp.assemble(rules, machine), data)
+
+
+def run(program: bytes, data: bytes) -> int:
+    accumulator, at = 0, 0
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    while True:
+        code, if_true, if_false, value = instructions[at]
+        at += 1
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, value)
+        elif code == 0x06:
+            return int(value)
+        else:
+            assert code in (0x15, 0x45)
+            true = accumulator == value if code == 0x15 else bool(accumulator & value)
+            at += if_true if true else if_false
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_sockets_but_for_unix_ones_are_blocked_unless_there_is_a_network(machine: str) -> None:
+    for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET):
+        assert decide(machine, "socket", family) == BLOCKED
+        assert decide(machine, "socket", family, network=True) == ALLOW
+    assert decide(machine, "socket", socket.AF_UNIX) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_starting_a_process_or_thread_is_asked_for_and_namespaces_are_refused(machine: str) -> None:
+    threads, child, user_namespace = 0x3D0F00, 17, 0x10000011
+    assert decide(machine, "clone", threads) == decide(machine, "clone", child) == NOTIFY
+    assert decide(machine, "clone", child, gated=False) == ALLOW
+    assert decide(machine, "clone", user_namespace) == DENIED
+    assert decide(machine, "clone3") == refuse(errno.ENOSYS), "its flags lie in memory, where no filter can look"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("call", ["kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
+def test_signals_to_others_are_judged_and_to_all_refused(machine: str, call: str) -> None:
+    assert decide(machine, call, OWN, 9) == decide(machine, call, 0, 9) == ALLOW
+    assert decide(machine, call, OTHER, 9) == decide(machine, call, SERVER, 9) == NOTIFY
+    assert decide(machine, call, MINUS_ONE, 9) == DENIED
+    assert decide(machine, call, SERVER, 9, gated=False) == DENIED
+    assert decide(machine, call, OTHER, 9, gated=False) == ALLOW, "it may be its own child"
+    assert decide(machine, call, OTHER, 9, signals_are_scoped=True) == ALLOW, "Landlock judges"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_limits_and_scheduling_of_others_are_judged_and_the_mark_stays(machine: str) -> None:
+    assert decide(machine, "prlimit64", 0, 7) == decide(machine, "prlimit64", OWN, 7) == ALLOW
+    assert decide(machine, "prlimit64", SERVER, 7) == NOTIFY
+    assert decide(machine, "prlimit64", SERVER, 7, gated=False) == DENIED
+    assert decide(machine, "prlimit64", 0, 10) == decide(machine, "setrlimit", 10) == DENIED
+    assert decide(machine, "setpriority", 0, SERVER) == decide(machine, "sched_setaffinity", SERVER) == NOTIFY
+    assert decide(machine, "setpriority", 2, 0) == DENIED, "all processes of the user"
+    assert decide(machine, "setpriority", 0, 0) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("call", ["ptrace", "process_vm_readv", "mount", "unshare", "bpf", "keyctl", "shmget"])
+def test_what_no_function_needs_is_refused(machine: str, call: str) -> None:
+    assert decide(machine, call) == DENIED
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_other_calls_pass_and_other_architectures_are_killed(machine: str) -> None:
+    named = set(numbers(machine).values())
+    assert {decide(machine, number) for number in range(423) if number not in named} == {ALLOW}
+    assert decide(machine, 0, arch=0x40000003) == KILL, "32-bit calls have other numbers"
+    assert decide(machine, 0x40000000 | 41) == KILL, "so have x32's"

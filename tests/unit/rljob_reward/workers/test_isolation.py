@@ -1,0 +1,327 @@
+"""A real server under hostile functions: each costs one invalid result with its reason, or is just refused.
+
+The table runs on every means that the machine has, and again as on an older kernel without Landlock and on one that
+has no seccomp listener, so that what is promised there is true there.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_reward.server.served_reward import read_program
+from rljob_reward.worker.loading import Settings
+from rljob_reward.workers.isolation import Isolation
+from tests.support.reward_process import TOKEN, Server, wait_for
+
+StartServer = Callable[..., Server]
+
+SOURCE = r"""
+import ctypes, mmap, multiprocessing, os, resource, signal, socket, subprocess, sys, tempfile, threading, time
+
+SCRATCH = os.environ["TMPDIR"]
+open(f"{SCRATCH}/from-import", "w").close()
+libc = ctypes.CDLL(None, use_errno=True)
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno is not None
+    except ValueError as error:  # of resource, for EPERM
+        return "not allowed" in str(error)
+    return False
+
+def fork_bomb(_):
+    while True:
+        os.fork()
+
+def thread_bomb(_):
+    while True:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+
+def print_a_gigabyte(_):
+    piece = b"x" * (1 << 20)
+    for _ in range(1024):
+        os.write(1, piece)
+    return 1.0
+
+def one_large_file(_):
+    with open(f"{SCRATCH}/large", "wb") as file:
+        while True:
+            file.write(bytes(1 << 20))
+
+def many_files(_):
+    for number in range(1 << 20):
+        with open(f"{SCRATCH}/{number}", "wb") as file:
+            file.write(bytes(1 << 20))
+        time.sleep(0.001)
+
+def read_token(server):
+    for path in (f"/proc/{server}/environ", f"/proc/{server}/cmdline", "/proc/self/environ"):
+        try:
+            if TOKEN in open(path, "rb").read():
+                return path
+        except PermissionError:
+            pass
+    return float(refused(open, f"/proc/{server}/mem", "rb") and refused(os.readlink, f"/proc/{server}/fd/0"))
+
+def trace(server):
+    attach = libc.ptrace(16, int(server), 0, 0)
+    buffer = ctypes.create_string_buffer(8)
+    piece = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 8)
+    read = libc.process_vm_readv(int(server), piece, 1, piece, 1, 0)
+    return float(attach == -1 and read == -1)
+
+def touch(pids):
+    return float(all(map(cannot_touch, {int(pid) for pid in pids.split()} - {os.getpid()})))
+
+def cannot_touch(pid):
+    return all((
+        refused(os.kill, pid, signal.SIGKILL),
+        refused(os.kill, pid, 0),
+        refused(os.killpg, pid, 0),
+        refused(os.sched_setaffinity, pid, {0}),
+        refused(os.setpriority, os.PRIO_PROCESS, pid, 19),
+        refused(resource.prlimit, pid, resource.RLIMIT_NOFILE, (3, 3)),
+        refused(lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL)),
+    ))
+
+def leave_daemon(_):
+    command = f"setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    return float(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+
+def forget_mark(_):
+    return float(refused(resource.setrlimit, 10, (1, 1)) and refused(resource.prlimit, os.getpid(), 10, (1, 1)))
+
+def leave_files(_):
+    os.makedirs(f"{SCRATCH}/a/b")
+    open(f"{SCRATCH}/a/b/c", "w").close()
+    os.chmod(f"{SCRATCH}/a/b", 0)
+    os.chdir(f"{SCRATCH}/a")
+    return 1.0
+
+def close_scratch(mode):
+    open(f"{SCRATCH}/left", "w").close()
+    os.chmod(SCRATCH, mode)
+    return 1.0
+
+def look_around(_):
+    return float(os.listdir(SCRATCH) == ["from-import"] and os.getcwd() == SCRATCH)
+
+def ordinary_work(_):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    child = subprocess.Popen(["sleep", "1000"])
+    child.terminate()
+    assert child.wait() == -signal.SIGTERM
+    assert subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True).stdout == b"42\n"
+    thread = threading.Thread(target=list)
+    thread.start()
+    thread.join()
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(f"{folder}/sub")
+        open(f"{folder}/x", "w").write("y")
+        os.rename(f"{folder}/x", f"{folder}/sub/x")
+    with open(os.devnull, "w") as null:
+        null.write("x")
+    left, right = socket.socketpair()
+    left.send(b"x")
+    return float(right.recv(1) == b"x")
+
+def connect(address):
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), 5) as connection:
+        return float(connection.recv(2))
+
+BEHAVIOURS = {
+    "fine": lambda _: 1.0,
+    "10 GB": lambda _: len(bytearray(10 << 30)),
+    "10 GB mapped": lambda _: len(mmap.mmap(-1, 10 << 30)),
+    "endless": lambda _: exec("while True: pass"),
+    "stopped": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "os._exit": lambda _: os._exit(3),
+    "segfault": lambda _: ctypes.string_at(0),
+    "inet": lambda _: socket.socket(socket.AF_INET),
+    "inet6": lambda _: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
+    "netlink": lambda _: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "name": lambda _: socket.create_connection(("localhost", 80)),
+    "io_uring": lambda _: float(libc.syscall(425, 8, ctypes.create_string_buffer(256)) == -1),
+    "namespace": lambda _: float(libc.unshare(0x10000000) == -1),
+    "write": lambda path: open(path, "w"),
+    "truncate": lambda path: float(refused(os.truncate, path, 0)),
+}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    behaviour = BEHAVIOURS.get(solution_str) or globals()[solution_str]
+    return behaviour(ground_truth)
+""".replace("TOKEN", repr(TOKEN.encode()))
+
+COSTS_ONE_RESULT = [
+    ("fork_bomb", "worker_died", r"more than 20 processes and threads \(maxProcesses\)"),
+    ("thread_bomb", "worker_died", r"more than 20 processes and threads \(maxProcesses\)"),
+    ("10 GB", "exception", r"MemoryError.*maxMemoryMiB is 1024 MiB"),
+    ("10 GB mapped", "exception", r"Cannot allocate memory"),
+    ("endless", "timeout", r"timeoutSeconds"),
+    ("stopped", "timeout", r"timeoutSeconds"),
+    ("os._exit", "worker_died", "exit code 3"),
+    ("segfault", "worker_died", "SIGSEGV"),
+    ("one_large_file", "exception", r"File too large.*maxFileMiB is 8"),
+    ("many_files", "worker_died", r"scratch directory took more than 8 MiB \(maxFileMiB\)"),
+    ("inet", "exception", r"function\.network is false"),
+    ("inet6", "exception", r"function\.network is false"),
+    ("netlink", "exception", r"function\.network is false"),
+    ("name", "exception", r"function\.network is false"),
+]
+REFUSED = ["read_token", "trace", "touch", "io_uring", "namespace", "forget_mark"]
+UNTIL_A_GATE = {"fork_bomb", "thread_bomb"}
+FIELDS = {
+    "slots": 2,
+    "timeoutSeconds": 10,
+    "function": {"maxFileMiB": 8, "maxProcesses": 20, "maxMemoryMiB": 1024},
+}
+
+
+@pytest.fixture(scope="module", params=["", "uid", "uid,landlock", "uid,gate"], ids=lambda names: f"without-{names}")
+def server(request: pytest.FixtureRequest, start_server: StartServer) -> Server:
+    started = start_server(SOURCE, environment={"RLJOB_REWARD_WITHOUT": request.param}, **FIELDS)
+    started.without = request.param.split(",")
+    return started
+
+
+def _skip_without(server: Server, *means: str) -> None:
+    turned_off = set(means) & set(server.without)
+    if turned_off:
+        pytest.skip(f"not promised without {', '.join(turned_off)}")
+
+
+@pytest.mark.parametrize(("behaviour", "reason", "said"), COSTS_ONE_RESULT)
+def test_a_hostile_function_costs_one_invalid_result_with_its_reason(
+    server: Server, behaviour: str, reason: str, said: str
+) -> None:
+    if behaviour in UNTIL_A_GATE:
+        _skip_without(server, "gate")
+    result = server.score(behaviour)
+    assert (result["valid"], result["score"], result["reason"]) == (False, None, reason), result["message"]
+    assert re.search(said, result["message"]), result["message"]
+    assert server.score("fine")["score"] == 1.0, "the server goes on"
+
+
+@pytest.mark.parametrize("behaviour", REFUSED)
+def test_what_is_not_a_functions_business_is_refused(server: Server, behaviour: str) -> None:
+    result = server.score(behaviour, ground_truth=str(server.pid))
+    assert result["score"] == 1.0, result["message"]
+    assert server.score("fine")["score"] == 1.0
+
+
+def test_a_worker_cannot_touch_another_one(server: Server) -> None:
+    _skip_without(server, "landlock" if "gate" in server.without else "")
+    server.score("fine")
+    wait_for(lambda: len(server.children()) == 2, "both workers to be there")
+    pids = " ".join(str(child.pid) for child in server.children())
+    result = server.score("touch", ground_truth=pids)
+    assert result["score"] == 1.0, result["message"]
+    assert " ".join(str(child.pid) for child in server.children()) == pids
+
+
+def test_a_gigabyte_of_output_is_cut_and_disturbs_nothing(server: Server) -> None:
+    assert server.score("print_a_gigabyte")["score"] == 1.0
+    assert server.log.stat().st_size < 4 << 20
+
+
+def test_files_elsewhere_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    _skip_without(server, "landlock")
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    for path in (kept, tmp_path / "new", server.log.parent / "reward.yaml"):
+        result = server.score("write", ground_truth=str(path))
+        assert result["reason"] == "exception"
+        assert "scratch directory alone" in result["message"], result["message"]
+    assert server.score("truncate", ground_truth=str(kept))["score"] == 1.0
+    assert kept.read_text() == "kept"
+
+
+def test_the_scratch_directory_is_wiped_after_each_request(start_server: StartServer) -> None:
+    server = start_server(SOURCE, slots=1, **{k: v for k, v in FIELDS.items() if k != "slots"})
+    for _ in range(2):
+        assert server.score("leave_files")["score"] == 1.0
+        result = server.score("look_around")
+        assert result["score"] == 1.0, result["message"]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o500, 0o600])
+def test_a_scratch_directory_that_a_function_closes_is_open_for_the_next(server: Server, mode: int) -> None:
+    assert server.score("close_scratch", ground_truth=mode)["score"] == 1.0
+    for _ in range(4):  # whichever worker it is
+        result = server.score("look_around")
+        assert result["score"] == 1.0, result["message"]
+
+
+def test_a_daemon_ends_with_its_worker(server: Server) -> None:
+    before = {child.pid for child in server.children()}
+    daemon = psutil.Process(int(server.score("leave_daemon")["score"]))
+    assert daemon.pid not in before
+    for _ in range(2):
+        server.score("os._exit")
+    wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to be gone")
+
+
+def test_what_functions_ordinarily_do_still_works(server: Server) -> None:
+    for _ in range(3):
+        result = server.score("ordinary_work")
+        assert result["score"] == 1.0, result["message"]
+
+
+def test_the_scratch_directories_are_gone_with_the_server(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(SOURCE, arguments=["--scratch", str(tmp_path)], **FIELDS)
+    server.score("leave_files")
+    assert list((tmp_path / "workers").iterdir())
+    server.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_that_may_use_the_network_can(start_server: StartServer) -> None:
+    server = start_server(SOURCE, slots=1, function={"network": True})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"7")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert server.score("connect", ground_truth=f"{host}:{port}")["score"] == 7.0
+        thread.join()
+
+
+def test_info_says_what_is_not_enforced(server: Server) -> None:
+    said = "\n".join(server.request("GET", "/v1/info")[1]["not_enforced"])
+    for means in filter(None, server.without):
+        assert f"{means}: " in said, said
+    for line in said.splitlines():
+        assert f"not enforced here: {line}" in server.log.read_text()
+
+
+def test_a_call_that_takes_too_much_cpu_time_is_ended(start_server: StartServer) -> None:
+    server = start_server(SOURCE, slots=1, function={"cpuSeconds": 1})
+    result = server.score("endless")
+    assert result["reason"] == "worker_died"
+    assert "SIGXCPU (cpuSeconds)" in result["message"]
+    assert server.score("fine")["score"] == 1.0
+
+
+def test_a_means_that_does_not_exist_cannot_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLJOB_REWARD_WITHOUT", "landlock, uids")
+    (tmp_path / "reward.yaml").write_text('{name: r, function: {inline: "def compute_score(solution_str): ..."}}')
+    with pytest.raises(UserError, match=r"^RLJOB_REWARD_WITHOUT may name uid, landlock, seccomp, gate, got uids$"):
+        Isolation(cast(Settings, read_program(tmp_path / "reward.yaml").backend))

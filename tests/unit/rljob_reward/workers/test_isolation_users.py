@@ -1,0 +1,185 @@
+"""Workers under another user than the server's, and a server without privileges as a Pod has it.
+
+Both need an interpreter and packages that every user can read, so the server runs from a copy with the system's Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.support.reward_process import TOKEN, Server, wait_for
+
+PYTHON = "/usr/bin/python3"
+NOBODY = 65534
+PACKAGES = (
+    *("rljob_api", "rljob_reward", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "yaml"),
+    *("starlette", "anyio", "idna", "uvicorn", "click", "h11", "httptools", "uvloop", "prometheus_client", "aiohttp"),
+    *("multidict", "yarl", "frozenlist", "aiosignal", "attr", "attrs", "aiohappyeyeballs", "propcache", "jinja2"),
+    *("markupsafe", "jsonschema"),
+)
+SOURCE = r"""
+import os, signal, socket, subprocess
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except (PermissionError, ValueError):
+        return True
+    return False
+
+def touch(pids):
+    others = {int(pid) for pid in pids.split()} - {os.getpid()}
+    return float(all(refused(os.kill, pid, signal.SIGKILL) for pid in others))
+
+def read(server):
+    return float(refused(open, f"/proc/{server}/environ", "rb") and refused(open, f"/proc/{server}/mem", "rb"))
+
+def fork_bomb(_):
+    while True:
+        os.fork()
+
+def daemon(_):
+    command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    return float(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+
+def files(_):
+    folder = os.environ["TMPDIR"]
+    left = os.listdir(folder)
+    os.makedirs(f"{folder}/a/b")
+    os.chmod(f"{folder}/a", 0)
+    return float(left == [])
+
+def compute_score(solution_str, ground_truth):
+    if solution_str == "uid":
+        return float(os.getuid())
+    if solution_str == "exit":
+        os._exit(3)
+    if solution_str == "write":
+        return float(refused(open, ground_truth, "w"))
+    return globals()[solution_str](ground_truth)
+"""
+
+
+def _same_python() -> bool:
+    code = "import sys; print(sys.version_info[:2] == " + repr(tuple(sys.version_info[:2])) + ")"
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() == "True"
+
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists(PYTHON) or not _same_python(),
+    reason="needs root, and a system Python of the same version",
+)
+
+
+@pytest.fixture(scope="module")
+def packages() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for package in PACKAGES:
+            try:
+                found = importlib.import_module(package)
+            except ImportError:
+                continue
+            shutil.copytree(Path(found.__file__).parent, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(importlib.import_module("typing_extensions").__file__, folder)
+        yield folder
+
+
+@pytest.fixture(scope="module", params=[None, NOBODY], ids=["root", "unprivileged"])
+def server(request: pytest.FixtureRequest, packages: Path) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        function = {"inline": SOURCE, "maxProcesses": 20}
+        config = {"name": "test", "slots": 2, "timeoutSeconds": 30, "function": function}
+        (folder / "reward.yaml").write_text(yaml.safe_dump(config))
+        environment = {"PYTHONPATH": str(packages), "HOME": "/tmp", "TMPDIR": "/var/tmp"}
+        host = f"127.11.{os.getpid() % 250 + 1}.{1 if request.param else 2}"
+        started = Server(folder, host, ["--grace", "10"], environment, PYTHON, request.param)
+        started.user = request.param or 0
+        try:
+            wait_for(started.is_ready, "the server to be ready")
+            yield started
+        finally:
+            started.stop()
+
+
+def test_each_worker_has_a_user_of_its_own_where_the_server_may_give_it(server: Server) -> None:
+    server.score("uid")
+    if server.user == 0:
+        users = wait_for(lambda: _own_users(server), "two workers with two users of their own")
+        assert server.score("uid")["score"] in users
+    else:
+        assert {child.uids().real for child in server.children()} == {NOBODY}
+        assert "uid: the server lacks CAP_" in server.log.read_text()
+
+
+def _own_users(server: Server) -> set[int]:
+    """A worker begins as root, and changes before it runs any user code."""
+    users = {child.uids().real for child in server.children()}
+    return users if len(users) == 2 and min(users) >= 20_000 else set()
+
+
+@pytest.mark.parametrize("behaviour", ["read", "files"])
+def test_it_cannot_look_into_the_server_and_works_in_its_own_directory(server: Server, behaviour: str) -> None:
+    for _ in range(3):
+        result = server.score(behaviour, ground_truth=str(server.pid))
+        assert result["score"] == 1.0, result["message"]
+
+
+def test_it_cannot_end_the_server_or_another_worker(server: Server) -> None:
+    pids = " ".join(str(pid) for pid in (server.pid, *(child.pid for child in server.children())))
+    result = server.score("touch", ground_truth=pids)
+    assert result["score"] == 1.0, result["message"]
+    assert server.is_ready()
+
+
+def test_it_cannot_write_to_what_its_user_could_write_to(server: Server) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
+        os.chmod(file.name, 0o666)
+        assert server.score("write", ground_truth=file.name)["score"] == 1.0
+
+
+def test_a_fork_bomb_costs_one_result(server: Server) -> None:
+    result = server.score("fork_bomb")
+    assert result["reason"] == "worker_died"
+    assert "more than 20 processes and threads (maxProcesses)" in result["message"]
+    assert server.score("read", ground_truth=str(server.pid))["score"] == 1.0
+
+
+def test_what_it_leaves_ends_with_it_although_its_user_is_another(server: Server) -> None:
+    result = server.score("daemon")
+    assert result["valid"], result["message"]
+    daemon = psutil.Process(int(result["score"]))
+    for _ in range(2):
+        server.score("exit")
+    wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to be gone")
+
+
+def test_the_token_is_in_no_workers_environment(server: Server) -> None:
+    wait_for(lambda: _look_into_workers(server), "a worker to look into")
+
+
+def _look_into_workers(server: Server) -> int:
+    looked = 0
+    for child in server.children():
+        with contextlib.suppress(psutil.Error):  # what a test before this one ended
+            # One that is forked and not yet executed still shows the server's own command and environment.
+            if "rljob_reward.worker" in child.cmdline():
+                assert TOKEN not in child.environ().values()
+                looked += 1
+    return looked

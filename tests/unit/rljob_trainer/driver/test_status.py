@@ -1,0 +1,77 @@
+"""What the driver serves to others."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import PORT_DRIVER
+from rljob_api.wire.protocol import DriverStatus, WeightManifest
+from rljob_trainer.driver.status import Board, StatusServer
+
+ADDRESS = "127.13.252.1"
+URL = f"http://{ADDRESS}:{PORT_DRIVER}"
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+def manifest(version, generation="g"):
+    return WeightManifest(
+        generation=generation, version=version, url="http://x", num_bytes=1, sha256="s", checksum=f"c{version}"
+    )
+
+
+@pytest.fixture
+async def board(monkeypatch):
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    board = Board()
+    server = StatusServer(board, lambda: b"metric 1\n")
+    await server.start(ADDRESS)
+    yield board
+    await server.close()
+
+
+async def get(path, headers=TOKEN):
+    async with aiohttp.ClientSession() as session, session.get(URL + path, headers=headers) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/status", 401), ("/weights/current", 401), ("/nothing", 401)])
+async def test_everything_needs_the_token(board, path, status):
+    assert (await get(path, {}))[0] == status
+    assert (await get(path, {"Authorization": "Bearer other"}))[0] == status
+
+
+async def test_readiness_and_metrics_do_not(board):
+    assert (await get("/rljob/ready", {}))[0] == 200
+    assert await get("/metrics", {}) == (200, "metric 1\n")
+
+
+async def test_status_is_the_board_at_the_moment_of_asking(board):
+    board.update(step=3, phase="generate")
+    board.describe_live = lambda status: status.model_copy(update={"waits_for": "waits for 3 of 64 rewards"})
+    status = DriverStatus.model_validate_json((await get("/status"))[1])
+    assert (status.step, status.waits_for) == (3, "waits for 3 of 64 rewards")
+
+
+async def test_a_rollout_waits_for_the_next_weights_and_gets_them_at_once(board):
+    assert (await get("/weights/current"))[0] == 204, "nothing is published yet"
+    await board.announce(manifest(1))
+    assert WeightManifest.model_validate_json((await get("/weights/current"))[1]).version == 1
+    assert (await get("/weights/current?after=g:1&timeout=0.05"))[0] == 204
+    waiting = asyncio.create_task(get("/weights/current?after=g:1&timeout=30"))
+    await asyncio.sleep(0)
+    await board.announce(manifest(2))
+    assert WeightManifest.model_validate_json((await asyncio.wait_for(waiting, 10))[1]).version == 2
+
+
+async def test_a_lower_version_of_a_new_generation_is_news(board):
+    await board.announce(manifest(5))
+    await board.announce(manifest(2, "h"))
+    found = WeightManifest.model_validate_json((await get("/weights/current?after=g:5"))[1])
+    assert found.key == "h:2", "after a restart from a checkpoint the version goes back"
+
+
+async def test_a_port_in_use_is_said(board):
+    with pytest.raises(UserError, match=f"{ADDRESS}:{PORT_DRIVER}: the driver's port cannot be had"):
+        await StatusServer(Board(), lambda: b"").start(ADDRESS)

@@ -1,0 +1,75 @@
+"""What of the job's file may change while it runs."""
+
+import pytest
+import yaml
+
+from rljob_trainer.head.job_file import JobFile
+
+
+def manifest(steps, name="job"):
+    spec = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/t.jsonl"}},
+        "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
+        "schedule": {"steps": steps},
+    }
+    return yaml.safe_dump(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
+    )
+
+
+class Volume:
+    """A ConfigMap's volume: job.yaml points through ..data, which the kubelet swaps for another folder."""
+
+    def __init__(self, folder):
+        self.folder, self.num = folder, 0
+        (folder / "job.yaml").symlink_to("..data/job.yaml")
+
+    def publish(self, text):
+        self.num += 1
+        data = self.folder / f"..{self.num}"
+        data.mkdir()
+        (data / "job.yaml").write_text(text)
+        (self.folder / "..data_tmp").symlink_to(data.name)
+        (self.folder / "..data_tmp").rename(self.folder / "..data")
+
+
+@pytest.fixture
+def volume(tmp_path):
+    volume = Volume(tmp_path)
+    volume.publish(manifest(3))
+    return volume
+
+
+def test_a_swapped_link_is_noticed(volume):
+    file = JobFile(volume.folder / "job.yaml", "job")
+    assert file.read_steps() == 3
+    volume.publish(manifest(7))
+    assert file.read_steps() == 7
+
+
+def test_a_renamed_file_is_noticed(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(manifest(3))
+    file = JobFile(path, "job")
+    assert file.read_steps() == 3
+    (tmp_path / "new").write_text(manifest(4))
+    (tmp_path / "new").replace(path)
+    assert file.read_steps() == 4
+
+
+@pytest.mark.parametrize("text", ["", "spec: [", manifest(0), manifest(9, name="another")])
+def test_a_file_that_cannot_be_used_changes_nothing(volume, text):
+    file = JobFile(volume.folder / "job.yaml", "job")
+    file.read_steps()
+    volume.publish(text)
+    assert file.read_steps() == 3
+    volume.publish(manifest(5))
+    assert file.read_steps() == 5
+
+
+def test_a_file_that_is_gone_changes_nothing(volume):
+    file = JobFile(volume.folder / "job.yaml", "job")
+    file.read_steps()
+    (volume.folder / "..data").unlink()
+    assert file.read_steps() == 3

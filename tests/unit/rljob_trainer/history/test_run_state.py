@@ -1,0 +1,136 @@
+"""Checkpoints, and histories cut back to them."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_trainer.history import run_state as state
+from rljob_trainer.history.run_state import (
+    History,
+    check_room,
+    newest_checkpoint,
+    resume,
+    save_checkpoint,
+    trajectory_file,
+)
+
+
+async def save_nothing(folder):
+    (folder / "trainer").mkdir()
+
+
+def write_steps(run_dir, *steps):
+    for step in steps:
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"type": "step", "step": step}) + "\n")
+        for lane in ("train", "eval"):
+            trajectory_file(run_dir, step, lane).parent.mkdir(exist_ok=True)
+            trajectory_file(run_dir, step, lane).write_text("")
+
+
+async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    history, folder = resume(tmp_path)
+    assert (history.step, folder) == (0, None)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert list((tmp_path / "trajectories").iterdir()) == []
+
+
+async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    saved = History(step=2, evaluated_at=1, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
+    folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
+    write_steps(tmp_path, 3)
+    (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
+    (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's own")
+    history, found = resume(tmp_path)
+    assert found == folder
+    assert history == saved
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert [file.name for file in sorted((tmp_path / "trajectories").iterdir())] == [
+        "step-000001.eval.parquet",
+        "step-000001.train.parquet",
+        "step-000002.train.parquet",  # step 2 was evaluated after the checkpoint, and will be again
+        "step-000003.train.copy.parquet",
+    ]
+
+
+async def test_numbers_that_are_not_finite_leave_a_checkpoint_readable(tmp_path):
+    """An update whose gradient is not finite is left out, and training goes on: its checkpoint must do as well."""
+    saved = History(
+        step=1, logprob_difference=[math.inf, 0.5], eval_after={"length": math.nan}, step_rewards=[-math.inf]
+    )
+    await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
+    history, _ = resume(tmp_path)
+    assert history.model_dump_json() == saved.model_dump_json()
+    assert history.logprob_difference == [math.inf, 0.5]
+
+
+async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path):
+    good = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
+
+    async def dies(folder):
+        (folder / "trainer").mkdir()
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await save_checkpoint(tmp_path, History(step=4), dies, keep=2)
+    assert newest_checkpoint(tmp_path) == good
+    resume(tmp_path)
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+
+
+async def test_what_a_checkpoint_counts_of_the_metrics_is_on_the_disk_before_it_is_complete(tmp_path, monkeypatch):
+    """A node that loses its power loses what was not synced; the lines could not be written again."""
+    written = []
+
+    def fsync(descriptor):
+        written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        really_fsync(descriptor)
+
+    really_fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_steps(tmp_path, 1)
+    await save_checkpoint(tmp_path, History(step=1), save_nothing, keep=2)
+    assert "metrics.jsonl" in written[: written.index(".COMPLETE.partial")]
+
+
+@pytest.mark.parametrize("steps", [(2, 4, 6), (999_998, 999_999, 1_000_000)])
+async def test_the_newest_are_kept(tmp_path, steps):
+    for step in steps:
+        newest = await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
+    assert newest_checkpoint(tmp_path) == newest
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {f"step-{n:06d}" for n in steps[1:]}
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("rank 1: No space left on device")]
+)
+async def test_a_full_disk_is_said_in_words(tmp_path, error):
+    async def fails(folder):
+        raise error
+
+    with pytest.raises(UserError, match=r"step-000002: no space left on the disk: .*spec.checkpoint.keep"):
+        await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
+
+
+def test_a_job_whose_checkpoints_cannot_fit_is_refused(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
+    check_room(tmp_path, model, keep=2)
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})())
+    with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
+        check_room(tmp_path, model, keep=2)
+
+
+async def test_a_broken_driver_file_names_the_folder_to_remove(tmp_path):
+    folder = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
+    (folder / "driver.json").write_text("{")
+    with pytest.raises(UserError, match=r"remove .*step-000002"):
+        resume(tmp_path)

@@ -1,0 +1,247 @@
+"""The trajectory log: what a row says; that files are whole, bounded and written aside; one history, whatever dies."""
+
+import asyncio
+import random
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_trainer.episodes.batches import Group
+from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.history import trajectory_log
+from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
+from rljob_trainer.history.trajectory_log import TrajectoryLog
+
+
+def sample(index, group=0, *, text="42", score=1.0, advantage=0.5, **results):
+    return Trajectory(
+        prompt_index=7, group=group, sample=index, token_ids=[1, 2, 3, 4], loss_mask=[0, 0, 1, 1],
+        logprobs=[0.0] * 4, text=text, truncated=False, weight_key="g:3", results=results, score=score,
+        advantage=advantage,
+    )  # fmt: skip
+
+
+def valid(score, **fields):
+    return Scored(id="x", valid=True, score=score, **fields)
+
+
+def group_of(*trajectories, prompt="6 x 7?"):
+    return Group(0, Prompt(7, prompt, [1, 2], ground_truth=42, data_source="gsm8k"), list(trajectories))
+
+
+async def write(folder, *groups, step=3, lane="train", max_mib=1):
+    log = TrajectoryLog(folder, max_mib)
+    log.record(lane, step, groups)
+    await log.flush()
+    await log.close()
+    path = trajectory_file(folder, step, lane)
+    return pq.read_table(path).to_pylist() if path.exists() else None
+
+
+async def test_a_row_says_all_that_is_known_of_a_sample(tmp_path):
+    result = valid(
+        1.0, components={"exact": 1.0}, version="v1", attempts=2, queue_seconds=0.5, execute_seconds=0.25,
+        latency_seconds=3.0,
+    )  # fmt: skip
+    [row] = await write(tmp_path, group_of(sample(0, correct=result)))
+    [reward] = row.pop("rewards")
+    assert row == {
+        "step": 3, "lane": "train", "group": 0, "sample": 0, "prompt_index": 7, "data_source": "gsm8k",
+        "prompt": "6 x 7?", "ground_truth": "42", "completion": "42", "truncated": False, "num_tokens": 4,
+        "num_sampled_tokens": 2, "weights": "g:3", "score": 1.0, "advantage": 0.5,
+    }  # fmt: skip
+    assert reward == {
+        "name": "correct", "valid": True, "score": 1.0, "components": [("exact", 1.0)], "reason": None, "message": "",
+        "version": "v1", "attempts": 2, "queue_seconds": 0.5, "execute_seconds": 0.25, "latency_seconds": 3.0,
+    }  # fmt: skip
+
+
+async def test_an_invalid_result_has_a_reason_and_is_no_zero(tmp_path):
+    result = Scored(id="x", valid=False, reason=InvalidReason.TIMEOUT, message="too long", attempts=3)
+    [row] = await write(tmp_path, group_of(sample(0, score=None, advantage=None, correct=result)))
+    assert (row["score"], row["advantage"]) == (None, None)
+    [reward] = row["rewards"]
+    assert (reward["valid"], reward["score"], reward["reason"], reward["attempts"]) == (False, None, "timeout", 3)
+
+
+async def test_components_may_differ_from_sample_to_sample(tmp_path):
+    rows = await write(
+        tmp_path,
+        group_of(
+            sample(0, correct=valid(1.0, components={"exact": 1.0})),
+            sample(1, correct=valid(0.0)),
+            sample(2, correct=valid(0.5, components={"steps": 4.0, "Länge/é": 1.0}), style=valid(2.0)),
+        ),
+    )
+    found = [{r["name"]: dict(r["components"]) for r in row["rewards"]} for row in rows]
+    assert found == [
+        {"correct": {"exact": 1.0}},
+        {"correct": {}},
+        {"correct": {"steps": 4.0, "Länge/é": 1.0}, "style": {}},
+    ]
+
+
+async def test_a_conversation_is_kept_as_json_and_half_a_surrogate_pair_loses_no_step(tmp_path):
+    messages = [{"role": "user", "content": "6 x 7?"}]
+    [row] = await write(tmp_path, group_of(sample(0, text="4\ud83d2", correct=valid(1.0)), prompt=messages))
+    assert row["prompt"] == '[{"role": "user", "content": "6 x 7?"}]'
+    assert row["completion"] == "4?2"
+
+
+async def test_what_only_the_client_knows_is_null_where_it_was_not_told(tmp_path):
+    [row] = await write(tmp_path, group_of(sample(0, correct=ScoreResult(id="x", valid=True, score=1.0))))
+    assert (row["rewards"][0]["attempts"], row["rewards"][0]["latency_seconds"]) == (None, None)
+
+
+async def test_a_step_that_is_done_again_replaces_its_file(tmp_path):
+    await write(tmp_path, group_of(sample(0, correct=valid(1.0)), sample(1, correct=valid(1.0))))
+    rows = await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
+    assert [row["completion"] for row in rows] == ["new"]
+    assert [file.name for file in (tmp_path / "trajectories").iterdir()] == ["step-000003.train.parquet"]
+
+
+async def test_a_write_that_breaks_off_leaves_the_file_before_as_it_was(tmp_path, monkeypatch):
+    before = await write(tmp_path, group_of(sample(0, correct=valid(1.0))))
+
+    def die(descriptor):
+        raise OSError("the node went away")
+
+    monkeypatch.setattr(trajectory_log.os, "fsync", die)
+    with pytest.raises(OSError, match="went away"):
+        await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
+    [file] = list_trajectory_files(tmp_path)
+    assert pq.read_table(file.path).to_pylist() == before
+
+
+async def test_training_and_evaluation_of_one_step_have_files_of_their_own(tmp_path):
+    await write(tmp_path, group_of(sample(0)), lane="train")
+    await write(tmp_path, group_of(sample(0)), lane="eval")
+    assert [(file.step, file.lane) for file in list_trajectory_files(tmp_path)] == [(3, "eval"), (3, "train")]
+
+
+async def test_the_log_can_be_off(tmp_path):
+    assert await write(tmp_path, group_of(sample(0)), max_mib=0) is None
+
+
+async def test_the_oldest_steps_go_first_and_the_newest_stays_however_large(tmp_path):
+    draw = random.Random(0)
+    noise = "".join(map(chr, draw.choices(range(0x4E00, 0x9FFF), k=200_000)))  # compresses little: about 470 kB a file
+    log = TrajectoryLog(tmp_path, 1)
+    for step in range(1, 6):
+        log.record("train", step, [group_of(sample(0, text=noise))])
+    log.record("train", 6, [group_of(*(sample(i, text=noise[i:] + noise[:i]) for i in range(4)))])
+    await log.flush()
+    [newest] = list_trajectory_files(tmp_path)
+    assert newest.step == 6
+    log.record("train", 7, [group_of(sample(0, text=noise))])
+    log.record("train", 8, [group_of(sample(0, text=noise))])
+    await log.flush()
+    await log.close()
+    assert [file.step for file in list_trajectory_files(tmp_path)] == [7, 8]
+    assert sum(file.path.stat().st_size for file in list_trajectory_files(tmp_path)) <= 1 << 20
+
+
+async def test_the_event_loop_goes_on_while_a_step_is_written(tmp_path, monkeypatch):
+    writing, may_end = threading.Event(), threading.Event()
+
+    def slow(*_):
+        writing.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(trajectory_log, "write_file", slow)
+    log = TrajectoryLog(tmp_path, 1)
+    log.record("train", 1, [group_of(sample(0))])
+    await asyncio.to_thread(writing.wait, 30)
+    flush = asyncio.create_task(log.flush())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not flush.done(), "a checkpoint waits for the file"
+    may_end.set()
+    await flush
+    await log.close()
+
+
+async def test_a_wait_that_is_cancelled_leaves_the_files_to_the_next_one(tmp_path, monkeypatch):
+    """The process shall end while a checkpoint waits for the log: the checkpoint that it saves then must wait, too."""
+    may_end, write_really = threading.Event(), trajectory_log.write_file
+
+    def slow(*args):
+        assert may_end.wait(30)
+        write_really(*args)
+
+    monkeypatch.setattr(trajectory_log, "write_file", slow)
+    log = TrajectoryLog(tmp_path, 1)
+    for lane in ("train", "eval"):
+        log.record(lane, 3, [group_of(sample(0))])
+    flushes = [asyncio.create_task(log.flush()) for _ in range(2)]
+    for flush in flushes:
+        await asyncio.sleep(0)
+        flush.cancel()
+    await asyncio.gather(*flushes, return_exceptions=True)
+    flush = asyncio.create_task(log.flush())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not flush.done()
+    may_end.set()
+    await flush
+    assert [file.lane for file in list_trajectory_files(tmp_path)] == ["eval", "train"]
+    await log.close()
+
+
+async def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trajectory_log.pq, "write_table", full)
+    with pytest.raises(UserError, match="no space left"):
+        await write(tmp_path, group_of(sample(0)))
+
+
+async def test_a_sample_that_no_file_can_hold_costs_its_step_and_not_the_run(tmp_path, caplog):
+    assert await write(tmp_path, group_of(sample(0, score="no number"))) is None
+    assert "this step is missing in the trajectory log" in caplog.text
+
+
+def read_all(run_dir):
+    """(step, lane, group, sample) -> row, over all files."""
+    rows = [row for file in list_trajectory_files(run_dir) for row in pq.read_table(file.path).to_pylist()]
+    found = {(row["step"], row["lane"], row["group"], row["sample"]): row for row in rows}
+    assert len(found) == len(rows), "no sample is there twice"
+    return found
+
+
+def essence(row):
+    return [row["prompt_index"], row["completion"], row["score"], row["advantage"], row["rewards"][0]["components"]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_log_of_a_run_that_died_is_that_of_an_undisturbed_one(make_world, seed):
+    async with make_world("undisturbed") as undisturbed:
+        await undisturbed.run()
+    draw = random.Random(seed)
+    async with make_world() as world:
+        world.kill_trainer = lambda what: draw.random() < 0.06
+        await world.run()
+    expected, found = read_all(undisturbed.run_dir), read_all(world.run_dir)
+    assert len(expected) == 6 * 4 * 4 + 2 * 4, "six steps of 4 x 4 samples, two evaluations of four prompts"
+    assert {key: essence(row) for key, row in found.items()} == {key: essence(row) for key, row in expected.items()}
+
+
+async def test_the_log_holds_the_advantages_that_the_updates_used(make_world):
+    async with make_world(schedule={"steps": 1}) as world:
+        world.judge = lambda reward, body: (
+            ScoreResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
+            if body["id"].endswith("/2/1")
+            else None
+        )
+        await world.run()
+    rows = {key: row for key, row in read_all(world.run_dir).items() if key[1] == "train"}
+    used = [s.advantage if any(s.loss_mask) else None for samples in world.updates for s in samples]
+    assert [row["advantage"] for _, row in sorted(rows.items())] == used
+    masked = rows[1, "train", 2, 1]
+    assert (masked["advantage"], masked["score"], masked["rewards"][0]["reason"]) == (None, None, "abstained")
+    assert all(row["rewards"][0]["attempts"] == 1 for row in rows.values())

@@ -1,0 +1,178 @@
+"""Which replica gets the next request."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.replicas.fleet import Fleet
+
+
+def fleet_of(*addresses, **settings):
+    fleet = Fleet(**settings)
+    fleet.observe_addresses(addresses)
+    return fleet
+
+
+def test_the_least_loaded_replica_is_picked():
+    fleet = fleet_of("a", "b", "c")
+    assert sorted(fleet.pick(0.0) for _ in range(3)) == ["a", "b", "c"]
+    fleet.record_done("b")
+    assert fleet.pick(0.0) == "b"
+
+
+def test_a_light_load_still_spreads():
+    fleet = fleet_of("a", "b")
+    picked = []
+    for _ in range(4):
+        picked.append(fleet.pick(0.0))
+        fleet.record_done(picked[-1])
+    assert sorted(picked) == ["a", "a", "b", "b"], "not always the first"
+
+
+def test_a_retry_goes_to_another_replica_where_there_is_one():
+    fleet = fleet_of("a", "b")
+    assert fleet.pick(0.0, avoid={"a"}) == "b"
+    assert fleet_of("a").pick(0.0, avoid={"a"}) == "a"
+
+
+def test_a_full_replica_gets_nothing_more():
+    fleet = fleet_of("a", max_in_flight=2)
+    assert [fleet.pick(0.0) for _ in range(3)] == ["a", "a", None]
+
+
+def test_a_failed_replica_pauses_and_then_gets_one_request_at_a_time():
+    fleet = fleet_of("a")
+    fleet.pick(0.0)
+    fleet.record_failed("a", 0.0)
+    assert fleet.pick(0.1) is None
+    assert fleet.pick(1.0) == "a"
+    assert fleet.pick(1.0) is None, "one probe, not a stampede"
+    fleet.record_done("a")
+    assert [fleet.pick(1.0), fleet.pick(1.0)] == ["a", "a"]
+
+
+def test_a_burst_of_failures_is_one_failure():
+    fleet = fleet_of("a")
+    for _ in range(100):
+        fleet.pick(0.0)
+    for _ in range(100):
+        fleet.record_failed("a", 0.0)
+    assert fleet.pick(0.5) == "a", "a hundred requests on a replica that died once must not double its pause each"
+
+
+def test_a_busy_replica_is_not_suspect():
+    fleet = fleet_of("a")
+    fleet.pick(0.0)
+    fleet.record_busy("a", until=2.0)
+    assert fleet.pick(1.0) is None
+    assert [fleet.pick(2.0), fleet.pick(2.0)] == ["a", "a"]
+
+
+def test_only_replicas_that_serve_the_wanted_weights_are_used():
+    fleet = fleet_of("a", "b")
+    fleet.require("g:1")
+    fleet.record_serves("a", "g:1")
+    assert fleet.pick(0.0) == fleet.pick(0.0) == "a"
+    assert fleet.to_verify(0.0) == ["b"]
+    fleet.require("g:2")
+    assert fleet.pick(0.0) is None
+
+
+def test_a_replica_that_failed_must_say_again_what_it_serves():
+    fleet = fleet_of("a")
+    fleet.require("g:1")
+    fleet.record_serves("a", "g:1")
+    fleet.pick(0.0)
+    fleet.record_failed("a", 0.0)
+    assert fleet.pick(10.0) is None, "it may have restarted with the start model"
+    assert fleet.to_verify(10.0) == ["a"]
+    fleet.record_serves("a", "g:1")
+    assert fleet.pick(10.0) == "a"
+
+
+def test_a_refused_replica_is_not_asked_again_for_that_version():
+    fleet = fleet_of("a")
+    fleet.require("g:1")
+    fleet.record_refused("a", "g:1")
+    assert fleet.to_verify(0.0) == []
+    assert fleet.stragglers() == []
+    fleet.require("g:2")
+    assert fleet.to_verify(0.0) == ["a"]
+
+
+def test_a_replica_that_leaves_the_list_is_used_until_it_fails():
+    fleet = fleet_of("a")
+    fleet.observe_addresses([])
+    assert fleet.pick(0.0) == "a", "readiness lags behind a weight update"
+    fleet.record_failed("a", 0.0)
+    assert fleet.replicas == {}
+
+
+def test_a_replica_that_drains_gets_no_new_request_and_is_forgotten_when_empty():
+    fleet = fleet_of("a", "b", max_in_flight=1)
+    assert fleet.pick(0.0) == "a"
+    fleet.observe_addresses(["b"])
+    assert fleet.pick(0.0) == "b"
+    assert fleet.pick(0.0) is None, "b is full; a must not get one more"
+    assert fleet.replicas["a"].in_flight == 1, "what it has it may finish"
+    fleet.record_done("a")
+    fleet.observe_addresses(["b"])
+    assert list(fleet.replicas) == ["b"]
+
+
+def test_a_replica_that_drains_is_better_than_none():
+    fleet = fleet_of("a", "b")
+    fleet.pick(0.0, avoid={"b"})
+    fleet.observe_addresses(["b"])
+    fleet.record_suspect("b", 0.0)
+    assert fleet.pick(0.1) == "a", "b has failed"
+
+
+def test_a_replica_that_was_unready_because_of_old_weights_is_used_before_it_is_listed_again():
+    fleet = fleet_of("a", "b")
+    fleet.require("g:2")
+    fleet.record_serves("a", "g:2")
+    fleet.observe_addresses(["a"])
+    fleet.record_serves("b", "g:2")
+    assert {fleet.pick(0.0), fleet.pick(0.0)} == {"a", "b"}
+
+
+def test_nobody_waits_for_the_weights_of_a_replica_that_drains():
+    fleet = fleet_of("a", "b")
+    fleet.require("g:1")
+    for address in "ab":
+        fleet.record_serves(address, "g:1")
+    fleet.pick(0.0, avoid={"b"})
+    fleet.observe_addresses(["b"])
+    fleet.require("g:2")
+    assert fleet.stragglers() == ["b"]
+
+
+def test_success_ends_the_time_of_failing():
+    fleet = fleet_of("a", "b")
+    fleet.record_suspect("a", 5.0)
+    fleet.record_suspect("b", 6.0)
+    assert fleet.failing_since == 5.0
+    fleet.pick(20.0)
+    fleet.record_done("a")
+    assert fleet.failing_since is None
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from("pdfbul"), st.sampled_from("abc"), st.floats(0, 3)), max_size=60)
+
+
+@given(events=EVENTS)
+def test_load_is_never_negative_and_never_over_the_limit(events):
+    fleet = fleet_of("a", "b", "c", max_in_flight=2)
+    now, open_requests = 0.0, []
+    for kind, address, seconds in events:
+        now += seconds
+        if kind == "p" and (picked := fleet.pick(now)):
+            open_requests.append(picked)
+        elif kind == "l":
+            fleet.observe_addresses([address])
+        elif open_requests:
+            ended = open_requests.pop()
+            records = {"d": (fleet.record_done,), "u": (fleet.record_unused,), "b": (fleet.record_busy, now + 1)}
+            record, *rest = records.get(kind, (fleet.record_failed, now))
+            record(ended, *rest)
+        assert all(0 <= replica.in_flight <= 2 for replica in fleet.replicas.values())

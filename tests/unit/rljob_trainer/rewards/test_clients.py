@@ -1,0 +1,354 @@
+"""The reward client against real HTTP servers: what is retried, what counts, and what is never a zero."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.reward import Reward
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import InvalidReason, ScoreRequest
+from rljob_trainer.replicas.http import open_session
+from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.rewards.forecast import Outlook
+from rljob_trainer.rewards.messages import parse_group_result, parse_openrlhf, parse_result, parse_retry_after
+
+ADDRESSES = ("127.13.251.1", "127.13.251.2")
+OUTLOOK = Outlook(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
+REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
+
+
+def result(score=1.0, reason=None):
+    body = {"id": "r", "valid": reason is None, "score": None if reason else score, "reason": reason}
+    return web.json_response(body)
+
+
+class Servers:
+    """Two reward servers; `answers` are given in turn, whichever is asked."""
+
+    def __init__(self, answers, addresses=ADDRESSES):
+        self.addresses = addresses
+        self.answers, self.asked, self.headers, self.bodies = list(answers), [], [], []
+
+    async def handle(self, request):
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        self.headers.append(dict(request.headers))
+        self.bodies.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer == "hang up":
+            request.transport.abort()
+            return web.Response()
+        return answer() if callable(answer) else answer
+
+    async def __aenter__(self):
+        app = web.Application()
+        app.router.add_post("/v1/score", self.handle)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self.runner.setup()
+        for address in self.addresses:
+            await web.TCPSite(self.runner, address, PORT_REWARD).start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("\n".join(f"{address} rewards" for address in ADDRESSES))
+    monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"r": "rewards", "s": "rewards"}))
+
+
+def reward(**fields):
+    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, **fields})
+
+
+async def score(spec, request=REQUEST, **settings):
+    async with open_session() as session, asyncio.timeout(20):
+        client = RewardClient(spec, session, **settings)
+        await client.start()
+        try:
+            return await client.score(request)
+        finally:
+            await client.close()
+
+
+async def test_a_valid_result_is_returned_and_the_token_is_sent():
+    async with Servers([lambda: result(0.5)]) as servers:
+        found = await score(reward())
+    assert (found.valid, found.score) == (True, 0.5)
+    assert servers.headers[0]["Authorization"] == "Bearer secret"
+
+
+async def test_an_invalid_result_is_retried_on_another_replica():
+    async with Servers([lambda: result(reason="exception"), lambda: result(1.0)]) as servers:
+        found = await score(reward())
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+@pytest.mark.parametrize("reason", ["exception", "timeout", "not_finite", "worker_died", "bad_return"])
+async def test_after_the_last_retry_it_stays_invalid_and_is_never_a_zero(reason):
+    async with Servers([lambda: result(reason=reason)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 2}))
+    assert (found.valid, found.score, str(found.reason)) == (False, None, reason)
+    assert len(servers.asked) == 3
+
+
+async def test_an_abstention_is_not_asked_again():
+    async with Servers([lambda: result(reason="abstained")]) as servers:
+        found = await score(reward())
+    assert found.reason is InvalidReason.ABSTAINED
+    assert len(servers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    ["hang up", lambda: web.Response(status=503), lambda: web.Response(status=429, headers={"Retry-After": "0.05"})],
+)
+async def test_a_replica_in_trouble_uses_up_no_retry(trouble):
+    async with Servers([trouble, trouble, trouble, lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(servers.asked) == 4
+
+
+async def test_a_server_that_shuts_down_before_it_has_an_answer_uses_up_no_retry():
+    async with Servers([lambda: result(reason="cancelled"), lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+async def test_a_reward_models_own_token_is_sent(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    monkeypatch.setenv("RLJOB_REWARD_TOKEN_0", "shared")
+    spec = Reward.model_validate({"name": "r", "rewardModelRef": {"name": "judge"}})
+    async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
+        rewards = Rewards([spec, reward(name="s")], session)
+        await rewards.start()
+        await rewards.score(REQUEST)
+        await rewards.close()
+    assert sorted(headers["Authorization"] for headers in servers.headers) == ["Bearer secret", "Bearer shared"]
+
+
+async def test_a_token_that_is_not_there_is_said_at_the_start(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    async with open_session() as session:
+        with pytest.raises(UserError, match=r"r: .* RLJOB_REWARD_TOKEN_0 .* not set: look whether the Secret"):
+            RewardClient(reward(), session)
+
+
+@contextlib.contextmanager
+def vanished(address):
+    """An address that answers no SYN: the backlog of a socket that nobody accepts from is full."""
+    with socket.socket() as gone, contextlib.ExitStack() as fillers:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        gone.bind((address, PORT_REWARD))
+        gone.listen(0)
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex((address, PORT_REWARD))
+        yield
+
+
+async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
+    with vanished(ADDRESSES[1]):
+        async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
+            client = RewardClient(reward(failurePolicy={"retries": 0}), session)
+            await client.start()
+            requests = [REQUEST.model_copy(update={"id": "r"})] * 2
+            found = [await client.score(request) for request in requests]
+            await client.close()
+            failures = client.replicas.fleet.replicas[ADDRESSES[1]].num_failures
+    assert all(each.valid for each in found)
+    assert failures, "the other one must have been asked"
+
+
+async def test_an_endpoint_that_cannot_be_connected_to_uses_up_no_retry(monkeypatch, caplog):
+    monkeypatch.setattr("rljob_trainer.rewards.client.CONNECT_SECONDS", 0.1)
+    url = f"http://{ADDRESSES[1]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0}, deadlineSeconds=2)
+    with vanished(ADDRESSES[1]):
+        found = await score(spec)
+    assert found.reason is InvalidReason.UNREACHABLE, "it was never executed, so it did not take too long"
+    assert found.attempts > 1
+    assert "no connection within 0.1 s" in caplog.text
+
+
+async def test_an_answer_that_breaks_the_protocol_is_invalid():
+    async with Servers([lambda: web.Response(text='{"id": "r", "valid": true, "score": NaN}')]):
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.reason is InvalidReason.BAD_RETURN
+
+
+@pytest.mark.parametrize("protocol", ["rljob", "openrlhf"])
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", [b"\xff\xfe\x00garbage", b'{"rewards": [1' + b"0" * 400 + b"]}", b"[" * 200_000])
+async def test_garbage_of_somebody_elses_endpoint_costs_one_result(protocol, status, body):
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url, "protocol": protocol}, failurePolicy={"retries": 0})
+    async with Servers([lambda: web.Response(body=body, status=status, content_type="application/json")]):
+        found = await score(spec)
+    assert found.reason is (InvalidReason.BAD_RETURN if status == 200 else InvalidReason.EXCEPTION)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_a_component_that_is_no_finite_number_breaks_the_protocol(number):
+    answer = f'{{"id": "r", "valid": true, "score": 1.0, "components": {{"length": {number}}}}}'
+    found = parse_result("r", answer, 0.0)
+    [of_group] = parse_group_result("g", ["r"], f'{{"id": "g", "results": [{answer}]}}', 0.0)
+    assert found.reason is of_group.reason is InvalidReason.BAD_RETURN
+    assert "component length" in found.message
+
+
+async def test_refused_requests_are_the_users_to_mend():
+    async with Servers([lambda: web.Response(status=422, text="no completion")]):
+        with pytest.raises(UserError, match="answered 422: no completion"):
+            await score(reward())
+
+
+async def test_nobody_there_for_too_long_is_an_error_and_not_a_score():
+    with pytest.raises(TransientError, match="no replica has answered"):
+        await score(reward(timeoutSeconds=0.2), patience_seconds=0.5)
+
+
+async def test_a_sample_that_no_replica_answers_in_time_is_unreachable():
+    async with Servers(["hang up"]):
+        found = await score(reward(deadlineSeconds=0.3))
+    assert found.reason is InvalidReason.UNREACHABLE
+
+
+async def test_http_rewards_get_no_token_and_may_speak_openrlhfs_protocol():
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = Reward.model_validate({"name": "r", "http": {"url": url, "protocol": "openrlhf"}})
+    async with Servers([lambda: web.json_response({"rewards": [0.25]})]) as servers:
+        found = await score(spec)
+    assert found.score == 0.25
+    assert servers.bodies == [{"query": ["1+1=2"], "prompts": ["1+1="], "labels": ["2"]}]
+    assert "Authorization" not in servers.headers[0], "the job's token is nobody else's business"
+
+
+async def test_several_rewards_are_asked_at_once_and_keep_their_own_results():
+    specs = [reward(), reward(name="s", weight=2.0)]
+    async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
+        rewards = Rewards(specs, session)
+        await rewards.start()
+        found = await rewards.score(REQUEST)
+        await rewards.close()
+    assert {name: r.score for name, r in found.items()} == {"r": 0.5, "s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('{"rewards": ["NaN"]}', "not_finite"), ('{"rewards": [1, 2]}', "bad_return"), ("oops", "bad_return")],
+)
+def test_openrlhf_answers_are_checked(text, reason):
+    found = parse_openrlhf(["r"], text, 0.0)[0]
+    assert (found.valid, str(found.reason)) == (False, reason)
+
+
+def test_openrlhf_answers_may_be_nested():
+    assert parse_openrlhf(["r"], '{"rewards": [[0.5]]}', 0.0)[0].score == 0.5
+
+
+def test_an_answer_for_another_sample_is_invalid():
+    assert parse_result("q", '{"id": "r", "valid": true, "score": 1.0}', 0.0).reason is InvalidReason.BAD_RETURN
+
+
+def test_retry_after_is_bounded():
+    assert parse_retry_after("2") == 2.0
+    assert parse_retry_after("9999") == 60.0
+    assert parse_retry_after("nan") == 1.0, "a pause that never ends, or none, is no pause"
+    assert parse_retry_after("Sat, 21 Nov 2026 10:00:00 GMT") == parse_retry_after(None) == 1.0
+
+
+class SlowServers(Servers):
+    """They answer when they are told to."""
+
+    def __init__(self, addresses=ADDRESSES):
+        super().__init__([result()], addresses)
+        self.go = asyncio.Event()
+
+    async def handle(self, request):
+        body = await request.json()
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        await self.go.wait()
+        return web.json_response({"id": body["id"], "valid": True, "score": 1.0, "execute_seconds": 2.0})
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def write_hosts(addresses):
+    Path(os.environ["RLJOB_HOSTS_FILE"]).write_text("\n".join(f"{address} rewards" for address in addresses))
+
+
+async def test_a_replica_that_comes_in_the_middle_of_a_burst_gets_its_share():
+    write_hosts(ADDRESSES[:1])
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        client = RewardClient(reward(slots=2), session)
+        await client.start()
+        for i in range(12):
+            tasks.create_task(client.score(REQUEST.model_copy(update={"id": f"r{i}"})))
+        await until(lambda: len(servers.asked) == 4)
+        demand = client.demand(OUTLOOK)
+        assert (demand.in_flight, demand.waiting) == (12, 8), "two a slot are there, the others wait here"
+        write_hosts(ADDRESSES)
+        await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
+        servers.go.set()
+        await until(lambda: not client.in_flight)
+        await client.close()
+
+
+async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
+    write_hosts([])
+    scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        servers.go.set()
+        rewards = Rewards([scaled], session, patience_seconds=0.0)
+        await rewards.start()
+        asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
+        await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
+        assert "no replica is there yet" in rewards.describe_wait(5, 5)
+        demand = rewards.demand(OUTLOOK)["r"]
+        assert (demand.waiting, demand.oldest_asked_seconds) == (5, 0.0), "waiting says nothing of scoring"
+        client = rewards.clients["r"]
+        first = client.oldest_waiting_seconds
+        await until(lambda: client.oldest_waiting_seconds > first)
+        assert client.num_waiting == 5
+        write_hosts(ADDRESSES)
+        await until(lambda: all(task.done() for task in asked))
+        assert (client.num_waiting, client.oldest_waiting_seconds) == (0, 0.0)
+        assert all(task.result()["r"].valid for task in asked)
+        await rewards.close()
+
+
+async def test_demand_says_how_long_a_sample_takes_with_its_retries():
+    answers = [
+        web.json_response({"id": "r", "valid": False, "reason": "exception", "execute_seconds": 3.0}),
+        web.json_response({"id": "r", "valid": True, "score": 1.0, "execute_seconds": 2.0}),
+    ]
+    async with Servers(answers), open_session() as session:
+        client = RewardClient(reward(), session)
+        await client.start()
+        assert client.demand(OUTLOOK).latency_seconds is None, "nothing is known, and that is no zero"
+        await client.score(REQUEST)
+        await client.close()
+    demand = client.demand(OUTLOOK)
+    assert (demand.latency_seconds, demand.latency_p95_seconds) == (5.0, 5.0)
+    assert (demand.samples, demand.expected, demand.due_seconds) == (5120, 5000, 40.0)

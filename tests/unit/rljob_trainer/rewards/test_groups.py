@@ -1,0 +1,183 @@
+"""Rewards that see a group: when they are asked, with what, and what becomes of their answers."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import InvalidReason
+from rljob_trainer.rewards.forecast import Outlook
+from rljob_trainer.rewards.messages import parse_group_result, parse_openrlhf
+from tests.support.reward_harness import make_request, make_reward, until
+
+
+async def score_group(rewards, requests):
+    scorer = rewards.open_group("g", "train", len(requests))
+    return await asyncio.gather(*[scorer.score(i, request) for i, request in enumerate(requests)])
+
+
+async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    async with reward_world.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
+        scorer = rewards.open_group("g", "eval", 3)
+        first = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (2, 0)]
+        await until(lambda: len(server.asked) == 2)  # the reward of single samples does not wait
+        assert not server.groups
+        assert not rewards.clients["r"].in_flight, "nothing is asked of it yet"
+        found = [await scorer.score(1, make_request(1)), *[await task for task in first]]
+    assert [each["r"].score for each in found] == [1.0, 2.0, 0.0]
+    [group] = server.groups
+    assert (group.id, group.lane, group.results) == ("g", "eval", None)
+    assert [sample.id for sample in group.samples] == ["s0", "s1", "s2"], "in the group's order"
+    assert all(each["s"].components == {"alone": 1.0} for each in found)
+
+
+async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.fault = lambda body: {"valid": False, "reason": "exception", "message": "m"} if body["id"] == "s1" else None
+    server.judge_group = lambda samples, results: [10 * result.score for result in results]
+    async with reward_world.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 0})) as rewards:
+        found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
+    [group] = server.groups
+    assert [sample.id for sample in group.samples] == ["s0", "s2"]
+    assert [result.score for result in group.results] == [0.0, 2.0]
+    assert [result.score for result in found] == [0.0, None, 20.0]
+    assert (found[1].reason, found[1].message) == (InvalidReason.EXCEPTION, "m"), "it stays as it is"
+    assert found[2].components == {"alone": 1.0, "together": 2.0}
+    assert found[2].execute_seconds == 4.0
+    assert (found[1].attempts, found[2].attempts) == (1, 2)
+
+
+async def test_a_group_step_that_fails_makes_the_valid_ones_invalid_with_its_reason(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.fault = lambda body: {"valid": False, "reason": "abstained"} if body["id"] == "s0" else None
+    server.judge_group = lambda samples, results: ["timeout"] * len(samples)
+    async with reward_world.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 1})) as rewards:
+        found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
+    assert [str(result.reason) for result in found] == ["abstained", "timeout", "timeout"]
+    assert all(result.components == {} for result in found[1:])
+    assert len(server.groups) == 2
+
+
+async def test_a_group_whose_samples_are_all_invalid_is_not_posted(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.fault = lambda body: {"valid": False, "reason": "abstained"}
+    async with reward_world.rewards(make_reward(scope="sampleThenGroup")) as rewards:
+        found = await score_group(rewards, [make_request(i) for i in range(3)])
+    assert not server.groups
+    assert all(each["r"].reason is InvalidReason.ABSTAINED for each in found)
+
+
+async def test_any_invalid_sample_sends_the_group_elsewhere_and_then_the_valid_ones_are_kept(reward_world):
+    servers = [await reward_world.serve(), await reward_world.serve()]
+    reward_world.list(*servers)
+    for server, judged in zip(servers, ([1.0, "exception", 3.0], ["exception"] * 3), strict=True):
+        server.judge_group = lambda samples, results, judged=judged: judged
+    async with reward_world.rewards(make_reward(scope="group", failurePolicy={"retries": 1})) as rewards:
+        found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
+    assert [len(server.groups) for server in servers] == [1, 1], "once on each"
+    assert [result.score for result in found] == [1.0, None, 3.0]
+    assert all(result.attempts == 2 for result in found)
+
+
+async def test_an_abstention_in_a_group_is_not_asked_again(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.judge_group = lambda samples, results: [1.0, "abstained"]
+    async with reward_world.rewards(make_reward(scope="group")) as rewards:
+        found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(2)])]
+    assert [result.valid for result in found] == [True, False]
+    assert len(server.groups) == 1
+
+
+async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.judge_group = lambda samples, results: [1.0, "exception"]
+    spec = make_reward(scope="group", failurePolicy={"retries": 0, "action": "failJob"})
+    async with reward_world.rewards(spec) as rewards:
+        scorer = rewards.open_group("g", "train", 2)
+        tasks = [asyncio.create_task(scorer.score(i, make_request(i))) for i in range(2)]
+        await asyncio.wait(tasks)
+    for task in tasks:
+        assert task.exception().subgroup(UserError), "each says why, and none was merely cancelled"
+
+
+async def test_demand_of_a_group_reward_counts_executions(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    server.open.clear()
+    outlook = Outlook(
+        samples=80, expected=30, is_open=True, due_seconds=100.0, group_size=4, ends=(1.0, 2.0), group_ends=(90.0, 95.0)
+    )
+    async with reward_world.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
+        scoring = asyncio.create_task(score_group(rewards, [make_request(i) for i in range(4)]))
+        await until(lambda: server.groups and len(server.asked) == 4)
+        demand = rewards.demand(outlook)
+        assert (demand["r"].samples, demand["r"].expected, demand["r"].in_flight) == (20, 8, 1)
+        assert (demand["s"].samples, demand["s"].expected, demand["s"].in_flight) == (80, 30, 4)
+        assert demand["r"].window_seconds < demand["s"].window_seconds, "groups end later than samples"
+        assert rewards.clients["r"].num_samples_in_flight == 4
+        server.open.set()
+        await scoring
+        assert rewards.demand(outlook)["r"].latency_seconds == 3.0
+        assert rewards.clients["r"].num_requests["train"] == 1
+
+
+async def test_demand_of_sample_then_group_counts_samples_and_not_the_short_step_after_them(reward_world):
+    server = await reward_world.serve()
+    reward_world.list(server)
+    async with reward_world.rewards(make_reward(scope="sampleThenGroup")) as rewards:
+        await score_group(rewards, [make_request(i) for i in range(4)])
+        demand = rewards.demand(Outlook(samples=80, expected=30, group_size=4))["r"]
+    assert (demand.samples, demand.expected, demand.latency_seconds) == (80, 30, 1.0)
+
+
+@pytest.mark.parametrize("protocol", ["rljob", "openrlhf"])
+async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_world, protocol):
+    server = await reward_world.serve()
+    bodies = []
+
+    async def handle(request):
+        bodies.append(await request.json())
+        if protocol == "openrlhf":
+            return web.json_response({"rewards": [0.25, 0.5]})
+        results = [{"id": f"s{i}", "valid": True, "score": 0.25 * (i + 1)} for i in range(2)]
+        return web.json_response({"id": "g", "results": results})
+
+    app = web.Application()
+    app.router.add_post("/any", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, server.address, PORT_REWARD + 1)
+    await site.start()
+    url = f"http://{server.address}:{PORT_REWARD + 1}/any"
+    spec = make_reward(function=None, scope="group", http={"url": url, "protocol": protocol})
+    async with reward_world.rewards(spec) as rewards:
+        found = await score_group(rewards, [make_request(i, ground_truth=i) for i in range(2)])
+    await runner.cleanup()
+    assert [each["r"].score for each in found] == [0.25, 0.5]
+    if protocol == "openrlhf":
+        assert bodies == [{"query": ["p0", "p1"], "prompts": ["p", "p"], "labels": [0, 1]}]
+    else:
+        assert [sample["id"] for sample in bodies[0]["samples"]] == ["s0", "s1"]
+
+
+def test_a_group_answer_that_breaks_the_protocol_makes_all_of_it_invalid():
+    one = '{"id": "g", "results": [{"id": "a", "valid": true, "score": 1.0}]}'
+    for text in ("oops", one, one.replace('"g"', '"h"')):
+        found = parse_group_result("g", ["a", "b"], text, 0.0)
+        assert [(result.id, result.reason) for result in found] == [("a", "bad_return"), ("b", "bad_return")]
+
+
+def test_openrlhf_answers_for_a_group_have_one_number_a_sample():
+    assert [r.score for r in parse_openrlhf(["a", "b"], '{"rewards": [[1], [2]]}', 0.0)] == [1.0, 2.0]
+    assert [r.score for r in parse_openrlhf(["a", "b"], '{"rewards": [[1, 2]]}', 0.0)] == [1.0, 2.0]
+    assert [str(r.reason) for r in parse_openrlhf(["a", "b"], '{"rewards": [1, "NaN"]}', 0.0)] == ["None", "not_finite"]
+    assert {r.reason for r in parse_openrlhf(["a", "b"], '{"rewards": [1]}', 0.0)} == {InvalidReason.BAD_RETURN}

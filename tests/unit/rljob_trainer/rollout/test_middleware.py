@@ -1,0 +1,178 @@
+"""The door in front of vLLM: who gets in, and what readiness and the served weights say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_trainer.rollout.middleware import RolloutMiddleware
+from rljob_trainer.rollout.puller import ReplicaState
+
+TOKEN = "secret"
+GOOD = [(b"authorization", b"Bearer secret")]
+
+
+class Inner:
+    """Stands for vLLM: answers everything, and may change the weights while it does."""
+
+    def __init__(self) -> None:
+        self.scopes: list[dict[str, Any]] = []
+        self.during: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        if self.during:
+            self.during()
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-inner", b"1")]})
+            await send({"type": "http.response.body", "body": b"inner"})
+
+
+class Door:
+    def __init__(self) -> None:
+        self.inner, self.state = Inner(), ReplicaState()
+        self.middleware = RolloutMiddleware(self.inner, token=TOKEN, state=self.state)
+
+    async def request(
+        self, path: str, headers: list[tuple[bytes, bytes]] | None = None, query: str = "", kind: str = "http"
+    ) -> tuple[int, str, dict[str, str]]:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request"}
+
+        scope = {"type": kind, "path": path, "headers": headers or [], "query_string": query.encode()}
+        await self.middleware(scope, receive, send)
+        if kind != "http":
+            return (sent[0]["code"] if sent else 0), "", {}
+        start, *rest = sent
+        names = {name.decode(): value.decode() for name, value in start["headers"]}
+        return start["status"], b"".join(message["body"] for message in rest).decode(), names
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+def _manifest(version: int) -> WeightManifest:
+    return WeightManifest(generation="g", version=version, url="u", num_bytes=1, sha256="s", checksum="c")
+
+
+def _serve(state: ReplicaState, version: int) -> None:
+    state.record_change(serving=RolloutWeights(generation="g", version=version, checksum="c"))
+
+
+GUARDED = [
+    *("/v1/completions", "/update_weights", "/pause", "/resume", "/start_weight_update", "/collective_rpc"),
+    *("/rljob/weights", "/rljob/ready/", "/rljob/ready/x", "/RLJOB/READY", "/metrics/", "/health", "/", ""),
+]
+
+
+@pytest.mark.parametrize("path", GUARDED)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"Bearer wrong")],
+        [(b"authorization", b"Bearer secret2")],
+        [(b"authorization", b"secret")],
+        [(b"authorization", b"Basic secret")],
+        [(b"x-authorization", b"Bearer secret")],
+        [*GOOD, (b"authorization", b"Bearer wrong")],
+    ],
+)
+async def test_without_the_right_token_nothing_gets_in(door: Door, path: str, headers: Any) -> None:
+    status, _, _ = await door.request(path, headers)
+    assert status == 401
+    assert door.inner.scopes == [], "vLLM saw a request without the token"
+
+
+async def test_with_the_token_a_request_reaches_vllm(door: Door) -> None:
+    assert (await door.request("/v1/completions", GOOD))[:2] == (200, "inner")
+
+
+async def test_metrics_and_readiness_need_no_token(door: Door) -> None:
+    assert (await door.request("/metrics"))[:2] == (200, "inner")
+    assert (await door.request("/rljob/ready"))[0] == 503
+
+
+async def test_a_websocket_without_the_token_is_closed(door: Door) -> None:
+    assert (await door.request("/v1/realtime", kind="websocket"))[0] == 1008
+    assert door.inner.scopes == []
+
+
+async def test_lifespan_passes(door: Door) -> None:
+    await door.request("", kind="lifespan")
+    assert len(door.inner.scopes) == 1
+
+
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="token"):
+        RolloutMiddleware(Inner(), token="", state=ReplicaState())
+
+
+async def test_readiness_follows_the_weights_and_says_why_not(door: Door) -> None:
+    assert (await door.request("/rljob/ready"))[:2] == (503, "the engine is warming up")
+    door.state.record_change(warm=True)
+    assert "no weights" in (await door.request("/rljob/ready"))[1]
+    door.state.record_change(announced=_manifest(3))
+    assert "serves the model it started from, the head announces g:3" in (await door.request("/rljob/ready"))[1]
+    _serve(door.state, 3)
+    assert (await door.request("/rljob/ready"))[:2] == (200, "ready")
+    door.state.record_change(announced=_manifest(4))
+    assert (await door.request("/rljob/ready"))[0] == 503
+
+
+async def test_served_weights_are_told_as_they_are(door: Door) -> None:
+    status, body, headers = await door.request("/rljob/weights", GOOD)
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert RolloutWeights.model_validate_json(body) == RolloutWeights()
+    _serve(door.state, 2)
+    assert RolloutWeights.model_validate_json((await door.request("/rljob/weights", GOOD))[1]).key == "g:2"
+
+
+async def test_a_wish_for_a_version_waits_until_it_is_served(door: Door) -> None:
+    request = asyncio.create_task(door.request("/rljob/weights", GOOD, "want=g:2&timeout=5"))
+    await asyncio.sleep(0)
+    _serve(door.state, 1)
+    await asyncio.sleep(0)
+    assert not request.done()
+    _serve(door.state, 2)
+    assert json.loads((await request)[1])["version"] == 2
+
+
+async def test_a_wish_that_is_not_met_in_time_gets_what_is_served(door: Door) -> None:
+    _serve(door.state, 1)
+    status, body, _ = await door.request("/rljob/weights", GOOD, "want=g:2&timeout=0.01")
+    assert (status, json.loads(body)["version"]) == (200, 1)
+
+
+@pytest.mark.parametrize("query", ["want=g", "want=", "want=g:x", "want=g:1&timeout=soon"])
+async def test_a_wish_that_makes_no_sense_is_a_bad_request(door: Door, query: str) -> None:
+    assert (await asyncio.wait_for(door.request("/rljob/weights", GOOD, query), 5))[0] == 400
+
+
+async def test_answers_name_the_weights_at_their_begin_and_end(door: Door) -> None:
+    _serve(door.state, 1)
+    door.inner.during = lambda: _serve(door.state, 2)
+    _, _, headers = await door.request("/v1/completions", GOOD)
+    assert (headers["x-rljob-weights-begin"], headers["x-rljob-weights"]) == ("g:1", "g:2")
+    assert headers["x-inner"] == "1"
+
+
+async def test_nothing_is_generated_from_weights_that_are_unknown(door: Door) -> None:
+    door.state.record_change(is_broken=True, error="weights g:2: half a load")
+    status, body, _ = await door.request("/v1/completions", GOOD)
+    assert status == 503
+    assert "half a load" in body
+    assert door.inner.scopes == []

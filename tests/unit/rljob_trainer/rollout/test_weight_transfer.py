@@ -1,0 +1,197 @@
+"""Downloads end in a file that is right, or in an error; a load always resumes the engine that it paused."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rljob_api.errors import TransientError
+from rljob_api.wire import contract
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.rollout import weight_transfer as rollout_weights
+from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
+from rljob_trainer.weights.checksum import Digest
+
+HEAD, TRAINER = "127.11.1.2", "127.11.1.3"
+BODY = bytes(range(256)) * 40_000
+
+
+def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> WeightManifest:
+    return WeightManifest(
+        generation="g",
+        version=version,
+        url=f"http://{TRAINER}:{contract.PORT_WEIGHTS}/{path}",
+        num_bytes=len(body),
+        sha256=hashlib.sha256(body).hexdigest(),
+        checksum="c",
+    )
+
+
+class Servers:
+    """A head and a trainer, as far as a rollout sees them."""
+
+    def __init__(self) -> None:
+        self.queries: list[dict[str, str]] = []
+        self.tokens: set[str] = set()
+        self.answer = web.Response(status=204)
+
+    async def current(self, request: web.Request) -> web.Response:
+        self.queries.append(dict(request.query))
+        self.tokens.add(request.headers["Authorization"])
+        return self.answer
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        self.tokens.add(request.headers["Authorization"])
+        bodies = {
+            "whole": BODY,
+            "short": BODY[:-1],
+            "long": BODY + b"x",
+            "changed": b"\x01" + BODY[1:],
+        }
+        name = request.match_info["name"]
+        if name == "cut":
+            response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
+            await response.prepare(request)
+            await response.write(BODY[: len(BODY) // 2])
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        if name == "stuck":
+            response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
+            await response.prepare(request)
+            await response.write(BODY[:1000])
+            await asyncio.sleep(60)
+        return web.Response(body=bodies[name]) if name in bodies else web.Response(status=404)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    servers = Servers()
+    runners = []
+    for host, port, path, handler in (
+        (HEAD, contract.PORT_DRIVER, str(contract.Path.WEIGHTS_CURRENT), servers.current),
+        (TRAINER, contract.PORT_WEIGHTS, "/{name}", servers.file),
+    ):
+        app = web.Application()
+        app.router.add_get(path, handler)
+        runner = web.AppRunner(app, shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        runners.append(runner)
+    yield servers
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def client(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WeightClient]:
+    (tmp_path / "hosts").write_text(f"{HEAD} head\n")
+    monkeypatch.setenv(contract.ENV_HOSTS_FILE, str(tmp_path / "hosts"))
+    (tmp_path / "scratch").mkdir()
+    client = WeightClient("head", "secret", tmp_path / "scratch")
+    yield client
+    await client.close()
+
+
+async def test_the_head_is_asked_for_what_comes_after(client: WeightClient, servers: Servers) -> None:
+    assert await client.fetch_manifest("g:1") is None
+    servers.answer = web.json_response(text=_manifest().model_dump_json())
+    assert await client.fetch_manifest("") == _manifest()
+    assert servers.queries == [{"after": "g:1", "timeout": "30"}, {"after": "", "timeout": "30"}]
+    assert servers.tokens == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    "answer", [web.Response(status=503, text="starting"), web.Response(text="no json"), web.Response(status=401)]
+)
+async def test_a_head_that_answers_nonsense_is_a_transient_error(
+    client: WeightClient, servers: Servers, answer: web.Response
+) -> None:
+    servers.answer = answer
+    with pytest.raises(TransientError, match="/weights/current"):
+        await client.fetch_manifest("")
+
+
+async def test_a_head_without_an_address_is_a_transient_error(client: WeightClient, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("")
+    with pytest.raises(TransientError, match="no address for the head 'head'"):
+        await client.fetch_manifest("")
+
+
+async def test_a_whole_file_is_kept_and_the_one_before_is_not(
+    client: WeightClient, servers: Servers, tmp_path: Path
+) -> None:
+    for version in (0, 1):
+        download = await client.fetch_file(_manifest(version=version))
+        assert download.path.read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["g-1.safetensors"]
+    assert servers.tokens == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("path", ["short", "long", "changed", "cut", "missing"])
+async def test_a_partial_or_wrong_file_is_refused(client: WeightClient, tmp_path: Path, path: str) -> None:
+    with pytest.raises(TransientError):
+        await client.fetch_file(_manifest(path))
+    assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not look like a right one"
+
+
+async def test_a_download_can_be_given_up_and_another_begun(client: WeightClient, tmp_path: Path) -> None:
+    stuck = asyncio.create_task(client.fetch_file(_manifest("stuck")))
+    async with asyncio.timeout(5):
+        while not list((tmp_path / "scratch").glob("*.partial")):  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.01)
+    stuck.cancel()
+    await asyncio.wait({stuck})
+    assert (await client.fetch_file(_manifest(version=1))).path.read_bytes() == BODY
+
+
+class Engine:
+    """Records the calls in vLLM's order; fails where it is told to."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.calls: list[str] = []
+        self.fails_at = fails_at
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            self.calls.append(" ".join([name, *map(str, options.values()), *(a for a in args if isinstance(a, str))]))
+            if name == self.fails_at:
+                raise RuntimeError(name)
+            return [str(Digest(1, 2)), str(Digest(10, 20))]
+
+        return call
+
+
+@pytest.fixture(autouse=True)
+def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_weights, "_build_update", lambda path, manifest: str(path))
+
+
+@pytest.mark.parametrize(("update_mode", "pause_mode"), [("keep", "keep"), ("finish", "wait")])
+async def test_a_load_is_paused_as_the_job_says_and_clears_the_caches(update_mode: Any, pause_mode: str) -> None:
+    engine = Engine()
+    applied = await EngineLoader(engine, update_mode).load(Path("f"), _manifest())
+    assert engine.calls == [
+        f"pause_generation {pause_mode} True",
+        "start_weight_update",
+        "update_weights f",
+        "finish_weight_update g:0",
+        "collective_rpc rljob_digest",
+        "resume_generation",
+    ]
+    assert applied.checksum == str(Digest(11, 22)), "the replica's digest is the sum over its workers"
+    assert applied.pause_seconds >= applied.load_seconds >= 0
+
+
+@pytest.mark.parametrize("fails_at", ["pause_generation", "update_weights", "finish_weight_update", "collective_rpc"])
+async def test_whatever_fails_the_engine_is_resumed(fails_at: str) -> None:
+    engine = Engine(fails_at)
+    with pytest.raises(RuntimeError):
+        await EngineLoader(engine, "keep").load(Path("f"), _manifest())
+    assert engine.calls[-1] == "resume_generation"

@@ -1,0 +1,1 @@
+"""The data of a step: prompts, trajectories, groups and training samples."""

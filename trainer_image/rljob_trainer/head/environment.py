@@ -1,0 +1,59 @@
+"""What the operator says to the head, read from the environment once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.read.load import load_job
+from rljob_api.wire.contract import (
+    ENV_EVAL_DATA,
+    ENV_JOB_FILE,
+    ENV_LIFE,
+    ENV_MODEL,
+    ENV_POD_IP,
+    ENV_REWARD_SERVICES,
+    ENV_ROLLOUT_SERVICE,
+    ENV_RUN_DIR,
+    ENV_TOKEN,
+    ENV_TRAIN_DATA,
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the operator says to the head."""
+
+    job: RLJob
+    job_file: Path
+    run_dir: Path
+    address: str
+    model: str
+    train_data: str
+    eval_data: str | None
+    life: str = ""
+
+
+def read_environment(variables: dict[str, str]) -> Environment:
+    """Raises UserError for what is missing or wrong."""
+    needed = (
+        ENV_JOB_FILE, ENV_RUN_DIR, ENV_POD_IP, ENV_MODEL, ENV_TRAIN_DATA, ENV_TOKEN, ENV_ROLLOUT_SERVICE,
+        ENV_REWARD_SERVICES,
+    )  # fmt: skip
+    missing = [name for name in needed if not variables.get(name)]
+    if missing:
+        raise UserError(
+            f"the environment lacks {', '.join(missing)}: the head is started by the operator or by `rljob run`"
+        )
+    return Environment(
+        job=load_job(variables[ENV_JOB_FILE]),
+        job_file=Path(variables[ENV_JOB_FILE]),
+        run_dir=Path(variables[ENV_RUN_DIR]),
+        address=variables[ENV_POD_IP],
+        model=variables[ENV_MODEL],
+        train_data=variables[ENV_TRAIN_DATA],
+        eval_data=variables.get(ENV_EVAL_DATA) or None,
+        life=variables.get(ENV_LIFE, ""),
+    )

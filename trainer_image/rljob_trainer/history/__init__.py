@@ -1,0 +1,1 @@
+"""What a run keeps: its state, metrics, trajectories, and what it sends to trackers."""

@@ -1,0 +1,155 @@
+"""What a step and an evaluation say of themselves: pure summaries, and the JSON lines that hold them.
+
+Owns the names in metrics.jsonl. Leaves each sample to `trajectory_log`, and TensorBoard, W&B, MLflow and Prometheus to
+`tracking`.
+Invariant: means are over valid samples alone; what is unknown is null, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_api.manifest.reward import Reward
+from rljob_trainer.algorithms.advantages import average, deviation, has_signal
+from rljob_trainer.episodes.batches import Group, usable_scores
+from rljob_trainer.episodes.types import Trajectory, UpdateMetrics
+from rljob_trainer.history.run_state import disk_errors
+
+Record = dict[str, Any]
+
+
+def mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return average(listed) if listed else None
+
+
+def std(values: Sequence[float]) -> float | None:
+    return deviation(values) if len(values) >= 2 else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The nearest-rank quantile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`score` and the mean of every component over its valid results; with several rewards, each under its name too.
+
+    One reward's components keep their own names; those of several are REWARD/COMPONENT.
+    """
+    names = {name for trajectory in trajectories for name in trajectory.results}
+    values: dict[str, list[float]] = {"score": [t.score for t in trajectories if t.score is not None]}
+    for trajectory in trajectories:
+        for name, result in trajectory.results.items():
+            if result.score is None:
+                continue
+            if len(names) > 1:
+                values.setdefault(name, []).append(result.score)
+            for component, value in result.components.items():
+                values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
+    return {name: found for name, listed in values.items() if (found := mean(listed)) is not None}
+
+
+def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
+    """Invalid results by reason."""
+    return Counter(
+        str(result.reason)
+        for trajectory in trajectories
+        for result in trajectory.results.values()
+        if result.reason is not None
+    )
+
+
+def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, int]:
+    """How many versions of each reward gave the valid scores; one that tells none counts as one."""
+    results = {
+        reward.name: [t.results[reward.name] for t in trajectories if reward.name in t.results] for reward in rewards
+    }
+    return {name: len({result.version for result in found if result.valid}) for name, found in results.items()}
+
+
+def summarize_step(
+    groups: Sequence[Group],
+    updates: Sequence[UpdateMetrics],
+    latencies: Sequence[float],
+    *,
+    rewards: Sequence[Reward],
+    zero_std_threshold: float,
+) -> Record:
+    """All of a step's metrics that its samples and updates tell."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    scores = [t.score for t in trajectories if t.score is not None]
+    results = [result for t in trajectories for result in t.results.values()]
+    usable = [usable_scores(group, rewards) for group in groups]
+    invalid = count_invalid(trajectories)
+    return {
+        "reward": mean(scores),
+        "reward_std": std(scores),
+        "components": summarize_scores(trajectories),
+        "reward_versions": count_versions(trajectories, rewards),
+        "rewards": {reward.name: mean(_scores_of(trajectories, reward.name)) for reward in rewards},
+        "reward_latency_p50_seconds": quantile(latencies, 0.5),
+        "reward_latency_p95_seconds": quantile(latencies, 0.95),
+        "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
+        "reward_execute_mean_seconds": mean(result.execute_seconds for result in results),
+        "num_samples": len(trajectories),
+        "num_masked": sum(score is None for scores_ in usable for score in scores_),
+        "num_invalid": sum(invalid.values()),
+        "invalid_by_reason": dict(invalid),
+        "zero_signal_share": mean(0.0 if has_signal(group, zero_std_threshold) else 1.0 for group in usable),
+        "response_tokens_mean": mean(t.num_sampled for t in trajectories),
+        "truncated_share": mean(float(t.truncated) for t in trajectories),
+        **summarize_updates(updates),
+    }
+
+
+def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
+    """Means over the step's optimizer updates; the learning rate is the last one's."""
+    if not updates:
+        return {}
+    names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")
+    summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
+    return summary | {
+        "logprob_difference": updates[0].logprob_difference,  # later ones differ from the rollout on purpose
+        "learning_rate": updates[-1].learning_rate,
+        "num_tokens": sum(update.num_tokens for update in updates),
+        "num_micro_batches": sum(update.num_micro_batches for update in updates),
+    }
+
+
+def flatten(record: Record, prefix: str = "") -> dict[str, float]:
+    """Numbers of a record by slash-joined name, for trackers."""
+    flat: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            flat[f"{prefix}{name}"] = float(value)
+    return flat
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append one JSON object. A full disk is said in words."""
+    line = json.dumps(_finite(record), allow_nan=False)
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for what is not finite (the norm of a gradient may be): JSON has no word for it."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scores_of(trajectories: Sequence[Trajectory], name: str) -> list[float]:
+    results = [trajectory.results[name] for trajectory in trajectories if name in trajectory.results]
+    return [result.score for result in results if result.score is not None]

@@ -1,0 +1,237 @@
+"""The files of a run that make it resumable: checkpoints, driver.json, and histories cut back to them.
+
+Owns the order of writing (trainer's part, driver.json, COMPLETE) and the way back (newest complete one; everything
+later is cut). Leaves the trainer's folder to the trainer group. Invariant: metrics.jsonl and trajectories/ tell one
+history, in which each prompt was trained on exactly once, whatever died in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from rljob_api.errors import UserError
+from rljob_api.wire.protocol import Lane
+
+FILE_DRIVER = "driver.json"
+FILE_COMPLETE = "COMPLETE"
+FILE_METRICS = "metrics.jsonl"
+FILE_SUMMARY = "driver-summary.json"
+_TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
+_BYTES_A_PARAMETER = 12
+"""Of a checkpoint: fp32 weights and two Adam moments."""
+
+
+class History(BaseModel):
+    """All that the driver must remember to go on exactly where a checkpoint was taken.
+
+    Seeds of sampling and of data order are functions of schedule.seed and the step, so no generator's state is needed.
+    """
+
+    # Constants: a log-prob may be infinite, and a null in its place could not be read again.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    step: int = 0
+    """Steps done; also the version of the weights."""
+    epoch: int = 0
+    position: int = 0
+    """Data cursor: where the next step begins."""
+    seed: int = 0
+    metrics_bytes: int = 0
+    """Length of metrics.jsonl at this point."""
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    eval_before: dict[str, float] | None = None
+    eval_after: dict[str, float] | None = None
+    evaluated_at: int | None = None
+    """Step of the last evaluation."""
+    step_rewards: list[float | None] = []
+    prompts_trained: list[list[int]] = []
+    """[steps][prompts] Rows of the data set."""
+    phase_seconds: dict[str, float] = {}
+    samples_trained: int = 0
+    rewards_served: int = 0
+    invalid_by_reason: dict[str, int] = {}
+    pause_seconds: list[float] = []
+    transfer_seconds: list[float] = []
+    logprob_difference: list[float] = []
+    life: str = ""
+    """Of the job: what `restarts` counts."""
+    restarts: dict[str, int] = {"trainer": 0}
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+class TrajectoryFile(NamedTuple):
+    """One file of the trajectory log. They sort by age."""
+
+    step: int
+    lane: str
+    path: Path
+
+
+def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
+    return run_dir / "trajectories" / f"step-{step:06d}.{lane}.parquet"
+
+
+def list_trajectory_files(run_dir: Path) -> list[TrajectoryFile]:
+    """All whole files of the trajectory log, oldest first."""
+    paths = (run_dir / "trajectories").glob("step-*.parquet")
+    named = [(match, path) for path in paths if (match := _TRAJECTORY_NAME.fullmatch(path.name))]
+    return sorted(TrajectoryFile(int(match[1]), match[2], path) for match, path in named)
+
+
+def checkpoint_is_there(run_dir: Path, step: int) -> bool:
+    """Whether the checkpoint after `step` steps is complete."""
+    return (checkpoint_folder(run_dir, step) / FILE_COMPLETE).exists()
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return next(reversed(_complete_checkpoints(run_dir)), None)
+
+
+def _complete_checkpoints(run_dir: Path) -> list[Path]:
+    """Folders of the complete ones, the oldest first. By number: from step 1,000,000 on names sort otherwise."""
+    folders = (file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))
+    return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
+
+
+def resume(run_dir: Path) -> tuple[History, Path | None]:
+    """The newest complete checkpoint's history, with all files cut back to it; a fresh one where there is none."""
+    folder = newest_checkpoint(run_dir)
+    history = History()
+    if folder is not None:
+        try:
+            history = History.model_validate_json((folder / FILE_DRIVER).read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{folder / FILE_DRIVER}: cannot be read ({error}): remove {folder} to use the one before"
+            ) from error
+    cut_back(run_dir, history)
+    return history, folder
+
+
+def cut_back(run_dir: Path, history: History) -> None:
+    """Remove what was written after `history`."""
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        if not (folder / FILE_COMPLETE).exists():
+            shutil.rmtree(folder)
+    last = {"train": history.step, "eval": -1 if history.evaluated_at is None else history.evaluated_at}
+    for file in list_trajectory_files(run_dir):
+        if file.step > last[file.lane]:
+            file.path.unlink()
+    for partial in (run_dir / "trajectories").glob(".step-*.partial"):
+        partial.unlink()
+    metrics = run_dir / FILE_METRICS
+    if metrics.exists():
+        os.truncate(metrics, min(history.metrics_bytes, metrics.stat().st_size))
+    if history.step == 0:
+        (run_dir / FILE_SUMMARY).unlink(missing_ok=True)
+
+
+async def save_checkpoint(
+    run_dir: Path, history: History, save_trainer: Callable[[Path], Awaitable[None]], *, keep: int
+) -> Path:
+    """Write a checkpoint; it counts from the moment COMPLETE is there. Then remove all but the newest `keep`."""
+    folder = checkpoint_folder(run_dir, history.step)
+    with disk_errors(folder):
+        if folder.exists():
+            (folder / FILE_COMPLETE).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        await save_trainer(folder)
+        metrics = run_dir / FILE_METRICS
+        history.metrics_bytes = _sync(metrics) if metrics.exists() else 0
+        write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
+        write_durably(folder / FILE_COMPLETE, "")
+    for old in _complete_checkpoints(run_dir)[:-keep]:
+        (old / FILE_COMPLETE).unlink()  # first, so that a half-removed one is never taken for complete
+        shutil.rmtree(old)
+    return folder
+
+
+def _sync(path: Path) -> int:
+    """Have a file on the disk as it is now; its size."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file so that it is there as a whole, or not at all, after a crash of the process or of the node."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    put_in_place(temporary, path)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a file that is on the disk its name, for good."""
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """A full disk, also where a remote process met it, is said in words."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
+            raise UserError(
+                f"{where}: no space left on the disk: free some, or lower spec.checkpoint.keep; the job resumes from "
+                f"the checkpoint before"
+            ) from error
+        raise
+
+
+def check_room(run_dir: Path, model: Path, *, keep: int) -> None:
+    """Refuse to start where the checkpoints cannot fit. A model that is not a local folder is not judged."""
+    num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
+    checkpoint = num_bytes // 2 * _BYTES_A_PARAMETER  # stored with 2 bytes a parameter, as nearly all are
+    existing = len(_complete_checkpoints(run_dir))
+    needed = checkpoint * max(1, keep + 1 - existing) + 2 * num_bytes  # the export, and the published weights
+    free = shutil.disk_usage(run_dir).free
+    if free < needed:
+        raise UserError(
+            f"{run_dir}: {free / 2**30:.1f} GiB free, but {keep} checkpoints (one more while writing) and the "
+            f"export need about {needed / 2**30:.1f} GiB: free some space, or lower spec.checkpoint.keep"
+        )
+
+
+def write_summary(run_dir: Path, history: History, *, weight_digests: dict[str, str], export: Path | None) -> None:
+    """driver-summary.json: what `rljob run` makes summary.json of."""
+    pauses, transfers = history.pause_seconds, history.transfer_seconds
+    summary = history.model_dump(
+        include={
+            "accuracy_before", "accuracy_after", "eval_before", "eval_after", "step_rewards", "phase_seconds",
+            "samples_trained", "prompts_trained", "rewards_served", "invalid_by_reason", "restarts",
+            "logprob_difference",
+        }
+    )  # fmt: skip
+    summary |= {
+        "weight_digests": weight_digests,
+        "export": str(export) if export else None,
+        "pause_seconds": sum(pauses) / len(pauses) if pauses else None,
+        "transfer_seconds": sum(transfers) / len(transfers) if transfers else None,
+    }
+    with disk_errors(run_dir):
+        write_durably(run_dir / FILE_SUMMARY, json.dumps(summary, indent=1))

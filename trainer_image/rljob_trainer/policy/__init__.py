@@ -1,0 +1,1 @@
+"""One FSDP2 rank: model, optimizer, micro-batches and checkpoints. No Ray, no HTTP."""

@@ -1,0 +1,117 @@
+"""A policy's state on disk: torch distributed checkpoints for going on, and a Hugging Face folder for using the model.
+
+Every function is a collective over the ranks. Leaves completeness of a whole checkpoint (COMPLETE) to the driver.
+Invariant: going on from a checkpoint at the same world size repeats the uninterrupted run bit for bit; at another
+world size it goes on with the same parameters and optimizer state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from rljob_api.errors import UserError
+from rljob_trainer.policy.model_loading import pretrained_name
+from rljob_trainer.policy.policy import Policy
+
+TRAINER_FOLDER = "trainer"
+_READABLE_FILE, _READABLE_FOLDER = 0o644, 0o755
+_SHARD_BYTES = 4 << 30
+
+
+def save_checkpoint(policy: Policy, folder: Path) -> None:
+    """Write FOLDER/trainer: parameters, optimizer state, the number of updates, and each rank's generator."""
+    policy.reshard()
+    state = _state(policy)
+    state["num_updates"] = policy.num_updates
+    state[_generator_key(dist.get_rank())] = torch.get_rng_state()
+    save(state, checkpoint_id=folder / TRAINER_FOLDER)
+
+
+def load_checkpoint(policy: Policy, folder: Path) -> None:
+    """Take over what save_checkpoint wrote. A rank that the saving group did not have keeps its own generator."""
+    path = folder / TRAINER_FOLDER
+    if not (path / ".metadata").is_file():
+        raise UserError(f"{path}: no trainer checkpoint there. Remove {folder} to go on from an older one")
+    policy.reshard()
+    state = _state(policy)
+    state["num_updates"] = 0
+    generator_key = _generator_key(dist.get_rank())
+    saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    if generator_key in saved:
+        state[generator_key] = torch.get_rng_state()
+    load(state, checkpoint_id=path)
+    set_state_dict(policy.model, policy.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    policy.num_updates = state["num_updates"]
+    if generator_key in saved:
+        torch.set_rng_state(state[generator_key])
+
+
+def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
+    """Write a Hugging Face folder in the compute dtype. It appears whole, by one rename, in place of an older one."""
+    parameters = policy.gather_weights()
+    if dist.get_rank() == 0:
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_model(policy, parameters, partial, tokenizer_source)
+        _make_readable(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    dist.barrier()
+
+
+def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
+    from transformers import AutoTokenizer
+
+    config = type(policy.config).from_dict(policy.config.to_dict())
+    config.dtype = policy.dtype
+    config.save_pretrained(folder)
+    if policy.generation_config is not None:
+        policy.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(
+        pretrained_name(tokenizer_source),
+        revision=policy.settings.revision or "main",
+        trust_remote_code=policy.settings.trust_remote_code,
+    ).save_pretrained(folder)
+    _write_safetensors(parameters, folder)
+
+
+def _write_safetensors(parameters: dict[str, torch.Tensor], folder: Path) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    split = split_torch_state_dict_into_shards(parameters, max_shard_size=_SHARD_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        tensors = {name: parameters[name].contiguous() for name in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _make_readable(folder: Path) -> None:
+    """Libraries write 0600 in places, which another Pod's user cannot read."""
+    folder.chmod(_READABLE_FOLDER)
+    for path in folder.rglob("*"):
+        os.chmod(path, _READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
+
+
+def _state(policy: Policy) -> dict[str, Any]:
+    # A fresh optimizer gets its (empty) state here, so that loading has places to load into.
+    model, optimizer = get_state_dict(policy.model, policy.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _generator_key(rank: int) -> str:
+    return f"generator.{rank}"

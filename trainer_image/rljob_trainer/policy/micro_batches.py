@@ -1,0 +1,278 @@
+"""Lays the samples of a mini-batch out for the ranks: who computes what, in which rows, and what each token weighs.
+
+Pure (numpy alone). Samples with the same prompt share it: a row holds trees, a tree is one prompt followed by the
+completions that branch off it, and a token sees its own branch and its prompt only. So a group's prompt is computed
+once, nothing but row ends is padded, and the result is what separate sequences would give.
+Invariants: every rank gets the same number of micro-batches, since each is a collective; masked samples are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob_trainer.episodes.types import TrainSample
+
+ROW_TOKENS = 512
+"""Small trees are put into one row up to this length: longer rows pad less, and pay more for attention."""
+TREE_TOKENS = 1024
+"""A tree is split beyond this length: attention within it is dense over all its branches."""
+BACKWARD_COST = 3.0
+"""Cost of forward and backward, in forwards."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows for one forward, and the sampled tokens that they predict. Picklable: ranks get it as it is."""
+
+    token_ids: NDArray[np.int64]
+    """[rows, length] 0 where padded."""
+    position_ids: NDArray[np.int64]
+    """[rows, length] Position within the token's own trajectory."""
+    trees: NDArray[np.int32]
+    """[rows, length] Number of the tree in its row; -1 where padded."""
+    branches: NDArray[np.int32]
+    """[rows, length] 0 for the prompt, else the number of the completion in its tree."""
+    sources: NDArray[np.int64]
+    """[targets] Flat index (row * length + column) of the token that predicts the target."""
+    targets: NDArray[np.int64]
+    """[targets] Sampled token."""
+    samples: NDArray[np.int64]
+    """[targets] Index of the sample; -1 in an idle micro-batch."""
+    positions: NDArray[np.int64]
+    """[targets] Index of the target within its sample."""
+    advantages: NDArray[np.float32]
+    rollout_logprobs: NDArray[np.float32]
+    old_logprobs: NDArray[np.float32] | None
+    weights: NDArray[np.float32]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each row is one trajectory from its start, so that the causal mask is all it needs."""
+        return bool((self.trees <= 0).all() and (self.branches <= 1).all())
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """The micro-batches of one rank."""
+
+    forward_only: list[MicroBatch]
+    """Those without a gradient: measured, not trained on."""
+    train: list[MicroBatch]
+
+
+@dataclass
+class _Tree:
+    prompt: Sequence[int]
+    samples: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+def token_weights(
+    samples: Sequence[TrainSample], level: Literal["token", "sequence"]
+) -> list[float]:  # [samples], of each of the sample's sampled tokens
+    """Share of one token of each sample in the loss of the whole mini-batch; the shares of all tokens add up to 1."""
+    counts = [sum(sample.loss_mask) for sample in samples]
+    num_tokens, num_trajectories = sum(counts), sum(count > 0 for count in counts)
+    if level == "token":
+        return [1 / num_tokens if count else 0.0 for count in counts]
+    return [1 / (num_trajectories * count) if count else 0.0 for count in counts]
+
+
+def plan_micro_batches(
+    samples: Sequence[TrainSample],
+    *,
+    num_ranks: int,
+    micro_batch_tokens: int,
+    loss_level: Literal["token", "sequence"] = "token",
+    share_prompts: bool = True,
+    skip_zero_advantages: bool = False,
+) -> list[RankPlan]:
+    """One plan a rank. `skip_zero_advantages`: samples of advantage 0 have no gradient (no KL, no entropy term), so
+    their backward is left out; they still count in every mean."""
+    weights = token_weights(samples, loss_level)
+    sampled = [i for i, sample in enumerate(samples) if any(sample.loss_mask)]
+    idle = [i for i in sampled if skip_zero_advantages and samples[i].advantage == 0]
+    train = [i for i in sampled if not (skip_zero_advantages and samples[i].advantage == 0)]
+    loads = [0.0] * num_ranks
+    layout = _Layout(samples, weights, num_ranks, micro_batch_tokens, share_prompts)
+    train_batches = layout.build(train, loads, BACKWARD_COST)
+    idle_batches = layout.build(idle, loads, 1.0)
+    # Without any sample to train on there is one idle backward, so that every parameter has a gradient: zero.
+    _even_out(train_batches, at_least=1)
+    _even_out(idle_batches, at_least=0)
+    return [RankPlan(*pair) for pair in zip(idle_batches, train_batches, strict=True)]
+
+
+def _even_out(batches: list[list[MicroBatch]], at_least: int) -> None:
+    most = max(at_least, *(len(of_rank) for of_rank in batches))
+    for of_rank in batches:
+        of_rank.extend(_idle_micro_batch() for _ in range(most - len(of_rank)))
+
+
+def _idle_micro_batch() -> MicroBatch:
+    """One token that weighs nothing: keeps a rank's collectives in step with the others'."""
+    zeros, one = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+    nothing = np.zeros(1, np.float32)
+    return MicroBatch(
+        token_ids=one,
+        position_ids=one,
+        trees=one.astype(np.int32),
+        branches=one.astype(np.int32),
+        sources=zeros,
+        targets=zeros,
+        samples=zeros - 1,
+        positions=zeros,
+        advantages=nothing,
+        rollout_logprobs=nothing,
+        old_logprobs=None,
+        weights=nothing,
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    samples: Sequence[TrainSample]
+    weights: Sequence[float]
+    num_ranks: int
+    micro_batch_tokens: int
+    share_prompts: bool
+
+    def build(self, chosen: Sequence[int], loads: list[float], cost: float) -> list[list[MicroBatch]]:
+        """Micro-batches by rank for the `chosen` samples; `loads` is what each rank has to do so far."""
+        of_rank: list[list[_Tree]] = [[] for _ in range(self.num_ranks)]
+        for tree in sorted(self._trees(chosen), key=lambda tree: (-tree.length, tree.samples)):
+            rank = loads.index(min(loads))
+            of_rank[rank].append(tree)
+            loads[rank] += cost * tree.length
+        return [self._micro_batches(trees) for trees in of_rank]
+
+    def _trees(self, chosen: Sequence[int]) -> list[_Tree]:
+        lengths = {i: _span(self.samples[i]) for i in chosen}
+        fair_share = -(-sum(last for _, last in lengths.values()) // self.num_ranks)
+        limit = min(TREE_TOKENS, self.micro_batch_tokens, fair_share) if self.share_prompts else 0
+        trees: list[_Tree] = []
+        open_trees: dict[tuple[int, ...], _Tree] = {}
+        for i in chosen:
+            first, last = lengths[i]
+            prompt = tuple(self.samples[i].token_ids[:first])
+            tree = open_trees.get(prompt)
+            if tree is None or tree.length + last - first > limit:
+                tree = open_trees[prompt] = _Tree(prompt, length=first)
+                trees.append(tree)
+            tree.samples.append(i)
+            tree.length += last - first
+        return trees
+
+    def _micro_batches(self, trees: list[_Tree]) -> list[MicroBatch]:
+        rows = self._rows(trees)
+        rows.sort(key=_row_length, reverse=True)
+        batches: list[list[list[_Tree]]] = []
+        for row in rows:
+            # The first row is the longest: all others are padded to it.
+            if batches and _row_length(batches[-1][0]) * (len(batches[-1]) + 1) <= self.micro_batch_tokens:
+                batches[-1].append(row)
+            else:
+                batches.append([row])
+        return [self._pack(batch) for batch in batches]
+
+    def _rows(self, trees: list[_Tree]) -> list[list[_Tree]]:
+        limit = min(ROW_TOKENS, self.micro_batch_tokens) if self.share_prompts else 0
+        rows: list[list[_Tree]] = []
+        for tree in trees:
+            row = next((row for row in rows if _row_length(row) + tree.length <= limit), None)
+            if row is None:
+                rows.append([tree])
+            else:
+                row.append(tree)
+        return rows
+
+    def _pack(self, rows: list[list[_Tree]]) -> MicroBatch:
+        shape = (len(rows), max(_row_length(row) for row in rows))
+        grid = _Grid(
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int64),
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int32),
+        )
+        tokens: list[tuple[int, int, int]] = []  # (source, sample, position)
+        for row, trees in enumerate(rows):
+            column = 0
+            for number, tree in enumerate(trees):
+                column = self._place(grid, row, column, number, tree, tokens)
+        sources, owners, positions = np.array(tokens, np.int64).T
+        chosen = [self.samples[i] for i in owners]
+        old = [
+            np.nan if sample.old_logprobs is None else sample.old_logprobs[t]
+            for sample, t in zip(chosen, positions, strict=True)
+        ]
+        return MicroBatch(
+            token_ids=grid.token_ids,
+            position_ids=grid.position_ids,
+            trees=grid.trees,
+            branches=grid.branches,
+            sources=sources,
+            targets=np.array([s.token_ids[t] for s, t in zip(chosen, positions, strict=True)], np.int64),
+            samples=owners,
+            positions=positions,
+            advantages=_floats(sample.advantage for sample in chosen),
+            rollout_logprobs=_floats(s.rollout_logprobs[t] for s, t in zip(chosen, positions, strict=True)),
+            old_logprobs=None if np.isnan(old).any() else np.array(old, np.float32),
+            weights=_floats(self.weights[i] for i in owners),
+        )
+
+    def _place(
+        self, grid: _Grid, row: int, column: int, number: int, tree: _Tree, tokens: list[tuple[int, int, int]]
+    ) -> int:
+        """Write `tree` into `row` from `column` on; append its targets to `tokens`. Returns the next free column."""
+        width = grid.token_ids.shape[1]
+        prompt_length = len(tree.prompt)
+        prompt_end = column + prompt_length
+        grid.write(row, column, tree.prompt, 0, number, branch=0)
+        column = prompt_end
+        for branch, i in enumerate(tree.samples, start=1):
+            sample = self.samples[i]
+            first, last = _span(sample)
+            grid.write(row, column, sample.token_ids[first:last], first, number, branch)
+            for t in range(first, last + 1):
+                if sample.loss_mask[t]:
+                    source = prompt_end - 1 if t == first else column + t - 1 - first
+                    tokens.append((row * width + source, i, t))
+            column += last - first
+        return column
+
+
+@dataclass(frozen=True)
+class _Grid:
+    token_ids: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    trees: NDArray[np.int32]
+    branches: NDArray[np.int32]
+
+    def write(self, row: int, column: int, tokens: Sequence[int], position: int, tree: int, branch: int) -> None:
+        place = (row, slice(column, column + len(tokens)))
+        self.token_ids[place] = tokens
+        self.position_ids[place] = np.arange(position, position + len(tokens))
+        self.trees[place] = tree
+        self.branches[place] = branch
+
+
+def _floats(values: Iterable[float]) -> NDArray[np.float32]:
+    return np.fromiter(values, np.float32)
+
+
+def _row_length(row: list[_Tree]) -> int:
+    return sum(tree.length for tree in row)
+
+
+def _span(sample: TrainSample) -> tuple[int, int]:
+    """First and last sampled position. Before the first is the prompt; the last token itself predicts nothing."""
+    first = sample.loss_mask.index(1)
+    last = len(sample.loss_mask) - 1 - sample.loss_mask[::-1].index(1)
+    if first == 0:
+        raise ValueError("a trajectory must begin with at least one prompt token, got a sampled token first")
+    return first, last

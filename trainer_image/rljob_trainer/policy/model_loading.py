@@ -1,0 +1,132 @@
+"""From a model's source to a sharded module that scores tokens: Hugging Face loading, attention masks, FSDP2 units.
+
+Knows transformers and FSDP2, and nothing of losses. Invariant: master weights are fp32, computation is in the compute
+dtype, and the only way into the network is `ScoringModel.forward`, so that FSDP's hooks see every use of a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from rljob_api.errors import UserError
+from rljob_trainer.policy.micro_batches import MicroBatch
+from rljob_trainer.policy.selected_logprobs import selected_logprobs
+
+_HEAD_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Configuration of models whose logits are more than hidden @ weight.T."""
+
+
+class ScoringModel(nn.Module):
+    """A causal language model that gives the log-probabilities of a micro-batch's targets."""
+
+    def __init__(self, network: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype = dtype
+
+    def forward(
+        self, batch: MicroBatch, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
+        head = self.network.get_output_embeddings()
+        device = head.weight.device
+        hidden = self.network.base_model(
+            input_ids=torch.from_numpy(batch.token_ids).to(device),
+            use_cache=False,
+            **_attention_inputs(batch, device, self.dtype),
+        ).last_hidden_state  # [rows, length, hidden]
+        chosen = hidden.flatten(0, 1)[torch.from_numpy(batch.sources).to(device)]  # [targets, hidden]
+        targets = torch.from_numpy(batch.targets).to(device)
+        return selected_logprobs(chosen, head.weight, targets, temperature, entropy_gradient)
+
+
+def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Nothing for plain rows: padding lies to the right, where a causal mask hides it. Else who sees whom."""
+    if batch.is_plain:
+        return {}
+    trees = torch.from_numpy(batch.trees).to(device)  # [rows, length]
+    branches = torch.from_numpy(batch.branches).to(device)
+    length = trees.shape[1]
+    visible = trees[:, :, None] == trees[:, None, :]  # [rows, query, key]
+    visible &= (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
+    visible &= torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
+    return {"attention_mask": mask[:, None], "position_ids": torch.from_numpy(batch.position_ids).to(device)}
+
+
+def load_network(
+    source: str, *, dtype: torch.dtype, attention: str, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """The causal language model at `source`: a folder, or hf://org/name. Raises UserError when there is none."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            pretrained_name(source),
+            dtype=dtype,
+            attn_implementation=attention,
+            revision=revision or "main",
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"spec.model.source: no causal language model can be loaded from {source}: {reason}. "
+            "Give a Hugging Face folder with config.json and safetensors"
+        ) from error
+    changed = [name for name in _HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
+    if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
+        raise UserError(
+            f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
+            "which the trainer does not compute. Use a model with a plain head"
+        )
+    return network
+
+
+def pretrained_name(source: str) -> str:
+    """What from_pretrained takes: a folder, or org/name."""
+    return source.removeprefix("hf://")
+
+
+def can_share_prompts(config: Any) -> bool:
+    """Whether tree-shaped attention is right for the model: it needs masks (sdpa, eager) and full attention in every
+    layer, since a window or a recurrence counts in rows, not in trajectories."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if getattr(config, "layer_types", None):
+        windowed = False
+    return kinds == {"full_attention"} and not windowed and config._attn_implementation in ("sdpa", "eager")
+
+
+def shard(
+    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, checkpoint_activations: bool = False
+) -> ScoringModel:
+    """FSDP2 over `mesh`: one unit a decoder layer and one for the rest, so that tied embeddings share a unit."""
+    network.train()
+    if checkpoint_activations:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = ScoringModel(network, dtype)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in _decoder_layers(network):
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered)
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Token weights are shares of the whole mini-batch: gradients of the ranks add up, they are not averaged.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    return model
+
+
+def _decoder_layers(network: nn.Module) -> list[nn.Module]:
+    kinds = set(getattr(network, "_no_split_modules", None) or [])
+    layers = [module for module in network.modules() if type(module).__name__ in kinds]
+    if layers:
+        return layers
+    longest = max((m for m in network.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList())
+    return list(longest)

@@ -1,0 +1,264 @@
+"""One rank of the policy: an FSDP2 module with its optimizer. Plain torch.distributed: no Ray, no HTTP.
+
+Owns parameters, optimizer state and the update; what a token weighs comes with the plan (micro_batches), where the
+state goes is checkpoints'. Every method is a collective: all ranks call it, in the same order, with plans of the same
+shape. Invariant: an update depends on nothing but parameters, optimizer state, its index and the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rljob_api.manifest.job import Algorithm, RLJob
+from rljob_trainer.algorithms.losses import SUMS, TokenBatch, grpo_loss
+from rljob_trainer.policy.lr_schedule import learning_rate
+from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
+from rljob_trainer.policy.model_loading import ScoringModel, can_share_prompts, load_network, shard
+
+log = logging.getLogger(__name__)
+
+_GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
+"""Parameters stay gathered from the first forward to the last backward when they take no more of a GPU than this."""
+_PREFIX = "network."
+"""Of parameter names in ScoringModel; the rest is the Hugging Face name."""
+_HALF_LOSS_SCALE = 2.0**12
+"""Keeps gradients of float16 activations out of its denormals. Taken out again before the clip."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What of a job a rank needs."""
+
+    model: str
+    """Folder, or hf://org/name."""
+    algorithm: Algorithm
+    total_updates: int
+    dtype: str = "bfloat16"
+    attention: str = "sdpa"
+    temperature: float = 1.0
+    gradient_checkpointing: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+
+    @classmethod
+    def from_job(cls, job: RLJob, model: str) -> PolicySettings:
+        spec = job.spec
+        return cls(
+            model=model,
+            algorithm=spec.algorithm,
+            total_updates=spec.schedule.steps * spec.schedule.mini_batches,
+            dtype=spec.trainer.dtype,
+            attention=spec.trainer.attention,
+            # Greedy sampling has no distribution; its tokens are judged by the model's own.
+            temperature=spec.rollout.sampling.temperature or 1.0,
+            gradient_checkpointing=spec.trainer.gradient_checkpointing,
+            revision=spec.model.revision,
+            trust_remote_code=spec.model.trust_remote_code,
+            seed=spec.schedule.seed,
+        )
+
+
+@dataclass(frozen=True)
+class RankMetrics:
+    """An update as seen by all ranks together: `sums` are reduced, so every rank holds the same."""
+
+    sums: dict[str, float]
+    grad_norm: float
+    learning_rate: float
+
+
+class Policy:
+    """The rank of the default process group that this process is."""
+
+    def __init__(self, settings: PolicySettings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        torch.manual_seed(settings.seed + dist.get_rank())
+        if device.type == "cpu":
+            torch.set_flush_denormal(True)
+        network = self._load(torch.float32)
+        self.config, self.generation_config = network.config, getattr(network, "generation_config", None)
+        self.can_share_prompts = can_share_prompts(network.config)
+        self._keep_gathered = self._fits_gathered(network)
+        self.model = self._shard(network)
+        optimizer = settings.algorithm.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        _start_optimizer(self.optimizer)
+        self.num_updates = 0
+        # FSDP sets its streams up in the first forward; before it, parameters can only be gathered one by one.
+        self._has_run_forward = False
+        self.reference: ScoringModel | None = None
+        if settings.algorithm.kl.coefficient > 0:
+            self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
+
+    def compute_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Log-probabilities of each micro-batch's targets, in fp32 on the CPU."""
+        self._has_run_forward = True
+        with torch.no_grad():
+            return [self.model(batch, self.settings.temperature)[0].cpu() for batch in batches]
+
+    def update(self, plan: RankPlan) -> RankMetrics:
+        """One optimizer update over one mini-batch. A mini-batch without any token to learn from changes nothing."""
+        sums = torch.zeros(len(SUMS) + 1, dtype=torch.float64, device=self.device)
+        references = self._reference_logprobs(plan)
+        self._has_run_forward = True
+        with torch.no_grad():
+            for batch in plan.forward_only:
+                sums += self._loss(batch, next(references))[1]
+        for i, batch in enumerate(plan.train):
+            self._expect_backward(is_last=i == len(plan.train) - 1)
+            loss, terms = self._loss(batch, next(references))
+            (loss * self._loss_scale).backward()
+            sums += terms
+        dist.all_reduce(sums)
+        metrics = dict(zip((*SUMS, "num_tokens"), sums.tolist(), strict=True))
+        rate = learning_rate(self.settings.algorithm.optimizer, self.num_updates, self.settings.total_updates)
+        grad_norm = self._apply_gradients(rate) if metrics["num_tokens"] else 0.0
+        self.optimizer.zero_grad()
+        self.num_updates += 1
+        return RankMetrics(metrics, grad_norm, rate)
+
+    def set_total_updates(self, total_updates: int) -> None:
+        """The job has become longer or shorter; see lr_schedule for what that means."""
+        self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
+
+    def full_parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter whole, in `dtype`, by its Hugging Face name; a tied one once. All ranks must exhaust it."""
+        self.reshard()
+        for name, parameter in self.model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            shard = cast(DTensor, parameter.detach().to(dtype))
+            yield name.removeprefix(_PREFIX), shard.full_tensor()
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """All parameters in the compute dtype, on rank 0's CPU, to be used before the next update; empty on the others.
+
+        What the next forward would gather is gathered here, and stays: publishing costs no further transfer.
+        """
+        keep = dist.get_rank() == 0
+        if self._keep_gathered and self._has_run_forward:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.unshard()
+            named = self.model.named_parameters() if keep else ()
+            return {name.removeprefix(_PREFIX): parameter.detach().cpu() for name, parameter in named}
+        gathered = ((name, tensor.cpu() if keep else None) for name, tensor in self.full_parameters(self.dtype))
+        return {name: tensor for name, tensor in gathered if tensor is not None}
+
+    def reshard(self) -> None:
+        """Free what the last forward gathered, so that parameters are the shards that the optimizer steps on."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @property
+    def _loss_scale(self) -> float:
+        return _HALF_LOSS_SCALE if self.dtype == torch.float16 else 1.0
+
+    def _loss(self, batch: MicroBatch, reference: Tensor | None) -> tuple[Tensor, Tensor]:
+        algorithm = self.settings.algorithm
+        logprobs, entropy = self.model(batch, self.settings.temperature, bool(algorithm.entropy_coefficient))
+        tokens = TokenBatch(
+            advantages=self._tensor(batch.advantages),
+            rollout_logprobs=self._tensor(batch.rollout_logprobs),
+            old_logprobs=None if batch.old_logprobs is None else self._tensor(batch.old_logprobs),
+            weights=self._tensor(batch.weights),
+        )
+        terms = grpo_loss(logprobs, entropy, reference, tokens, algorithm)
+        num_tokens = (tokens.weights > 0).sum(dtype=torch.float64)
+        return terms.loss, torch.cat([terms.sums, num_tokens[None]])
+
+    def _reference_logprobs(self, plan: RankPlan) -> Iterator[Tensor | None]:
+        """Of each micro-batch in the order of the update."""
+        batches = [*plan.forward_only, *plan.train]
+        if self.reference is None:
+            return iter([None] * len(batches))
+        with torch.no_grad():
+            return iter([self.reference(batch, self.settings.temperature)[0] for batch in batches])
+
+    def _expect_backward(self, *, is_last: bool) -> None:
+        """Gradients add up on each rank, unreduced, until the last backward reduces them once."""
+        model = cast(FSDPModule, self.model)
+        model.set_requires_gradient_sync(is_last)
+        model.set_is_last_backward(is_last)
+        if self._keep_gathered:
+            model.set_reshard_after_backward(is_last)
+
+    def _apply_gradients(self, rate: float) -> float:
+        """Clip and step; returns the norm before the clip. Gradients that are not finite are left out, loudly."""
+        shards = [p.grad.to_local() for p in self.model.parameters() if isinstance(p.grad, DTensor)]
+        squares = torch.stack(torch._foreach_norm(shards)).double().square().sum()
+        dist.all_reduce(squares)
+        norm = math.sqrt(squares.item()) / self._loss_scale
+        if not math.isfinite(norm):
+            log.warning("update %d: the gradient's norm is %s; the update is left out", self.num_updates, norm)
+            return norm
+        max_norm = self.settings.algorithm.optimizer.max_grad_norm
+        factor = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
+        if factor / self._loss_scale != 1:
+            torch._foreach_mul_(shards, factor / self._loss_scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return norm
+
+    def _load(self, dtype: torch.dtype) -> Any:
+        settings = self.settings
+        return load_network(
+            settings.model,
+            dtype=dtype,
+            attention=settings.attention,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+        )
+
+    def _shard(self, network: Any) -> ScoringModel:
+        mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
+        return shard(
+            network,
+            mesh=mesh,
+            dtype=self.dtype,
+            keep_gathered=self._keep_gathered,
+            checkpoint_activations=self.settings.gradient_checkpointing,
+        )
+
+    def _fits_gathered(self, network: Any) -> bool:
+        if self.device.type == "cpu":
+            return True
+        num_bytes = sum(parameter.numel() for parameter in network.parameters()) * self.dtype.itemsize
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return num_bytes <= _GATHERED_SHARE_OF_DEVICE_MEMORY * total
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _start_optimizer(optimizer: torch.optim.AdamW) -> None:
+    """Give every parameter its state at step 0. Left to itself, a checkpoint of a fresh optimizer would count one."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

@@ -1,0 +1,1 @@
+"""The Ray actors around the ranks, and how they start and end."""

@@ -1,0 +1,287 @@
+"""The trainer as the driver sees it: one object whose methods act on all FSDP ranks at once.
+
+Owns placement, start and end of the ranks (Ray actors on the trainer Pods), and lays out each mini-batch for them.
+Leaves restarts to the driver. Invariant: a method either returns with all ranks in the same state, or raises with no
+rank left alive, since the peers of a dead rank would wait in a collective for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rljob_api.errors import RLJobError, TransientError
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import ENV_POD_IP, RAY_RESOURCE_TRAINER
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.algorithms.losses import SUMS
+from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
+from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
+from rljob_trainer.policy.policy import PolicySettings, RankMetrics
+from rljob_trainer.ranks.actor import RankLostError, RankProcess
+from rljob_trainer.ranks.ray_head import ray_port
+
+_NODE_POLL_SECONDS = 0.5
+_CLOSE_TIMEOUT_SECONDS = 10
+_WATCH_SECONDS = 1.0
+
+
+class TrainerGroupDied(TransientError):  # noqa: N818 - it names a state of the world
+    """A rank or its node is gone. All ranks are; start another group from the last checkpoint."""
+
+
+class TrainerGroup:
+    """Made by start(). Not for concurrent calls, save of watch(): each other method is a collective."""
+
+    def __init__(self, job: RLJob, generation: str, ranks: list[ActorHandle]) -> None:
+        self._job, self._generation, self._ranks = job, generation, ranks
+        self._can_share_prompts = False
+
+    @classmethod
+    async def start(
+        cls,
+        job: RLJob,
+        *,
+        model: str,
+        generation: str,
+        checkpoint: Path | None,
+        report: Callable[[str], None],
+    ) -> TrainerGroup:
+        """Wait for the trainer Pods, place one rank on each unit, and load the model, or what CHECKPOINT/trainer holds.
+
+        Connects to the Ray head on this address unless that is done. `report` is told in words
+        what is waited for, and an empty string when nothing is.
+        """
+        trainer = job.spec.trainer
+        await asyncio.to_thread(connect)
+        await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
+        group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
+        report("loads the model on the trainers")
+        try:
+            await group._load(PolicySettings.from_job(job, model), checkpoint)
+        except BaseException:
+            group._kill()
+            raise
+        report("")
+        return group
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the ranks, in their order."""
+        return self._process_ids
+
+    async def update(self, samples: list[TrainSample], *, micro_batch_tokens: int | None = None) -> UpdateMetrics:
+        """One optimizer update over one mini-batch."""
+        started = time.monotonic()
+        algorithm = self._job.spec.algorithm
+        has_gradient_without_advantage = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
+        plans = self._plan(samples, micro_batch_tokens, skip_zero_advantages=not has_gradient_without_advantage)
+        metrics: list[RankMetrics] = await self._call_all("update", [(plan,) for plan in plans])
+        num_micro_batches = len(plans[0].train) + len(plans[0].forward_only)
+        return summarize_update(metrics[0], num_micro_batches, time.monotonic() - started)
+
+    async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]:
+        """The trainer's log-probability of each sampled token, 0.0 elsewhere. [samples][tokens]"""
+        plans = self._plan(samples, None)
+        values = await self._call_all("compute_logprobs", [(plan.train,) for plan in plans])
+        return scatter_logprobs(samples, plans, values)
+
+    async def set_steps(self, steps: int) -> None:
+        """From the next update on, the learning rate is that of a job of `steps` steps."""
+        total_updates = steps * self._job.spec.schedule.mini_batches
+        await self._call_all("set_total_updates", [(total_updates,)] * len(self._ranks))
+
+    async def publish(self, version: int) -> WeightManifest:
+        """Make the parameters available to the rollouts as `version` of this generation."""
+        manifests = await self._call_all("publish", [(self._generation, version)] * len(self._ranks))
+        return WeightManifest.model_validate(manifests[0])
+
+    async def save(self, folder: Path) -> None:
+        """Write FOLDER/trainer."""
+        await self._call_all("save", [(folder,)] * len(self._ranks))
+
+    async def export(self, folder: Path, tokenizer_source: str) -> None:
+        """Write the model in Hugging Face format, with the tokenizer of `tokenizer_source`."""
+        await self._call_all("export", [(folder, tokenizer_source)] * len(self._ranks))
+
+    async def watch(self) -> NoReturn:
+        """Raises TrainerGroupDied once a rank is gone, also while no other method runs: the weights that the rollouts
+        are still to fetch have gone with it."""
+        while True:
+            calls = [_future(rank.describe.remote()) for rank in self._ranks]
+            # An update holds up the answer; a peer of a dead rank may never give one.
+            if calls:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for call in calls if call.done() and (error := call.exception())]
+            if errors and self._ranks:  # else they were ended by a method that failed, which tells why
+                self._kill()
+                raise _typed_failure("watch", errors)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def close(self) -> None:
+        """End every rank, and with rank 0 the weight server. May be called again."""
+        closing = [rank.close.remote() for rank in self._ranks]
+        with contextlib.suppress(TimeoutError):  # A rank that hangs is killed as well.
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                await asyncio.gather(*map(_future, closing), return_exceptions=True)
+        self._kill()
+
+    def _plan(
+        self, samples: Sequence[TrainSample], micro_batch_tokens: int | None, *, skip_zero_advantages: bool = False
+    ) -> list[RankPlan]:
+        return plan_micro_batches(
+            samples,
+            num_ranks=self._job.spec.trainer.num_ranks,
+            micro_batch_tokens=micro_batch_tokens or self._job.spec.trainer.micro_batch_tokens,
+            loss_level=self._job.spec.algorithm.loss_level,
+            share_prompts=self._can_share_prompts,
+            skip_zero_advantages=skip_zero_advantages,
+        )
+
+    async def _load(self, settings: PolicySettings, checkpoint: Path | None) -> None:
+        described = await self._call_all("describe", [()] * len(self._ranks))
+        # Neighbours in rank on one machine: their collectives stay on it.
+        order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
+        self._ranks = [self._ranks[i] for i in order]
+        self._process_ids = [described[i][2] for i in order]
+        machines = Counter(machine for _, machine, _ in described)
+        (port,) = await self._call([self._ranks[0]], "free_port", [()])
+        meeting_point = (described[order[0]][0], port)
+        calls = [
+            (rank, len(order), machines[described[i][1]], meeting_point, settings, checkpoint)
+            for rank, i in enumerate(order)
+        ]
+        self._can_share_prompts = all(await self._call_all("start", calls))
+
+    async def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return await self._call(self._ranks, method, arguments)
+
+    async def _call(self, ranks: Sequence[ActorHandle], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call `method` on `ranks`. The first failure ends all of them: the others may never return."""
+        if not self._ranks:
+            raise TrainerGroupDied("the trainer group has ended")
+        calls = [
+            asyncio.ensure_future(_future(getattr(rank, method).remote(*args)))
+            for rank, args in zip(ranks, arguments, strict=True)
+        ]
+        try:
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for call in calls if call.done() and (error := call.exception())]
+            if errors:
+                raise _typed_failure(method, errors)
+            return [call.result() for call in calls]
+        except BaseException:
+            # Cancelled too: half a collective may be under way.
+            for call in calls:
+                call.cancel()
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            ray.kill(rank)
+
+
+def summarize_update(metrics: RankMetrics, num_micro_batches: int, seconds: float) -> UpdateMetrics:
+    """Means over the sampled tokens from their sums."""
+    sums = metrics.sums
+    num_tokens = round(sums["num_tokens"])
+    means = {name: sums[name] / max(1, num_tokens) for name in SUMS}
+    return UpdateMetrics(
+        loss=sums["loss"],
+        policy_loss=sums["policy_loss"],
+        kl=means["kl"],
+        entropy=means["entropy"],
+        grad_norm=metrics.grad_norm,
+        learning_rate=metrics.learning_rate,
+        clip_fraction=means["clipped"],
+        logprob_difference=means["logprob_difference"],
+        num_tokens=num_tokens,
+        num_micro_batches=num_micro_batches,
+        seconds=seconds,
+    )
+
+
+def scatter_logprobs(
+    samples: Sequence[TrainSample], plans: Sequence[RankPlan], values: Sequence[Sequence[Sequence[float]]]
+) -> list[list[float]]:
+    """Put each rank's answers back to where their tokens are. values  # [ranks][micro-batches][targets]"""
+    logprobs = [np.zeros(len(sample.token_ids)) for sample in samples]
+    for plan, of_rank in zip(plans, values, strict=True):
+        for batch, of_batch in zip(plan.train, of_rank, strict=True):
+            for sample, position, value in zip(batch.samples, batch.positions, of_batch, strict=True):
+                if sample >= 0:
+                    logprobs[sample][position] = value
+    return [values_of.tolist() for values_of in logprobs]
+
+
+def _future(reference: Any) -> asyncio.Future[Any]:
+    return asyncio.wrap_future(reference.future())
+
+
+def _typed_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
+    """What to raise for the failures of the ranks: the job's mistake if one names it, else the group's death."""
+    causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
+    for cause in causes:
+        if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
+            return cause
+    lost = [cause for cause in causes if isinstance(cause, (RayActorError, RankLostError)) or not _is_task_error(cause)]
+    for error, cause in zip(errors, causes, strict=True):
+        if cause not in lost:
+            return error
+    return TrainerGroupDied(f"a trainer rank died ({method}): {_first_line(causes[0])}")
+
+
+def _is_task_error(cause: BaseException) -> bool:
+    """Whether a rank's own code raised it, and not Ray about the rank."""
+    return isinstance(cause, RayTaskError) or not isinstance(cause, RayError)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def connect() -> None:
+    """Join Ray as the driver, by this Pod's own node: on one machine there are others."""
+    if not ray.is_initialized():
+        address = os.environ[ENV_POD_IP]
+        ray.init(f"{address}:{ray_port()}", _node_ip_address=address, configure_logging=False)
+
+
+def disconnect() -> None:
+    """Leave Ray while its head still answers: a driver that leaves later waits for it in vain."""
+    ray.shutdown()
+
+
+async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str], None]) -> None:
+    ranks_a_pod = num_ranks // num_pods
+    said = -1
+    while True:
+        free = await asyncio.to_thread(ray.available_resources)
+        num_there = int(free.get(RAY_RESOURCE_TRAINER, 0))
+        if num_there >= num_ranks:
+            return
+        if num_there != said:
+            said = num_there
+            missing = -(-(num_ranks - num_there) // ranks_a_pod)
+            report(f"waits for {missing} of {num_pods} trainer Pods to join Ray")
+        await asyncio.sleep(_NODE_POLL_SECONDS)
+
+
+def _place_ranks(num_ranks: int, *, num_gpus: int) -> list[ActorHandle]:
+    actor = ray.remote(RankProcess).options(
+        num_cpus=0, num_gpus=num_gpus, resources={RAY_RESOURCE_TRAINER: 1}, max_restarts=0, max_task_retries=0
+    )
+    return [cast("ActorHandle[RankProcess]", actor.remote()) for _ in range(num_ranks)]

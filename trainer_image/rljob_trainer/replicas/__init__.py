@@ -1,0 +1,1 @@
+"""Clients of a set of equal servers: discovery, leases, hedging, and the rollout client."""

@@ -1,0 +1,87 @@
+"""Which requests get a second one. Pure: requests and latencies come in, the clock is the caller's.
+
+Owns the percentile, the budget and the order (the one that is out longest first). Leaves to `reward_client` whether a
+replica has room, and all I/O. Invariant: at no moment were more than `max_percent` of all requests so far hedged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rljob_api.manifest.reward import Hedging
+
+if TYPE_CHECKING:
+    from rljob_trainer.replicas.pool import Lease
+
+_MIN_LATENCIES = 20
+"""Before so many are known, a percentile says nothing."""
+_NUM_LATENCIES = 2048
+"""Newest requests by which 'unusually long' is judged, and over which an unused budget is kept."""
+
+
+@dataclass(eq=False)
+class Out:
+    """A request that is out, alone."""
+
+    address: str
+    sent_at: float
+    second: asyncio.Future[Lease] = field(repr=False)
+    """Set to the replica that gets the second request."""
+
+
+class Hedges:
+    """The hedging of one reward's requests."""
+
+    def __init__(self, hedging: Hedging) -> None:
+        self.num_hedges = 0
+        """Second requests that were sent."""
+        self.num_wins = 0
+        """Those whose second request had the result that counts."""
+        self._hedging = hedging
+        self._out: dict[Out, None] = {}
+        """Not hedged yet, the oldest first."""
+        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
+        self._threshold: float | None = None
+        self._is_threshold_known = False
+        self._budget_percent = 0.0
+        """A request adds max_percent, a hedge takes 100: no fraction is lost to rounding."""
+
+    def record_sent(self, out: Out) -> None:
+        """`out` is out now; sent_at never falls from one to the next."""
+        self._out[out] = None
+        share = self._hedging.max_percent
+        self._budget_percent = min(self._budget_percent + share, max(100.0, share * _NUM_LATENCIES))
+
+    def record_ended(self, out: Out) -> None:
+        """It has its answer, or is not waited for any more."""
+        self._out.pop(out, None)
+
+    def record_latency(self, seconds: float) -> None:
+        """From sending to the answer; of a first request that lost, to its end: it took at least so long."""
+        self._latencies.append(seconds)
+        self._is_threshold_known = False
+
+    def next_due(self, now: float) -> Out | None:
+        """The request to hedge now; None when none is due or the budget is spent."""
+        threshold, oldest = self.threshold_seconds(), next(iter(self._out), None)
+        if threshold is None or oldest is None or self._budget_percent < 100.0 or now - oldest.sent_at <= threshold:
+            return None
+        return oldest
+
+    def record_hedged(self, out: Out) -> None:
+        """It gets a second request, if it is still out when that could be sent."""
+        self._out.pop(out, None)
+        self._budget_percent -= 100.0
+
+    def threshold_seconds(self) -> float | None:
+        """The percentile of the newest latencies (nearest rank); None while too few are known."""
+        if not self._is_threshold_known:
+            ordered = sorted(self._latencies)
+            rank = math.ceil(self._hedging.percentile / 100 * len(ordered)) - 1
+            self._threshold = ordered[rank] if len(ordered) >= _MIN_LATENCIES else None
+            self._is_threshold_known = True
+        return self._threshold

@@ -1,0 +1,230 @@
+"""The rollout client: token ids to completions, over the vLLM replicas that serve the current weights.
+
+Owns which replica gets a request (least in flight), retries on another one, and the check that each replica serves
+exactly what the trainer published. Leaves pulling weights to the replicas. Invariant: a completion comes from the
+wanted weights, or it is asked for again; no request is lost because a replica was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.roles import RolloutRole, Sampling
+from rljob_api.wire.contract import ENV_ROLLOUT_SERVICE, PORT_ROLLOUT, Path
+from rljob_api.wire.discovery import resolve
+from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_trainer.agents.base import Completion
+from rljob_trainer.replicas.http import CONNECT_SECONDS, job_headers
+from rljob_trainer.replicas.pool import Lease, Replicas
+from rljob_trainer.rollout.middleware import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN
+
+log = logging.getLogger(__name__)
+
+MODEL_NAME = "policy"
+"""The name under which replicas serve the model (--served-model-name)."""
+_MAX_ATTEMPTS = 30
+"""Of one request. Waiting for a replica is none; this bounds a request that kills each replica it meets."""
+_POLL_SECONDS = 20.0
+"""Long poll of /rljob/weights."""
+_STRAGGLER_SECONDS = 5.0
+"""How long the next step waits for healthy replicas behind the first one: else that one would get all the load."""
+
+
+class Rollouts:
+    """All rollout replicas, as one."""
+
+    def __init__(self, role: RolloutRole, session: aiohttp.ClientSession, *, patience_seconds: float = 600.0) -> None:
+        service = os.environ[ENV_ROLLOUT_SERVICE]
+        self.replicas = Replicas(
+            f"rollouts ({service})",
+            lambda: resolve(service),
+            max_in_flight=role.max_in_flight,
+            patience_seconds=max(patience_seconds, 2 * role.request_timeout_seconds),
+        )
+        self.replicas.on_tick = self._verify_all
+        self.served: dict[str, RolloutWeights] = {}
+        """By address: what each replica last said, for the wanted weights."""
+        self.num_mismatches = 0
+        self.on_mismatch: Callable[[str], None] = log.error
+        self._role = role
+        self._session = session
+        self._manifest: WeightManifest | None = None
+        self._verifying: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        await self.replicas.start()
+
+    async def close(self) -> None:
+        await self.replicas.close()
+        await self._stop_verifying()
+
+    # ---- completions ----
+
+    async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
+        """Sample one completion, on whichever replica can."""
+        payload = build_payload(token_ids, sampling, seed)
+        avoid: set[str] = set()
+        for _ in range(_MAX_ATTEMPTS):
+            async with self.replicas.lease(avoid) as lease:
+                key = self.replicas.fleet.want
+                completion = await self._attempt(lease, payload, key)
+                if completion is not None:
+                    return completion
+                avoid.add(lease.address)
+        raise TransientError(f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the log")
+
+    async def _attempt(self, lease: Lease, payload: dict[str, Any], key: str) -> Completion | None:
+        """None when another replica should be asked."""
+        url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
+        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.post(url, json=payload, headers=job_headers(), timeout=timeout) as response:
+                if response.status in (400, 401, 422):
+                    # Neither another replica nor another try can help.
+                    raise UserError(f"vLLM refused a prompt: {_refusal(response.status, await response.text())}")
+                if response.status != 200:
+                    lease.failed(f"{response.status} {(await response.text())[:200]}")
+                    return None
+                served = {response.headers.get(name, key) for name in (HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN)}
+                if served != {key}:
+                    # It restarted, or took newer weights under the request: on-policy training cannot use this.
+                    lease.failed(f"generated with weights {', '.join(sorted(served))} instead of {key}")
+                    return None
+                completion = parse_completion(await response.json(), key)
+        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, IndexError) as error:
+            lease.failed(f"{type(error).__name__}: {error}")
+            return None
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            lease.failed(str(error))
+            return None
+        lease.done()
+        return completion
+
+    # ---- weights ----
+
+    async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
+        """Use only replicas that serve `manifest`; wait until the first does, and a little for the others."""
+        await self._stop_verifying()
+        self._manifest = manifest
+        self.served = {}
+        fleet = self.replicas.fleet
+        fleet.require(manifest.key)
+        self._verify_all()
+        loop = asyncio.get_running_loop()
+        first_at: float | None = None
+        while True:
+            if fleet.num_serving():
+                first_at = loop.time() if first_at is None else first_at
+                if not fleet.stragglers() or loop.time() - first_at > _STRAGGLER_SECONDS:
+                    return dict(self.served)
+            else:
+                self._check_hope()
+            await asyncio.sleep(0.02)
+
+    def describe_wait(self) -> str:
+        fleet = self.replicas.fleet
+        if not fleet.want or fleet.num_serving():
+            return ""
+        return f"waits for a rollout to serve weights {fleet.want} (0 of {len(fleet.replicas)} do)"
+
+    def _check_hope(self) -> None:
+        fleet = self.replicas.fleet
+        if fleet.replicas and all(replica.refused == fleet.want for replica in fleet.replicas.values()):
+            raise TransientError(
+                f"every rollout serves weights {fleet.want} with a digest that differs from the trainer's; see the log"
+            )
+
+    def _verify_all(self) -> None:
+        manifest = self._manifest
+        if manifest is None:
+            return
+        for address in self.replicas.fleet.to_verify(self.replicas.now()):
+            running = self._verifying.get(address)
+            if running is None or running.done():
+                self._verifying[address] = asyncio.create_task(self._verify(address, manifest))
+
+    async def _verify(self, address: str, manifest: WeightManifest) -> None:
+        """Ask one replica what it serves, waiting a while for the wanted weights."""
+        fleet = self.replicas.fleet
+        url = f"http://{address}:{PORT_ROLLOUT}{Path.ROLLOUT_WEIGHTS.value}"
+        query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
+        timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.get(url, params=query, headers=job_headers(), timeout=timeout) as response:
+                response.raise_for_status()
+                served = RolloutWeights.model_validate(await response.json())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            log.info("rollout %s does not say what it serves: %s: %s", address, type(error).__name__, error)
+            fleet.record_suspect(address, self.replicas.now())
+            return
+        if served.key != manifest.key:
+            return  # not yet; the next tick asks again
+        if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
+            self.num_mismatches += 1
+            fleet.record_refused(address, manifest.key)
+            self.on_mismatch(
+                f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, the trainer published "
+                f"{manifest.checksum}: it is not used"
+            )
+            return
+        self.served[address] = served
+        fleet.record_serves(address, manifest.key)
+        self.replicas.dispatch()
+
+    async def _stop_verifying(self) -> None:
+        tasks = [task for task in self._verifying.values() if not task.done()]
+        self._verifying.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[str, Any]:
+    """vLLM's completion request. One a sample, so that each is scored the moment it ends; vLLM batches them, and its
+    prefix cache computes their common prompt once."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": token_ids,
+        "n": 1,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "stop": sampling.stop,
+        "seed": seed,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "skip_special_tokens": True,
+    }
+
+
+def parse_completion(body: dict[str, Any], key: str) -> Completion:
+    """vLLM's answer. Raises ValueError for one that cannot be trained on."""
+    choice = body["choices"][0]
+    token_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    if choice["finish_reason"] not in ("stop", "length"):
+        raise ValueError(f"the completion ended by {choice['finish_reason']}")
+    if len(token_ids) != len(logprobs) or None in logprobs:
+        raise ValueError(f"{len(token_ids)} tokens came with {len(logprobs)} log-probs")
+    return Completion(
+        token_ids=[int(token_id) for token_id in token_ids],
+        logprobs=[float(logprob) for logprob in logprobs],
+        text=choice["text"],
+        truncated=choice["finish_reason"] == "length",
+        weight_key=key,
+    )
+
+
+def _refusal(status: int, text: str) -> str:
+    if status == 401:
+        return "401: its token is another one"
+    return f"{text[:500]} (prompts that are too long: set spec.data.maxPromptTokens or spec.rollout.maxModelLen)"

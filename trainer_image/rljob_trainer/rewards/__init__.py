@@ -1,0 +1,1 @@
+"""Clients of the rewards: retries, groups, versions and demand."""

@@ -1,0 +1,149 @@
+"""What a reward is asked, and what its answer means: one sample or one group, in our protocol or OpenRLHF's. Pure.
+
+Owns payloads and parsing. Leaves sending to `reward_client`. Invariant: an answer gives each sample asked about one
+result, and what breaks the protocol is an invalid result with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rljob_api.wire.contract import Path
+from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
+
+_DEFAULT_RETRY_AFTER_SECONDS = 1.0
+_LONGEST_RETRY_AFTER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to a reward. A retry and a hedge are the same one."""
+
+    request: ScoreRequest | GroupRequest
+    protocol: Literal["rljob", "openrlhf"] = "rljob"
+
+    @property
+    def samples(self) -> list[ScoreRequest]:
+        return self.request.samples if isinstance(self.request, GroupRequest) else [self.request]
+
+    @property
+    def path(self) -> str:
+        return (Path.SCORE_GROUP if isinstance(self.request, GroupRequest) else Path.SCORE).value
+
+    def payload(self) -> dict[str, Any]:
+        if self.protocol == "rljob":
+            return self.request.model_dump(mode="json")
+        prompts = [_prompt_text(sample) for sample in self.samples]
+        return {
+            "query": [f"{prompt}{sample.completion}" for prompt, sample in zip(prompts, self.samples, strict=True)],
+            "prompts": prompts,
+            "labels": [sample.ground_truth for sample in self.samples],
+        }
+
+    def read(self, text: str, seconds: float) -> list[ScoreResult]:
+        """The results of an answer with status 200.  [samples]"""
+        ids = [sample.id for sample in self.samples]
+        if self.protocol == "openrlhf":
+            return parse_openrlhf(ids, text, seconds)
+        if isinstance(self.request, GroupRequest):
+            return parse_group_result(self.request.id, ids, text, seconds)
+        return [parse_result(self.request.id, text, seconds)]
+
+    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
+        """The same invalid result for each sample.  [samples]"""
+        return [invalid(sample.id, reason, message, seconds) for sample in self.samples]
+
+
+def is_final(results: Sequence[ScoreResult]) -> bool:
+    """Whether asking again could change nothing: the same function on the same text abstains again."""
+    return all(result.valid or result.reason is InvalidReason.ABSTAINED for result in results)
+
+
+def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float = 0.0) -> ScoreResult:
+    """An invalid result of the client's own making."""
+    return ScoreResult(id=request_id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
+
+
+def parse_result(request_id: str, text: str, seconds: float) -> ScoreResult:
+    """A reward server's answer; one that breaks the protocol is an invalid result."""
+    try:
+        result = ScoreResult.model_validate_json(text)
+        _check_components([result])
+    except ValueError as error:
+        return invalid(request_id, InvalidReason.BAD_RETURN, f"not a ScoreResult: {error}", seconds)
+    if result.id != request_id:
+        return invalid(request_id, InvalidReason.BAD_RETURN, f"the answer is for {result.id}", seconds)
+    return result
+
+
+def parse_group_result(group_id: str, ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
+    """A reward server's answer for a group; one that breaks the protocol makes all of it invalid."""
+    try:
+        group = GroupResult.model_validate_json(text)
+        if group.id != group_id:
+            raise ValueError(f"the answer is for {group.id}")
+        if [result.id for result in group.results] != list(ids):
+            raise ValueError(f"{len(group.results)} results for {len(ids)} samples, or in another order")
+        _check_components(group.results)
+    except ValueError as error:
+        return [invalid(each, InvalidReason.BAD_RETURN, f"not the group's result: {error}", seconds) for each in ids]
+    return group.results
+
+
+def parse_openrlhf(ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
+    """`{"rewards": [0.5, ...]}`, one number a sample, the list and its entries possibly nested once more."""
+    try:
+        numbers = _unnest(json.loads(text)["rewards"], len(ids))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        message = f"no {len(ids)} rewards in {text[:200]}: {error}"
+        return [invalid(each, InvalidReason.BAD_RETURN, message, seconds) for each in ids]
+    return [_number_result(each, number, seconds) for each, number in zip(ids, numbers, strict=True)]
+
+
+def parse_retry_after(value: str | None) -> float:
+    """Seconds; a date, NaN, or nothing means the default."""
+    try:
+        seconds = float(value) if value else math.nan
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        return _DEFAULT_RETRY_AFTER_SECONDS
+    return min(max(seconds, 0.05), _LONGEST_RETRY_AFTER_SECONDS)
+
+
+def _check_components(results: Sequence[ScoreResult]) -> None:
+    """Raises ValueError where one is no finite number: JSON has none, but Python's parsers take them."""
+    for result in results:
+        for name, value in result.components.items():
+            if not math.isfinite(value):
+                raise ValueError(f"component {name} of {result.id} is {value}: leave it out, or return a finite number")
+
+
+def _unnest(value: Any, num: int) -> list[float]:
+    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        [value] = value
+    listed = value if isinstance(value, list) else [value]
+    if len(listed) != num:
+        raise ValueError(f"got {len(listed)}")
+    numbers = []
+    for entry in listed:
+        while isinstance(entry, list):
+            [entry] = entry
+        numbers.append(float(entry))
+    return numbers
+
+
+def _number_result(request_id: str, number: float, seconds: float) -> ScoreResult:
+    if not math.isfinite(number):
+        return invalid(request_id, InvalidReason.NOT_FINITE, f"reward is {number}", seconds)
+    return ScoreResult(id=request_id, valid=True, score=number, execute_seconds=seconds)
+
+
+def _prompt_text(request: ScoreRequest) -> str:
+    if isinstance(request.prompt, str):
+        return request.prompt
+    return str(request.prompt[-1].get("content", ""))

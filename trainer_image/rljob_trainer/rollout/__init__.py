@@ -1,0 +1,1 @@
+"""The process of a rollout Pod: vLLM, its middleware, and the weight puller."""

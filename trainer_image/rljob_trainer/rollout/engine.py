@@ -1,0 +1,209 @@
+"""vLLM's side of a weight update: the transfer engine `rljob-http`, which loads a verified safetensors file in place.
+
+Runs in the workers. Owns the load and the read-back of the parameters; leaves download, pause and versions to the API
+process. Invariant: whether a load succeeds or fails, the model has real tensors again when it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rljob_trainer.weights.checksum import Digest, digest_tensors
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+_SHARDED_LAYERS = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, RoutedExperts)
+_NUM_PROBED_COLUMNS = 4
+
+
+@dataclass
+class FileInitInfo(WeightTransferInitInfo):
+    """There is no rendezvous."""
+
+
+@dataclass
+class FileUpdateInfo(WeightTransferUpdateInfo):
+    """One verified file, readable by every worker of the replica."""
+
+    path: str
+    sha256: str
+
+
+class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+    """Loads whole checkpoints in Hugging Face names; vLLM's layerwise reload fuses, shards and repacks them."""
+
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.readback = ReadBack(model)
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        """Nothing to set up."""
+
+    def start_weight_update(self) -> None:
+        self.readback.begin()
+        with torch.device(self.device):
+            initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # Not the base's: that synchronizes an accelerator, which a CPU replica has not.
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except BaseException:
+            # vLLM calls no finish after a failure; without one the model would stay on the meta device.
+            self.finish_weight_update()
+            raise
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        with torch.device(self.device):
+            load_weights = cast(Callable[..., object], self.model.load_weights)
+            load_weights(_read_tensors(update_info.path))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        try:
+            with torch.device(self.device):
+                finalize_layerwise_reload(self.model, self.model_config)
+                self.readback.pack_tied()
+        finally:
+            self.readback.end()
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into each of its workers (--worker-extension-cls), called by collective_rpc."""
+
+    def rljob_digest(self) -> str:
+        """Digest of the parameters that this worker owns; the sum over the workers is the replica's."""
+        engine = self.weight_transfer_engine  # type: ignore[attr-defined]
+        assert isinstance(engine, FileWeightTransferEngine)
+        return str(engine.readback.digest())
+
+
+class ReadBack:
+    """Digests the parameters in the engine after a load.
+
+    Where a layer still holds its parameters they are read live. vLLM's CPU kernels take them away: the layer keeps an
+    opaque packed copy and an empty parameter. There the digest is of the very tensor that the packing read, and some
+    columns of every packed matrix are read back through its own kernel, so that a stale one cannot go unseen.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._packed: set[nn.Module] = set()
+        self._taken: dict[nn.Module, tuple[Digest, Probe]] = {}
+        self._restore: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Watch the packing of every layer until end()."""
+        self._packed.clear()
+        self._taken.clear()
+        for layer in self._model.modules():
+            method = getattr(layer, "quant_method", None)
+            # One method object may serve several layers.
+            if isinstance(method, QuantizeMethodBase) and "process_weights_after_loading" not in vars(method):
+                self._watch(method)
+
+    def end(self) -> None:
+        while self._restore:
+            self._restore.pop()()
+
+    def pack_tied(self) -> None:
+        """A tied lm_head is loaded under the embedding's name, so vLLM leaves the head's own packed copy as it was."""
+        for layer in self._packed_layers():
+            if layer not in self._packed and cast(Tensor, layer.weight).numel():
+                cast(QuantizeMethodBase, layer.quant_method).process_weights_after_loading(layer)
+
+    def digest(self) -> Digest:
+        for layer in self._packed_layers():
+            probe = self._taken[layer][1] if layer in self._taken else Probe.of(cast(Tensor, layer.weight))
+            if not probe.agrees(layer):
+                raise RuntimeError(f"a {type(layer).__name__}'s kernel does not hold the weights that were loaded")
+        owned = [tensor for layer in self._model.modules() for tensor in _owned_parameters(layer).values()]
+        return sum((digest for digest, _ in self._taken.values()), start=digest_tensors(owned))
+
+    def _packed_layers(self) -> list[nn.Module]:
+        return [layer for layer in self._model.modules() if hasattr(layer, "cpu_linear")]
+
+    def _watch(self, method: QuantizeMethodBase) -> None:
+        pack = method.process_weights_after_loading
+
+        def process(layer: nn.Module) -> None:
+            owned, whole = _owned_parameters(layer), dict(layer.named_parameters(recurse=False))
+            pack(layer)
+            self._packed.add(layer)
+            taken = {name for name in whole if whole[name].numel() and getattr(layer, name).numel() == 0}
+            if taken:
+                digest = digest_tensors(owned[name] for name in taken & owned.keys())
+                self._taken[layer] = digest, Probe.of(whole["weight"].detach())
+
+        method.process_weights_after_loading = process  # type: ignore[method-assign]
+        self._restore.append(lambda: vars(method).pop("process_weights_after_loading"))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A few columns of a matrix, to be found again behind an opaque kernel."""
+
+    one_hot: Tensor  # [columns, in]
+    expected: Tensor  # [columns, out]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Probe:
+        columns = torch.randint(weight.shape[1], (_NUM_PROBED_COLUMNS,), device="cpu")
+        one_hot = nn.functional.one_hot(columns, weight.shape[1]).to(weight.dtype)
+        return cls(one_hot, weight[:, columns].T.clone())
+
+    def agrees(self, layer: nn.Module) -> bool:
+        """A one-hot input makes the kernel give columns of its matrix, exactly in every float type."""
+        kernel = cast(Callable[..., Tensor], layer.cpu_linear)
+        return torch.equal(kernel(self.one_hot, layer.weight, None), self.expected)
+
+
+def _owned_parameters(layer: nn.Module) -> dict[str, Tensor]:
+    """Those (parts of) a layer's own parameters that this tensor-parallel rank alone answers for."""
+    rank = get_tensor_model_parallel_rank()
+    parameters = {name: p.detach() for name, p in layer.named_parameters(recurse=False)}
+    is_sharded = isinstance(layer, _SHARDED_LAYERS) and getattr(layer, "tp_size", None) != 1
+    if not is_sharded:
+        return parameters if rank == 0 else {}
+    if isinstance(layer, RowParallelLinear) and rank > 0:
+        parameters.pop("bias", None)  # each rank holds the whole of it
+    if isinstance(layer, QKVParallelLinear) and rank % layer.num_kv_head_replicas:
+        # Another rank has the same key and value heads.
+        num_query_rows = layer.num_heads * layer.head_size
+        parameters = {name: p[:num_query_rows] for name, p in parameters.items()}
+    return parameters
+
+
+def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    """One tensor at a time; the pages come from the file."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)

@@ -1,0 +1,118 @@
+"""The ASGI layer in front of every path of vLLM's server: the token, readiness, and what weights are served.
+
+Closed by default: but for readiness and metrics every path, known or not, needs the job's token. Serves READY and
+ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns. Names on each answer the weights that
+generated it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from rljob_api.wire.contract import Path
+from rljob_trainer.rollout.puller import ReplicaState
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADER_WEIGHTS = "x-rljob-weights"
+"""On each answer: GENERATION:VERSION served when it was sent; empty while it serves the start model."""
+HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
+"""The same when the request came. Where the two differ, an update happened in between (updateMode keep)."""
+
+_OPEN_PATHS = frozenset({Path.READY, Path.METRICS})
+_LONGEST_WAIT_SECONDS = 60.0
+_WEBSOCKET_POLICY_VIOLATION = 1008
+
+
+class RolloutMiddleware:
+    """Wraps vLLM's app. Must be the outermost layer, so that nothing of vLLM's answers before it."""
+
+    def __init__(self, app: App, *, token: str, state: ReplicaState) -> None:
+        if not token:
+            raise ValueError("a rollout needs the job's token, got an empty one")
+        self._app, self._state = app, state
+        self._authorization = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path not in _OPEN_PATHS and not self._is_authorized(scope):
+            await self._refuse(scope, send)
+        elif path == Path.READY:
+            reason = self._state.reason_not_ready()
+            await _respond(send, 503 if reason else 200, reason or "ready")
+        elif path == Path.ROLLOUT_WEIGHTS:
+            await self._respond_weights(scope, send)
+        elif self._state.is_broken and path.startswith("/v1/"):
+            await _respond(send, 503, f"the weights are unknown after a failed update: {self._state.error}")
+        else:
+            await self._app(scope, receive, self._label(send))
+
+    def _is_authorized(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._authorization)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _WEBSOCKET_POLICY_VIOLATION})
+        else:
+            await _respond(send, 401, "needs the job's token: Authorization: Bearer TOKEN")
+
+    async def _respond_weights(self, scope: Scope, send: Send) -> None:
+        """The weights served; with ?want=G:V it waits until they are at least those, or the timeout is over."""
+        fields = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        query = {name: values[-1] for name, values in fields.items()}
+        try:
+            if "want" in query:
+                await self._wait_for(query["want"], float(query.get("timeout", "30")))
+        except ValueError:
+            await _respond(send, 400, "want must be GENERATION:VERSION, and timeout a number of seconds")
+            return
+        body = self._state.serving.model_dump_json()
+        await _respond(send, 200, body, "application/json")
+
+    async def _wait_for(self, want: str, timeout: float) -> None:
+        generation, _, version = want.rpartition(":")
+        number = int(version)
+        try:
+            async with asyncio.timeout(min(timeout, _LONGEST_WAIT_SECONDS)):
+                await self._state.wait_until(lambda: self._state.has_reached(generation, number))
+        except TimeoutError:
+            pass
+
+    def _label(self, send: Send) -> Send:
+        begin = self._state.serving
+
+        async def send_labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                end = self._state.serving
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (HEADER_WEIGHTS.encode(), _key(end).encode()),
+                    (HEADER_WEIGHTS_BEGIN.encode(), _key(begin).encode()),
+                ]
+            await send(message)
+
+        return send_labelled
+
+
+def _key(weights: Any) -> str:
+    return weights.key if weights.generation else ""
+
+
+async def _respond(send: Send, status: int, body: str, content_type: str = "text/plain; charset=utf-8") -> None:
+    headers = [(b"content-type", content_type.encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body.encode()})

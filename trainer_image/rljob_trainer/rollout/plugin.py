@@ -1,0 +1,17 @@
+"""Entry point `vllm.general_plugins`: vLLM calls `register` once in each of its processes, whatever it serves.
+
+So it only names our weight-transfer engine; the engine itself is imported by the workers that use it.
+"""
+
+from __future__ import annotations
+
+BACKEND = "rljob-http"
+WORKER_EXTENSION = "rljob_trainer.rollout.engine.WorkerExtension"
+
+
+def register() -> None:
+    """Make `--weight-transfer-config {"backend": "rljob-http"}` known. May be called more than once."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, "rljob_trainer.rollout.engine", "FileWeightTransferEngine")

@@ -1,0 +1,1 @@
+"""Publishes weights: digests, files and the server that rollouts download from."""

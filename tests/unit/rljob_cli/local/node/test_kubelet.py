@@ -13,8 +13,7 @@ import pytest
 from rljob_cli.local.manifests import is_ready
 from rljob_cli.local.node.container import read_tail
 from rljob_cli.local.node.podshim import descendants, scan_processes
-
-from .conftest import deployment, until
+from tests.support.local_cluster import deployment, until
 
 SERVER = """
 import http.server, os, pathlib

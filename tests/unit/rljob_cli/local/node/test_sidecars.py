@@ -9,8 +9,7 @@ from rljob_cli.local.manifests import is_ready
 from rljob_cli.local.node.gpus import num_wanted
 from rljob_cli.local.node.volumes import RunPaths, folder_of
 from rljob_cli.local.secrets import build_secrets
-
-from .conftest import deployment, until
+from tests.support.local_cluster import deployment, until
 
 NOTE = """
 import os, pathlib, signal, sys, time

@@ -1,0 +1,57 @@
+"""A local cluster for tests: real processes on loopback addresses of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.network import claim
+
+_DEADLINE_SECONDS = 20.0
+_LABELS = {"rljob.dev/job": "t"}
+
+
+def build_job():
+    return RLJob.model_validate(
+        {
+            "metadata": {"name": "t"},
+            "spec": {
+                "model": {"source": "/m"},
+                "data": {"train": {"source": "/d"}},
+                "rewards": [{"name": "r", "function": {"inline": "x"}}],
+            },
+        }
+    )
+
+
+async def until(condition, what):
+    """Wait for a condition, with a deadline."""
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def deployment(name, script, replicas=1, **container):
+    """A Deployment of one Python script."""
+    spec = {"name": "c", "command": ["python", "-c", script], **container}
+    pod = {"containers": [spec], "volumes": container.pop("volumes", []), "terminationGracePeriodSeconds": 5}
+    spec.pop("volumes", None)
+    template = {"metadata": {"labels": {**_LABELS, "app": name}}, "spec": pod}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": _LABELS},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template},
+    }
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with LocalCluster(build_job(), claim(str(tmp_path)), tmp_path / "run") as started:
+        yield started

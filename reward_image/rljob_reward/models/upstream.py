@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 import aiohttp
 
 from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.retry_after import parse_retry_after
 from rljob_reward.models.model_slots import NoScoreError, Progress
 
 FIRST_DELAY_SECONDS = 0.25
@@ -142,18 +140,3 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
         if len(body) > _MAX_ANSWER_BYTES:
             break
     return body[:_MAX_ANSWER_BYTES].decode(errors="replace")
-
-
-def parse_retry_after(value: str | None) -> float | None:
-    """Seconds from a Retry-After of seconds or of a date; None where there is none that can be read."""
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            at = parsedate_to_datetime(value)
-        except (ValueError, OverflowError):
-            return None
-        seconds = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else None

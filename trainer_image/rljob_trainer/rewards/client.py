@@ -27,7 +27,7 @@ from rljob_trainer.replicas.hedging import Hedges, Out
 from rljob_trainer.replicas.http import CONNECT_SECONDS, job_headers
 from rljob_trainer.replicas.pool import Lease, Replicas
 from rljob_trainer.rewards.forecast import Outlook
-from rljob_trainer.rewards.messages import Ask, is_final, parse_retry_after
+from rljob_trainer.rewards.messages import Ask, busy_seconds, is_final
 from rljob_trainer.rewards.version_tracker import VersionWatch
 
 _QUEUE_SECONDS = 600.0
@@ -322,7 +322,7 @@ class RewardClient:
     ) -> Attempt:
         """What an answer means."""
         if status == 429:
-            lease.busy(parse_retry_after(retry_after))
+            lease.busy(busy_seconds(retry_after))
             return None
         if status in (401, 403, 404, 405, 422):
             raise UserError(f"spec.rewards: {self.reward.name}: {lease.address} answered {status}: {text[:500]}")

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from rljob_api.wire.contract import Path
 from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.retry_after import parse_retry_after
 
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
-_LONGEST_RETRY_AFTER_SECONDS = 60.0
+_MIN_RETRY_AFTER_SECONDS = 0.05
+_MAX_RETRY_AFTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,12 @@ def parse_openrlhf(ids: Sequence[str], text: str, seconds: float) -> list[ScoreR
     return [_number_result(each, number, seconds) for each, number in zip(ids, numbers, strict=True)]
 
 
-def parse_retry_after(value: str | None) -> float:
-    """Seconds; a date, NaN, or nothing means the default."""
-    try:
-        seconds = float(value) if value else math.nan
-    except ValueError:
-        seconds = math.nan
-    if math.isnan(seconds):
+def busy_seconds(retry_after: str | None) -> float:
+    """Return for how long to avoid a replica that answered 429 with this Retry-After."""
+    seconds = parse_retry_after(retry_after)
+    if seconds is None:
         return _DEFAULT_RETRY_AFTER_SECONDS
-    return min(max(seconds, 0.05), _LONGEST_RETRY_AFTER_SECONDS)
+    return min(max(seconds, _MIN_RETRY_AFTER_SECONDS), _MAX_RETRY_AFTER_SECONDS)
 
 
 def _check_components(results: Sequence[ScoreResult]) -> None:

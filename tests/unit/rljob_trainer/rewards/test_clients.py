@@ -18,7 +18,7 @@ from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient
 from rljob_trainer.rewards.clients import Rewards
 from rljob_trainer.rewards.forecast import Outlook
-from rljob_trainer.rewards.messages import parse_group_result, parse_openrlhf, parse_result, parse_retry_after
+from rljob_trainer.rewards.messages import busy_seconds, parse_group_result, parse_openrlhf, parse_result
 
 ADDRESSES = ("127.13.251.1", "127.13.251.2")
 OUTLOOK = Outlook(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
@@ -267,11 +267,11 @@ def test_an_answer_for_another_sample_is_invalid():
     assert parse_result("q", '{"id": "r", "valid": true, "score": 1.0}', 0.0).reason is InvalidReason.BAD_RETURN
 
 
-def test_retry_after_is_bounded():
-    assert parse_retry_after("2") == 2.0
-    assert parse_retry_after("9999") == 60.0
-    assert parse_retry_after("nan") == 1.0, "a pause that never ends, or none, is no pause"
-    assert parse_retry_after("Sat, 21 Nov 2026 10:00:00 GMT") == parse_retry_after(None) == 1.0
+def test_busy_seconds_are_bounded():
+    assert busy_seconds("2") == 2.0
+    assert busy_seconds("9999") == busy_seconds("Fri, 31 Dec 9999 23:59:59 GMT") == 60.0
+    assert busy_seconds("0") == 0.05
+    assert busy_seconds("nan") == busy_seconds(None) == 1.0
 
 
 class SlowServers(Servers):

@@ -1,22 +1,57 @@
-"""What all tests share: the option that writes golden files anew."""
+"""What all tests share: golden files, hypothesis profiles, and the time that each group of tests took."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import PurePath
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# HYPOTHESIS_PROFILE selects: dev (default) is fast, ci repeats the same examples, nightly searches.
+_SLOW_STEPS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "dev", max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=_SLOW_STEPS
+)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=50, derandomize=True)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=1000, stateful_step_count=50)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+_GROUP_DEPTH = 3
+"""Folders of a test's path that name its group: tests/unit/rljob_api, tests/integration/apiserver."""
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden files under tests/data anew")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files under tests/data again")
 
 
 @pytest.fixture
 def golden(request):
-    """Compare a text with a golden file, or write the file when pytest was told to."""
+    """Compare a text with a golden file, or write the file with --update-golden."""
 
     def check(path, text):
         if request.config.getoption("--update-golden"):
             path.write_text(text)
         assert path.exists(), f"{path} is missing; run pytest --update-golden, then read what it wrote"
         assert text == path.read_text(), (
-            f"{path} differs; if that is meant, run pytest --update-golden and read the diff"
+            f"{path} differs; if you meant that, run pytest --update-golden and read the diff"
         )
 
     return check
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the seconds of each group of tests; setup and teardown included, so shared servers count once."""
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folders = PurePath(report.nodeid.partition("::")[0]).parent.parts[:_GROUP_DEPTH]
+                seconds["/".join(folders)] += report.duration
+                tests["/".join(folders)] += report.when == "call"
+    if len(seconds) > 1:
+        terminalreporter.section("time by group")
+        for group, total in seconds.most_common():
+            terminalreporter.write_line(f"{total:8.1f} s {tests[group]:5} tests  {group}")

@@ -124,7 +124,7 @@ class Job:
             window_seconds=outlook.window_seconds(mean),
             in_flight=in_flight,
             waiting=in_flight - num_asked,
-            oldest_asked_seconds=oldest,
+            oldest_in_flight_seconds=oldest,
             latency_seconds=mean,
             latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
         )

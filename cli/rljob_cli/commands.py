@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
-from rljob_api.read.load import InvalidManifest, Problem
+from rljob_api.read.load import InvalidManifestError, Problem
 from rljob_cli.check.jobfile import JobFile, load, load_partly
 from rljob_cli.check.preflight import Machine, find_findings
 from rljob_cli.local import network as local_network
@@ -58,7 +58,7 @@ def check(file: JobFile, folder: Path, claims: dict[str, Path], extra: list[Prob
         else:
             problems.append(problem)
     if problems:
-        raise InvalidManifest(str(file.path), problems)
+        raise InvalidManifestError(str(file.path), problems)
 
 
 def run_command(

@@ -69,7 +69,7 @@ class Head:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         app = web.Application()
-        app.router.add_get(contract.Path.WEIGHTS_CURRENT, self._get_current)
+        app.router.add_get(contract.UrlPath.WEIGHTS_CURRENT, self._get_current)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
         self._loop.run_until_complete(runner.setup())
         self._loop.run_until_complete(web.TCPSite(runner, HEAD_IP, contract.PORT_DRIVER).start())
@@ -214,11 +214,11 @@ async def _complete(**parameters: Any) -> list[dict[str, Any]]:
 
 
 async def _is_ready() -> bool:
-    return (await _request("GET", contract.Path.READY))[0] == 200
+    return (await _request("GET", contract.UrlPath.READY))[0] == 200
 
 
 async def _weights(manifest: WeightManifest) -> dict[str, Any]:
-    path = f"{contract.Path.ROLLOUT_WEIGHTS}?want={manifest.key}&timeout=60"
+    path = f"{contract.UrlPath.ROLLOUT_WEIGHTS}?want={manifest.key}&timeout=60"
     status, text = await _request("GET", path, AUTHORIZED)
     assert status == 200, text
     return json.loads(text)
@@ -228,7 +228,7 @@ async def test_a_replica_is_not_ready_before_it_serves_an_announced_version(repl
     begin = time.perf_counter()
 
     async def has_begun() -> tuple[int, str] | None:
-        status, text = await _request("GET", contract.Path.READY)
+        status, text = await _request("GET", contract.UrlPath.READY)
         return (status, text) if "no weights" in text else None
 
     status, text = await _wait_for(has_begun, replica)
@@ -244,11 +244,11 @@ async def test_a_replica_is_not_ready_before_it_serves_an_announced_version(repl
 async def test_without_the_token_every_path_but_readiness_and_metrics_is_refused(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
     guarded = ["/v1/completions", "/v1/models", "/update_weights", "/pause", "/collective_rpc", "/health", "/nothing"]
-    for path in (*guarded, contract.Path.ROLLOUT_WEIGHTS, f"{contract.Path.READY}/"):
+    for path in (*guarded, contract.UrlPath.ROLLOUT_WEIGHTS, f"{contract.UrlPath.READY}/"):
         assert (await _request("POST", path, json={}))[0] == 401, f"{path} answers without a token"
         wrong = {"Authorization": "Bearer wrong"}
         assert (await _request("POST", path, wrong, json={}))[0] == 401, f"{path} takes a wrong token"
-    assert (await _request("GET", contract.Path.METRICS))[0] == 200
+    assert (await _request("GET", contract.UrlPath.METRICS))[0] == 200
 
 
 async def test_a_pulled_version_is_what_the_engine_generates_from(replica: Replica) -> None:
@@ -292,7 +292,7 @@ async def test_a_request_in_flight_goes_on_under_the_new_weights(replica: Replic
     request = asyncio.create_task(_complete(temperature=0, max_tokens=480))
 
     async def is_generating() -> bool:
-        _, metrics = await _request("GET", contract.Path.METRICS)
+        _, metrics = await _request("GET", contract.UrlPath.METRICS)
         return any(
             line.startswith("vllm:num_requests_running") and float(line.split()[-1]) for line in metrics.splitlines()
         )

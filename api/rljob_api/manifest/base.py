@@ -33,7 +33,7 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$
 URL_PATTERN = r"^https?://"
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
 REQUIREMENT_PATTERN = r"^[A-Za-z0-9][^\r\n]*$"
-PATTERN_WORDS = {
+PATTERN_MESSAGES = {
     OBJECT_NAME_PATTERN: "must be lower-case letters, digits and '-', and begin with a letter",
     PART_NAME_PATTERN: "must be lower-case letters, digits and '-'",
     QUANTITY_PATTERN: "must be a Kubernetes quantity such as 500m, 2 or 16Gi",
@@ -60,7 +60,7 @@ class Rule:
     """The same check in CEL, over `self`. Empty where the field's own schema already says it."""
 
 
-RULES_LATER: Final = {"rules": "later"}
+DEFER_RULES: Final = {"rules": "later"}
 """Validation context of a caller that checks the rules itself, so as to report them beside errors in fields."""
 
 
@@ -94,17 +94,17 @@ class Spec(BaseModel):
     """What the API server asks besides."""
 
     @model_validator(mode="after")
-    def _keep_rules(self, info: ValidationInfo) -> Any:
-        if info.context is RULES_LATER:
+    def _validate_rules(self, info: ValidationInfo) -> Any:
+        if info.context is DEFER_RULES:
             return self
         broken = [rule for rule in self.RULES if not rule.holds(self)]
         if broken:
-            text = "; ".join(f"{rule.fields[0]} {describe_breach(rule, self)}".strip() for rule in broken)
+            text = "; ".join(f"{rule.fields[0]} {describe_violation(rule, self)}".strip() for rule in broken)
             raise ValueError(text)
         return self
 
     @model_serializer(mode="wrap")
-    def _keep_meaningful_nulls(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+    def _serialize_explicit_nulls(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
         # Where the default is a value, null is a choice of its own ('off'), and leaving it out would undo that choice.
         data = handler(self)
         if info.exclude_none:
@@ -118,7 +118,7 @@ class Spec(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def describe_breach(rule: Rule, model: Spec) -> str:
+def describe_violation(rule: Rule, model: Spec) -> str:
     """The rule's message with the values that broke it, and its remedy."""
     values = {path: _lookup(model, path) for path in rule.fields if path}
     blamed, *others = rule.fields

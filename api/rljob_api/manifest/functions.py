@@ -25,23 +25,23 @@ CLASS_METHODS: Final = ("compute_score", "post_process_scores")
 """What a class has that scores samples first and then their group."""
 
 
-class Form(NamedTuple):
+class SignatureVariant(NamedTuple):
     """One way in which a convention calls a function."""
 
     convention: Convention
-    mark: str
-    """The parameter that no other form has."""
+    marker: str
+    """The parameter that no other variant has."""
     arguments: tuple[str, ...]
     """What is passed, by keyword. TRL passes every column of the data besides."""
     takes_groups: bool
     """Whether arguments are lists, of one element for each sample."""
 
 
-FORMS: Final = (
-    Form("verl", "solution_str", ("data_source", "solution_str", "ground_truth", "extra_info"), False),
-    Form("verl", "solution_strs", ("data_sources", "solution_strs", "ground_truths", "extra_infos"), True),
-    Form("trl", "completions", ("prompts", "completions"), True),
-    Form("openrlhf", "queries", ("queries", "prompts", "labels"), True),
+SIGNATURE_VARIANTS: Final = (
+    SignatureVariant("verl", "solution_str", ("data_source", "solution_str", "ground_truth", "extra_info"), False),
+    SignatureVariant("verl", "solution_strs", ("data_sources", "solution_strs", "ground_truths", "extra_infos"), True),
+    SignatureVariant("trl", "completions", ("prompts", "completions"), True),
+    SignatureVariant("openrlhf", "queries", ("queries", "prompts", "labels"), True),
 )
 
 _EXPECTED: Final = (
@@ -54,10 +54,10 @@ _EXPECTED_OF_GROUPS: Final = (
 )
 
 
-def detect_form(parameter_names: Iterable[str]) -> Form | None:
-    """The form of a function with these parameters; None when they fit none, or more than one."""
+def detect_signature_variant(parameter_names: Iterable[str]) -> SignatureVariant | None:
+    """The variant of a function with these parameters; None when they fit none, or more than one."""
     names = set(parameter_names)
-    fits = [form for form in FORMS if form.mark in names]
+    fits = [variant for variant in SIGNATURE_VARIANTS if variant.marker in names]
     return fits[0] if len(fits) == 1 else None
 
 
@@ -166,39 +166,39 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) 
         yield f"{shown} has positional-only parameters, but rewards are called by keyword; remove the '/'"
         return
     expected = _EXPECTED_OF_GROUPS if scope == "group" else _EXPECTED
-    form = _choose_form(keyword_parameters, spec, scope)
-    if form is None:
+    variant = _choose_variant(keyword_parameters, spec, scope)
+    if variant is None:
         yield f"{shown} fits no convention of reward functions; rename its parameters to those of {expected}"
         return
     # A function that takes **kwargs takes the mark, too: with an explicit signature that is enough.
-    if form.mark not in keyword_parameters and arguments.kwarg is None:
-        passed_names = ", ".join(form.arguments)
-        yield f"{shown} is not of the signature {form.convention} that is asked for: that passes ({passed_names})"
+    if variant.marker not in keyword_parameters and arguments.kwarg is None:
+        passed_names = ", ".join(variant.arguments)
+        yield f"{shown} is not of the signature {variant.convention} that is asked for: that passes ({passed_names})"
         return
-    if scope == "group" and not form.takes_groups:
+    if scope == "group" and not variant.takes_groups:
         yield f"{shown} takes one sample, but scope: group passes lists; write one of {expected}, or remove scope"
         return
     unknown = [name for name in spec.kwargs if name not in keyword_parameters and arguments.kwarg is None]
     if unknown:
         yield f"{shown} does not take {', '.join(unknown)}; remove that from function.kwargs, or add the parameter"
-    if form.convention == "trl":
+    if variant.convention == "trl":
         return  # further parameters are columns of the data
-    passed = {*form.arguments, *spec.kwargs}
+    passed = {*variant.arguments, *spec.kwargs}
     missing = [name for name in _required(arguments) if name not in passed]
     if missing:
         yield (
-            f"{shown} requires {', '.join(missing)}, which {form.convention}'s convention does not pass; "
+            f"{shown} requires {', '.join(missing)}, which {variant.convention}'s convention does not pass; "
             "give it a default, or a value in function.kwargs"
         )
 
 
-def _choose_form(parameter_names: list[str], spec: FunctionReward, scope: Scope) -> Form | None:
-    """By the parameters; of a signature that is asked for, the form with a mark among them, or the usual one."""
+def _choose_variant(parameter_names: list[str], spec: FunctionReward, scope: Scope) -> SignatureVariant | None:
+    """By the parameters; of a signature that is asked for, the variant with a mark among them, or the usual one."""
     if spec.signature == "auto":
-        return detect_form(parameter_names)
-    forms = [form for form in FORMS if form.convention == spec.signature]
-    marked = [form for form in forms if form.mark in parameter_names]
-    return next(iter(marked), None) or next(form for form in forms if form.takes_groups or scope != "group")
+        return detect_signature_variant(parameter_names)
+    variants = [variant for variant in SIGNATURE_VARIANTS if variant.convention == spec.signature]
+    marked = [variant for variant in variants if variant.marker in parameter_names]
+    return next(iter(marked), None) or next(variant for variant in variants if variant.takes_groups or scope != "group")
 
 
 def _required(arguments: ast.arguments) -> list[str]:

@@ -20,7 +20,7 @@ from rljob_api.manifest.base import (
 )
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
-from rljob_api.manifest.scorers import JudgeReward, Limits, ModelReward, ServedModel
+from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
 from rljob_api.manifest.status import Condition
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
@@ -178,8 +178,8 @@ def _limit_is_enough(reward: RewardBase, limit: float | None, factor: int) -> bo
     return limit is None or reward.judge is None or limit >= factor * reward.judge.votes * most
 
 
-def _limits_of(reward: RewardBase) -> Limits:
-    return reward.judge.endpoint.limits if reward.judge and reward.judge.endpoint else Limits()
+def _limits_of(reward: RewardBase) -> EndpointLimits:
+    return reward.judge.endpoint.limits if reward.judge and reward.judge.endpoint else EndpointLimits()
 
 
 def _limit_cel(name: str, factor: int) -> str:

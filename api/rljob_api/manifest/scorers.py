@@ -16,7 +16,7 @@ from rljob_api.manifest.base import URL_PATTERN, ClusterRule, LongText, PathText
 from rljob_api.manifest.roles import Resources
 from rljob_api.manifest.source_rules import SOURCE_FORM, SOURCE_ON_A_CLUSTER
 
-_OPEN: dict[str, JsonValue] = {"x-kubernetes-preserve-unknown-fields": True}
+_PRESERVE_UNKNOWN_FIELDS: dict[str, JsonValue] = {"x-kubernetes-preserve-unknown-fields": True}
 
 
 class ServedModel(Spec):
@@ -76,7 +76,7 @@ class SecretKeyRef(Spec):
     """Key in it. Under `rljob run` the environment variable of this name stands for it."""
 
 
-class Limits(Spec):
+class EndpointLimits(Spec):
     """What an endpoint may be asked, by all replicas of the reward together. Waiting for it is waiting in the queue and
     counts for no time-out."""
 
@@ -99,7 +99,7 @@ class JudgeEndpoint(Spec):
     """The key that is sent as bearer token. Null: none is sent."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the endpoint calls the bound on an answer's tokens."""
-    limits: Limits = Limits()
+    limits: EndpointLimits = EndpointLimits()
     """What it may be asked."""
 
 
@@ -118,7 +118,7 @@ class JudgeParser(Spec):
 
     regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Python regular expression; its group `score`, else its first group, in the last match of the answer."""
-    json_schema: dict[str, Any] | None = Field(default=None, json_schema_extra=_OPEN)
+    json_schema: dict[str, Any] | None = Field(default=None, json_schema_extra=_PRESERVE_UNKNOWN_FIELDS)
     """Schema that the answer must have: sent as structured output (response_format), so that the model cannot write
     anything else."""
     score_path: ShortText = "score"
@@ -135,7 +135,7 @@ class JudgeSampling(Spec):
     """Softmax temperature; 0 is greedy."""
     max_tokens: int = Field(default=512, ge=1)
     """Most tokens of an answer, its reasoning included."""
-    extra_body: dict[str, Any] = Field(default={}, json_schema_extra=_OPEN)
+    extra_body: dict[str, Any] = Field(default={}, json_schema_extra=_PRESERVE_UNKNOWN_FIELDS)
     """Further fields of each request (top_p, seed, reasoning_effort)."""
 
 
@@ -193,7 +193,7 @@ class JudgeReward(Spec):
     """How answers are sampled."""
 
     @property
-    def answers_a_list(self) -> bool:
+    def returns_list(self) -> bool:
         """Whether an answer speaks of all completions of a group."""
         return self.compare in ("ranking", "listwise")
 
@@ -204,7 +204,7 @@ def find_judge_problems(judge: JudgeReward) -> Iterator[tuple[str, str]]:
     if parser.regex is not None:
         yield from (("parser.regex", problem) for problem in _find_regex_problems(parser.regex))
     if parser.json_schema is not None:
-        problem = _find_path_problem(parser.json_schema, parser.score_path, judge.answers_a_list)
+        problem = _find_path_problem(parser.json_schema, parser.score_path, judge.returns_list)
         if problem:
             yield "parser.scorePath", problem
 

@@ -18,7 +18,7 @@ class Source:
     claim: str = ""
 
     @property
-    def in_container(self) -> str:
+    def container_path(self) -> str:
         """The path that a container opens, or hf://org/name."""
         if self.kind == "hf":
             return f"hf://{self.path}"

@@ -18,7 +18,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class TextProblem:
+class YamlProblem:
     """Something wrong with the YAML itself."""
 
     line: int
@@ -32,7 +32,7 @@ class Document:
 
     data: Any
     lines: dict[Location, int] = field(default_factory=dict)
-    problems: list[TextProblem] = field(default_factory=list)
+    problems: list[YamlProblem] = field(default_factory=list)
 
     def line_of(self, location: Location) -> int:
         """Line of the value, or of the nearest thing around it that the file has."""
@@ -72,7 +72,7 @@ def format_path(location: Location) -> str:
     return text.lstrip(".")
 
 
-def read_documents(text: str) -> tuple[list[Document], list[TextProblem]]:
+def read_documents(text: str) -> tuple[list[Document], list[YamlProblem]]:
     """The documents before the first syntax error, and that error. Empty documents are left out."""
     documents: list[Document] = []
     try:
@@ -89,7 +89,7 @@ def read_documents(text: str) -> tuple[list[Document], list[TextProblem]]:
         return documents, [_explain(error, text)]
     except (ValueError, RecursionError):
         line = loader.line + 1
-        return documents, [TextProblem(line, "", "is nested too deeply, or a number in it is too long; shorten it")]
+        return documents, [YamlProblem(line, "", "is nested too deeply, or a number in it is too long; shorten it")]
     return documents, []
 
 
@@ -101,7 +101,7 @@ def _index(node: yaml.Node, location: Location, document: Document, above: list[
         inner = (*location, part)
         if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
             message = f"is there twice (first in line {document.lines[inner]}); remove one"
-            document.problems.append(TextProblem(line, format_path(inner), message))
+            document.problems.append(YamlProblem(line, format_path(inner), message))
         document.lines[inner] = line
         _index(value, inner, document, [*above, node])
 
@@ -116,17 +116,17 @@ def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
             yield index, value.start_mark.line + 1, value
 
 
-def _explain(error: yaml.YAMLError, text: str) -> TextProblem:
+def _explain(error: yaml.YAMLError, text: str) -> YamlProblem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         lines = text.splitlines()
         if line <= len(lines) and re.match(r"[ ]*\t", lines[line - 1]):
-            return TextProblem(line, "", "the line is indented with a tab; YAML wants spaces")
+            return YamlProblem(line, "", "the line is indented with a tab; YAML wants spaces")
         context = f" {error.context}" if error.context else ""
-        return TextProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
+        return YamlProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        return TextProblem(line, "", f"the character U+{code:04X} is not allowed in YAML; remove it")
-    return TextProblem(1, "", f"the YAML cannot be read: {error}")
+        return YamlProblem(line, "", f"the character U+{code:04X} is not allowed in YAML; remove it")
+    return YamlProblem(1, "", f"the YAML cannot be read: {error}")

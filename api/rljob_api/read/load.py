@@ -17,11 +17,18 @@ from pydantic import ValidationError
 
 from rljob_api import API_VERSION
 from rljob_api.errors import UserError
-from rljob_api.manifest.base import RULES_LATER, Spec, describe_breach
+from rljob_api.manifest.base import DEFER_RULES, Spec, describe_violation
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.documents import Document, Location, format_path, read_documents
-from rljob_api.read.validation_messages import describe_error, meant_field, placeholder, show, suggest, type_at
+from rljob_api.read.validation_messages import (
+    describe_error,
+    find_similar_field,
+    format_value,
+    placeholder,
+    suggest,
+    type_at,
+)
 
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
 
@@ -41,7 +48,7 @@ class Problem:
         return f"{self.path} {self.message}".strip()
 
 
-class InvalidManifest(UserError):  # noqa: N818 - it says what the file is
+class InvalidManifestError(UserError):  # noqa: N818 - it says what the file is
     """A file that is no valid manifest, with everything that is wrong with it."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
@@ -62,12 +69,12 @@ def load_job(path: str | Path) -> RLJob:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     jobs = [manifest for manifest in load_manifests(text, str(path)) if isinstance(manifest, RLJob)]
     if len(jobs) != 1:
-        raise InvalidManifest(str(path), [Problem("", 1, f"must hold exactly one RLJob, got {len(jobs) or 'none'}")])
+        raise InvalidManifestError(str(path), [Problem("", 1, f"must hold exactly one RLJob, got {len(jobs) or 'none'}")])
     return jobs[0]
 
 
 def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
-    """Every manifest of a YAML text. `source` names it in messages. InvalidManifest holds all problems."""
+    """Every manifest of a YAML text. `source` names it in messages. InvalidManifestError holds all problems."""
     documents, unreadable = read_documents(text)
     problems = [Problem(problem.path, problem.line, problem.message) for problem in unreadable]
     if not documents and not problems:
@@ -80,7 +87,7 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
         if manifest is not None:
             manifests.append(manifest)
     if problems:
-        raise InvalidManifest(source, problems)
+        raise InvalidManifestError(source, problems)
     return manifests
 
 
@@ -88,7 +95,7 @@ def _read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list
     data = document.data
     if not isinstance(data, dict):
         return None, [
-            Problem("", document.line_of(()), f"must be a mapping with apiVersion and kind, got {show(data)}")
+            Problem("", document.line_of(()), f"must be a mapping with apiVersion and kind, got {format_value(data)}")
         ]
     problems = list(_check_header(document))
     model = _KINDS.get(data["kind"]) if isinstance(data.get("kind"), str) else None
@@ -107,7 +114,7 @@ def _check_header(document: Document) -> Iterator[Problem]:
             yield Problem(key, document.line_of(()), f"is required; write {key}: {expected}")
         elif value not in choices:
             hint = suggest(value, choices) if len(choices) > 1 else ""
-            yield Problem(key, document.line_of((key,)), f"must be {expected}, got {show(value)}{hint}")
+            yield Problem(key, document.line_of((key,)), f"must be {expected}, got {format_value(value)}{hint}")
 
 
 def _validate(
@@ -122,7 +129,7 @@ def _validate(
     except ValidationError as error:
         details = error.errors(include_url=False)
         wrong = [detail["loc"] for detail in details]
-        misspelled = {meant_field(model, loc) for loc in wrong}
+        misspelled = {find_similar_field(model, loc) for loc in wrong}
         problems = [
             Problem(
                 format_path(detail["loc"]),
@@ -133,7 +140,7 @@ def _validate(
             # A required field with a misspelled name is one mistake.
             if detail["type"] != "missing" or detail["loc"] not in misspelled
         ]
-        manifest = _parse_without(model, data, wrong)
+        manifest = _parse_with_placeholders(model, data, wrong)
     except (ValueError, RecursionError):
         return None, [Problem("", document.line_of(()), "refers to itself by a YAML alias; write the value out")]
     if manifest is not None:
@@ -144,23 +151,23 @@ def _validate(
 def _parse(model: type[RLJob] | type[RewardModel], data: dict[str, Any]) -> RLJob | RewardModel:
     # Through JSON and strict, since that is how the API server gets it: "4" is no number, snake_case is unknown.
     text = json.dumps(data)
-    return model.model_validate_json(text, strict=True, by_alias=True, by_name=False, context=RULES_LATER)
+    return model.model_validate_json(text, strict=True, by_alias=True, by_name=False, context=DEFER_RULES)
 
 
-def _parse_without(
+def _parse_with_placeholders(
     model: type[RLJob] | type[RewardModel], data: dict[str, Any], wrong: list[Location]
 ) -> RLJob | RewardModel | None:
     """The manifest with its wrong values replaced by defaults or placeholders; None when that is not enough."""
-    mended = copy.deepcopy(data)
+    repaired = copy.deepcopy(data)
     for location in wrong:
-        _mend(model, mended, location)
+        _substitute(model, repaired, location)
     try:
-        return _parse(model, mended)
+        return _parse(model, repaired)
     except ValidationError:
         return None
 
 
-def _mend(model: type[Spec], data: Any, location: Location) -> None:
+def _substitute(model: type[Spec], data: Any, location: Location) -> None:
     for part in location[:-1]:
         try:
             data = data[part]
@@ -184,7 +191,7 @@ def _check_rules(manifest: Spec, wrong: list[Location], document: Document) -> I
         for rule in part.RULES:
             blamed = [location + tuple(path.split(".") if path else ()) for path in rule.fields]
             if not any(_overlap(one, other) for one in blamed for other in wrong) and not rule.holds(part):
-                yield Problem(format_path(blamed[0]), document.line_of(blamed[0]), describe_breach(rule, part))
+                yield Problem(format_path(blamed[0]), document.line_of(blamed[0]), describe_violation(rule, part))
 
 
 def _overlap(one: Location, other: Location) -> bool:

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
 
-from rljob_api.manifest.base import PATTERN_WORDS, Spec
+from rljob_api.manifest.base import PATTERN_MESSAGES, Spec
 from rljob_api.read.documents import Location, format_path
 
-_LONGEST_SHOWN = 60
-_LONGEST_MEANING = 100
-_MOST_LISTED = 12
+_MAX_VALUE_CHARACTERS = 60
+_MAX_DESCRIPTION_CHARACTERS = 100
+_MAX_LISTED = 12
 
 
 def describe_error(root: type[Spec], kind: str, location: Location, value: Any, context: dict[str, Any]) -> str:
@@ -30,12 +30,12 @@ def describe_error(root: type[Spec], kind: str, location: Location, value: Any, 
         return f"is required{_meaning(root, location)}"
     if kind == "literal_error":
         return _describe_choice(root, location, value)
-    words = _WORDS.get(kind)
+    words = _MESSAGES.get(kind)
     message = words(context) if words else "has no valid value"
-    return f"{message}, got {show(value)}{_remedy(kind, value)}"
+    return f"{message}, got {format_value(value)}{_remedy(kind, value)}"
 
 
-_WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
+_MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda c: f"must be at least {c['ge']:.12g}",
     "greater_than": lambda c: f"must be more than {c['gt']:.12g}",
     "less_than_equal": lambda c: f"must be at most {c['le']:.12g}",
@@ -53,7 +53,7 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "string_too_long": lambda c: f"must have at most {c['max_length']} characters",
     "too_short": lambda c: _at_least(c["min_length"], "entry"),
     "too_long": lambda c: f"must have at most {c['max_length']} entries",
-    "string_pattern_mismatch": lambda c: PATTERN_WORDS.get(c["pattern"], f"must match {c['pattern']}"),
+    "string_pattern_mismatch": lambda c: PATTERN_MESSAGES.get(c["pattern"], f"must match {c['pattern']}"),
     "list_type": lambda c: "must be a list (lines that begin with '-')",
     "dict_type": lambda c: "must be a mapping (name: value)",
     "model_type": lambda c: "must be a mapping (name: value)",
@@ -76,7 +76,7 @@ def _remedy(kind: str, value: Any) -> str:
     return ""
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as YAML's reader knows it, short."""
     if value is None:
         return "nothing"
@@ -87,10 +87,10 @@ def show(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     text = f'"{value}"' if isinstance(value, str) else str(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}..."
 
 
-def meant_field(root: type[Spec], location: Location) -> Location | None:
+def find_similar_field(root: type[Spec], location: Location) -> Location | None:
     """Where the field is that an unknown name was meant to be, at the same level; None when none is near."""
     holder = type_at(root, location[:-1])
     near = _nearest(_camel(location[-1]), field_names(holder)) if _is_spec(holder) else None
@@ -113,8 +113,8 @@ def _describe_unknown(root: type[Spec], location: Location) -> str:
         return f"is unknown here; {camel} belongs in {format_path(elsewhere[0][:-1])}"
     if near:
         return f"is unknown; did you mean {near}?"
-    more = ", ..." if len(known) > _MOST_LISTED else ""
-    return f"is unknown; there are {', '.join(known[:_MOST_LISTED])}{more}"
+    more = ", ..." if len(known) > _MAX_LISTED else ""
+    return f"is unknown; there are {', '.join(known[:_MAX_LISTED])}{more}"
 
 
 def _nearest(word: str, choices: list[str]) -> str | None:
@@ -132,7 +132,7 @@ def suggest(word: Any, choices: list[str]) -> str:
 def _describe_choice(root: type[Spec], location: Location, value: Any) -> str:
     choices = [str(choice) for choice in get_args(_strip(type_at(root, location)))]
     listed = choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    return f"must be {listed}, got {show(value)}{suggest(value, choices) if len(choices) > 1 else ''}"
+    return f"must be {listed}, got {format_value(value)}{suggest(value, choices) if len(choices) > 1 else ''}"
 
 
 def _meaning(root: type[Spec], location: Location) -> str:
@@ -141,7 +141,7 @@ def _meaning(root: type[Spec], location: Location) -> str:
         return ""
     for name, field in holder.model_fields.items():
         if (field.alias or name) == location[-1] and field.description:
-            return f": {textwrap.shorten(field.description.rstrip('.'), _LONGEST_MEANING, placeholder=' ...')}"
+            return f": {textwrap.shorten(field.description.rstrip('.'), _MAX_DESCRIPTION_CHARACTERS, placeholder=' ...')}"
     return ""
 
 

@@ -49,7 +49,7 @@ ENV_TRAIN_DATA = "RLJOB_TRAIN_DATA"
 """Head: where data.train is: a path, or hf://org/name."""
 ENV_EVAL_DATA = "RLJOB_EVAL_DATA"
 """Head: where data.eval is; unset without evaluation."""
-ENV_LIFE = "RLJOB_LIFE"
+ENV_HEAD_JOB_UID = "RLJOB_HEAD_JOB_UID"
 """Head, optional: which life of the job this is. Suspend and resume, a retry or a changed spec begin another one, and
 restarts count from zero in each."""
 ENV_VLLM_SOCKET = "RLJOB_VLLM_SOCKET"
@@ -91,7 +91,7 @@ RAY_RESOURCE_TRAINER = "rljob-trainer"
 """Ray custom resource of trainer Pods: one unit a rank."""
 
 
-class Path(enum.StrEnum):
+class UrlPath(enum.StrEnum):
     """HTTP paths. READY and METRICS alone answer without the token."""
 
     READY = "/rljob/ready"

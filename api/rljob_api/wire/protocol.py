@@ -187,7 +187,7 @@ class RewardDemand(Wire):
     """Requests under way."""
     waiting: int = 0
     """Requests for which no replica is there or free."""
-    oldest_asked_seconds: float = 0.0
+    oldest_in_flight_seconds: float = 0.0
     """For how long the oldest of the others has been with a replica: its execution takes that long at least."""
     latency_seconds: float | None = None
     """Mean execution time of a sample, its retries included, over the newest ones."""
@@ -219,7 +219,7 @@ class DriverStatus(Wire):
     """Wall time of the last step."""
     demand: dict[str, RewardDemand] = {}
     """By reward name."""
-    gpu_seconds_a_step: float | None = None
+    gpu_seconds_per_step: float | None = None
     """Time that generation, updates and the weights' way to the rollouts took in the last step, whatever the rewards
     did: the floor of its wall time."""
     restarts: dict[str, int] = {}

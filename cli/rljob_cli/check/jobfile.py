@@ -20,7 +20,7 @@ from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Location, format_path, read_documents
-from rljob_api.read.load import InvalidManifest, Problem, load_job, load_manifests
+from rljob_api.read.load import InvalidManifestError, Problem, load_job, load_manifests
 from rljob_cli.check.reward_models import locate, read_neighbours, to_text, write_in
 
 _MAX_MENDINGS = 4
@@ -58,11 +58,11 @@ class JobFile:
 
 
 def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
-    """Read a job file. UserError or InvalidManifest say what is wrong with it. `keep_references`: rewardModelRef stays,
+    """Read a job file. UserError or InvalidManifestError say what is wrong with it. `keep_references`: rewardModelRef stays,
     as on a cluster; else the RewardModels of the file become the job's own rewards."""
     file = load_partly(path, overrides, keep_references=keep_references)
     if file.problems:
-        raise InvalidManifest(str(path), list(file.problems))
+        raise InvalidManifestError(str(path), list(file.problems))
     return file
 
 
@@ -87,14 +87,14 @@ def load_partly(path: Path, overrides: Iterable[str] = (), *, keep_references: b
 
 
 def _read_job(path: Path, document: Document, others: list[Problem]) -> tuple[RLJob, list[Problem]]:
-    """The job of the document, mended as far as may be, and what is wrong with it. Raises InvalidManifest, with the
+    """The job of the document, mended as far as may be, and what is wrong with it. Raises InvalidManifestError, with the
     problems of the file's `others`, when that is not enough."""
     data = copy.deepcopy(document.data)
     problems: list[Problem] = []
     for _ in range(_MAX_MENDINGS):
         try:
             jobs = [m for m in load_manifests(to_text(data), str(path)) if isinstance(m, RLJob)]
-        except InvalidManifest as error:
+        except InvalidManifestError as error:
             found = [Problem(p.path, document.line_of(parse_path(p.path)), p.message) for p in error.problems]
             if problems and any(_is_known(problem.path, problems) for problem in found):
                 break  # what was taken out is missing now: that is no further mistake
@@ -103,7 +103,7 @@ def _read_job(path: Path, document: Document, others: list[Problem]) -> tuple[RL
                 break
             continue
         return jobs[0], problems
-    raise InvalidManifest(str(path), [*others, *problems])
+    raise InvalidManifestError(str(path), [*others, *problems])
 
 
 def _is_known(path: str, problems: Iterable[Problem]) -> bool:
@@ -133,11 +133,11 @@ def _documents(path: Path) -> tuple[Document, list[Document]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if problems:
-        raise InvalidManifest(str(path), [Problem(p.path, p.line, p.message) for p in problems])
+        raise InvalidManifestError(str(path), [Problem(p.path, p.line, p.message) for p in problems])
     jobs = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
     if len(jobs) > 1:
         message = f"must hold exactly one RLJob, got {len(jobs)}"
-        raise InvalidManifest(str(path), [Problem("", jobs[1].line_of(()), message)])
+        raise InvalidManifestError(str(path), [Problem("", jobs[1].line_of(()), message)])
     if not jobs:
         load_job(path)  # says what stands there instead
         raise UserError(f"{path}: must hold exactly one RLJob")

@@ -17,7 +17,7 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.read.documents import Document, Location
-from rljob_api.read.load import InvalidManifest, Problem, load_manifests
+from rljob_api.read.load import InvalidManifestError, Problem, load_manifests
 
 _OF_THE_REWARD = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
 _REMEDY = "add it as a document of its own (kind: RewardModel, after ---)"
@@ -53,7 +53,7 @@ def read_neighbours(path: Path, documents: Iterable[Document]) -> tuple[list[Nei
         problems += [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
         try:
             manifests = load_manifests(to_text(document.data), str(path))
-        except InvalidManifest as error:
+        except InvalidManifestError as error:
             problems += [Problem(p.path, document.line_of(_parse(p.path)), p.message) for p in error.problems]
             continue
         for model in manifests:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward, Scope
-from rljob_api.wire.contract import Path
+from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 
 _CONNECT_SECONDS = 30.0
@@ -28,12 +28,12 @@ class RewardClient:
         self._slots = asyncio.Semaphore(slots)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        return ScoreResult.model_validate_json(await self._post(Path.SCORE, request))
+        return ScoreResult.model_validate_json(await self._post(UrlPath.SCORE, request))
 
     async def score_group(self, request: GroupRequest) -> list[ScoreResult]:
-        return GroupResult.model_validate_json(await self._post(Path.SCORE_GROUP, request)).results
+        return GroupResult.model_validate_json(await self._post(UrlPath.SCORE_GROUP, request)).results
 
-    async def _post(self, path: Path, request: BaseModel) -> bytes:
+    async def _post(self, path: UrlPath, request: BaseModel) -> bytes:
         async with self._slots, self._session.post(self._url + path, json=request.model_dump(mode="json")) as response:
             body = await response.read()
             if response.status != 200:

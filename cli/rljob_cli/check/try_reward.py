@@ -21,7 +21,7 @@ from rich.table import Table
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
-from rljob_api.read.load import InvalidManifest
+from rljob_api.read.load import InvalidManifestError
 from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import JobFile, load
@@ -96,7 +96,7 @@ def _check(file: JobFile, index: int) -> None:
     findings = check_reward(file.job.spec.rewards[index], f"spec.rewards[{index}]")
     problems = [file.problem(finding.path, finding.message, finding.line_within) for finding in findings]
     if problems:
-        raise InvalidManifest(str(file.path), problems)
+        raise InvalidManifestError(str(file.path), problems)
 
 
 def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Path | None) -> list[dict[str, Any]]:

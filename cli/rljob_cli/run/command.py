@@ -20,8 +20,7 @@ import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER
-from rljob_api.wire.contract import Path as HttpPath
+from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.manifests import labels_of, phase_of
@@ -168,7 +167,7 @@ async def _ask_driver(session: aiohttp.ClientSession, address: str, token: str) 
     """The driver's status; None when it does not answer."""
     headers = {"Authorization": f"Bearer {token}"}
     try:
-        async with session.get(f"http://{address}:{PORT_DRIVER}{HttpPath.STATUS}", headers=headers) as response:
+        async with session.get(f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}", headers=headers) as response:
             if response.status != 200:
                 return None
             return DriverStatus.model_validate(await response.json())

@@ -15,7 +15,7 @@ from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import (
     ENV_EVAL_DATA,
-    ENV_LIFE,
+    ENV_HEAD_JOB_UID,
     ENV_REWARD_SERVICES,
     ENV_ROLLOUT_SERVICE,
     ENV_TRAIN_DATA,
@@ -96,7 +96,7 @@ def _build_parts(
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
-        + [{"name": ENV_LIFE, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _LIFE}}}],
+        + [{"name": ENV_HEAD_JOB_UID, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _LIFE}}}],
         # No liveness probe: the driver ends by itself when it fails, and a needless kill costs all GPUs a restart.
         probes={"readinessProbe": pods.build_readiness("driver")},
         volumes=[
@@ -118,9 +118,9 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     env = {
         ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),
         ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
-        ENV_TRAIN_DATA: parse_source(data.train.source).in_container,
+        ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
-    return env | ({ENV_EVAL_DATA: parse_source(data.eval.source).in_container} if data.eval else {})
+    return env | ({ENV_EVAL_DATA: parse_source(data.eval.source).container_path} if data.eval else {})
 
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from rljob_api.wire.contract import (
     PATH_CLAIMS,
     PATH_CONFIG,
     PATH_RUN,
-    Path,
+    UrlPath,
 )
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import (
@@ -241,7 +241,7 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
     env = {
         ENV_JOB_FILE: f"{PATH_CONFIG}/{FILE_JOB}",
         ENV_HEAD: child_name(job, HEAD),
-        ENV_MODEL: parse_source(job.spec.model.source).in_container,
+        ENV_MODEL: parse_source(job.spec.model.source).container_path,
     } | ({ENV_RUN_DIR: PATH_RUN} if run_dir else {})
     return build_token_env(child_name(job, "token")) + build_env(env)
 
@@ -305,7 +305,7 @@ def build_probes(port_name: str, startup_seconds: int, num_unready_answers: int 
 
 def build_readiness(port_name: str) -> Manifest:
     return {
-        "httpGet": {"path": str(Path.READY), "port": port_name},
+        "httpGet": {"path": str(UrlPath.READY), "port": port_name},
         "periodSeconds": 5,
         "timeoutSeconds": 3,
         "failureThreshold": 2,

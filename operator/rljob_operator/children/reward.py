@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
-from rljob_api.manifest.scorers import Limits
+from rljob_api.manifest.scorers import EndpointLimits
 from rljob_api.wire.contract import (
     ENV_JUDGE_API_KEY,
     ENV_PEERS,
@@ -182,7 +182,7 @@ def _build_judge_env(service: RewardService) -> list[Manifest]:
     if endpoint and endpoint.api_key_secret_ref:
         reference = {"secretKeyRef": endpoint.api_key_secret_ref.to_manifest()}
         env.append({"name": ENV_JUDGE_API_KEY, "valueFrom": reference})
-    if endpoint and endpoint.limits != Limits():
+    if endpoint and endpoint.limits != EndpointLimits():
         env += pods.build_env({ENV_PEERS: service.name})
     return env
 

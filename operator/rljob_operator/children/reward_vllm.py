@@ -72,7 +72,7 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
     command = [
         *("python", "-m", "vllm.entrypoints.openai.api_server"),
         *("--uds", _SOCKET),
-        *("--model", parse_source(model.source).in_container.removeprefix(_SCHEME)),
+        *("--model", parse_source(model.source).container_path.removeprefix(_SCHEME)),
         *("--served-model-name", _SERVED_MODEL_NAME),
         *("--dtype", model.dtype),
         # What is sampled is what the manifest says, whatever the checkpoint would like.

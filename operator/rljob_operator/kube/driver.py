@@ -13,7 +13,7 @@ from typing import NamedTuple
 import aiohttp
 from pydantic import ValidationError
 
-from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, Path
+from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD
@@ -66,7 +66,7 @@ class DriverClient:
         host = f"[{driver.address}]" if ":" in driver.address else driver.address
         try:
             async with self._session.get(
-                f"http://{host}:{self._port}{Path.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
+                f"http://{host}:{self._port}{UrlPath.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
             ) as response:
                 # A newer trainer image may tell more than this operator knows.
                 answer = await response.read()

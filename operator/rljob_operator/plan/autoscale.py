@@ -201,10 +201,10 @@ def _latency(said: RewardDemand, last: RewardScaling | None) -> float | None:
     known = _learn(said, said.latency_seconds, last.latency_seconds if last else None)
     if known is not None:
         return max(known, _SHORTEST_SECONDS)
-    if said.in_flight <= said.waiting or said.oldest_asked_seconds <= 0:
+    if said.in_flight <= said.waiting or said.oldest_in_flight_seconds <= 0:
         return None
     # By powers of two: it grows from look to look, and each change of the replicas is told.
-    return 2.0 ** math.floor(math.log2(said.oldest_asked_seconds))
+    return 2.0 ** math.floor(math.log2(said.oldest_in_flight_seconds))
 
 
 def _target(policy: Policy, said: RewardDemand, last: RewardScaling | None) -> float | None:

@@ -27,7 +27,7 @@ from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import Program
 from rljob_reward.workers.process import Started
 
-_OPEN_PATHS = {contract.Path.READY.value, contract.Path.METRICS.value}
+_OPEN_PATHS = {contract.UrlPath.READY.value, contract.UrlPath.METRICS.value}
 _JSON = (b"content-type", b"application/json")
 _SHUTTING_DOWN = "the server is shutting down; ask another replica"
 
@@ -44,17 +44,17 @@ class Door(NamedTuple):
 
 
 _DOORS = {
-    contract.Path.SCORE.value: Door(
+    contract.UrlPath.SCORE.value: Door(
         ScoreRequest,
         16 << 20,
         ("sample", "sampleThenGroup"),
-        f"POST whole groups to {contract.Path.SCORE_GROUP}, or set scope: sample",
+        f"POST whole groups to {contract.UrlPath.SCORE_GROUP}, or set scope: sample",
     ),
-    contract.Path.SCORE_GROUP.value: Door(
+    contract.UrlPath.SCORE_GROUP.value: Door(
         GroupRequest,
         48 << 20,  # a worker's frame holds it
         ("group", "sampleThenGroup"),
-        f"POST each sample to {contract.Path.SCORE}, or set scope: group",
+        f"POST each sample to {contract.UrlPath.SCORE}, or set scope: group",
     ),
 }
 
@@ -96,9 +96,9 @@ class App:
         self.draining = False
         self._other = Starlette(
             routes=[
-                Route(contract.Path.INFO, self._info),
-                Route(contract.Path.READY, self._ready),
-                Route(contract.Path.METRICS, self._render_metrics),
+                Route(contract.UrlPath.INFO, self._info),
+                Route(contract.UrlPath.READY, self._ready),
+                Route(contract.UrlPath.METRICS, self._render_metrics),
             ]
         )
 
@@ -172,7 +172,7 @@ def _find_problem(request: AnyRequest, scope: str) -> str:
     if isinstance(request, ScoreRequest):
         return ""
     if scope == "sampleThenGroup" and request.results is None:
-        return f"results: must be what each sample got at {contract.Path.SCORE} (scope: sampleThenGroup)"
+        return f"results: must be what each sample got at {contract.UrlPath.SCORE} (scope: sampleThenGroup)"
     if scope == "group" and request.results is not None:
         return "results: must be null: with scope: group no sample was scored alone"
     return ""

@@ -26,7 +26,7 @@ from rljob_reward.workers import process_marks as marks
 
 logger = logging.getLogger(__name__)
 
-ENV_WITHOUT = "RLJOB_REWARD_WITHOUT"
+ENV_WITHOUT = "RLJOB_REWARD_DISABLE_ISOLATION"
 """Means of isolation that are not to be used, separated by commas: a way out where one stands in a function's way."""
 
 _PR_SET_DUMPABLE = 4

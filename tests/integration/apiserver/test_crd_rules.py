@@ -19,7 +19,7 @@ from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.read.load import InvalidManifest, load_manifests
+from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
 
 GROUP, VERSION = "rljob.dev", "v1alpha1"
@@ -160,7 +160,7 @@ def offline(manifest: dict[str, Any]) -> str:
     """What rljob_api says of a manifest; empty when it is valid."""
     try:
         load_manifests(json.dumps(manifest), "job.yaml")
-    except InvalidManifest as error:
+    except InvalidManifestError as error:
         return str(error)
     return ""
 

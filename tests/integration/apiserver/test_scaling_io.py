@@ -15,7 +15,7 @@ from aiohttp import web
 from manifests import put_all, smallest
 from operator_world import Manifest, World, Writes
 
-from rljob_api.wire.contract import PORT_DRIVER, Path
+from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, connect
 
@@ -40,7 +40,7 @@ class Drivers:
             return web.Response(text=said.model_dump_json(), content_type="application/json")
 
         app = web.Application()
-        app.router.add_get(Path.STATUS.value, status)
+        app.router.add_get(UrlPath.STATUS.value, status)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, address, PORT_DRIVER).start()

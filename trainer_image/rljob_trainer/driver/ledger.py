@@ -200,7 +200,7 @@ class Ledger:
             reward_latency_p50_seconds=record["reward_latency_p50_seconds"],
             reward_latency_p95_seconds=record["reward_latency_p95_seconds"],
             step_seconds=record["step_seconds"],
-            gpu_seconds_a_step=sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync")),
+            gpu_seconds_per_step=sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync")),
         )
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, Path
+from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus, WeightManifest
 
 log = logging.getLogger(__name__)
 
 _LONGEST_POLL_SECONDS = 60.0
-_OPEN_PATHS = (Path.READY.value, Path.METRICS.value)
+_OPEN_PATHS = (UrlPath.READY.value, UrlPath.METRICS.value)
 
 
 class Board:
@@ -84,10 +84,10 @@ class StatusServer:
 
     async def start(self, address: str, port: int = PORT_DRIVER) -> None:
         app = web.Application(middlewares=[require_token])
-        app.router.add_get(Path.READY.value, self._ready)
-        app.router.add_get(Path.METRICS.value, self._metrics)
-        app.router.add_get(Path.STATUS.value, self._status)
-        app.router.add_get(Path.WEIGHTS_CURRENT.value, self._weights)
+        app.router.add_get(UrlPath.READY.value, self._ready)
+        app.router.add_get(UrlPath.METRICS.value, self._metrics)
+        app.router.add_get(UrlPath.STATUS.value, self._status)
+        app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:

@@ -10,8 +10,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_job
 from rljob_api.wire.contract import (
     ENV_EVAL_DATA,
+    ENV_HEAD_JOB_UID,
     ENV_JOB_FILE,
-    ENV_LIFE,
     ENV_MODEL,
     ENV_POD_IP,
     ENV_REWARD_SERVICES,
@@ -55,5 +55,5 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[ENV_MODEL],
         train_data=variables[ENV_TRAIN_DATA],
         eval_data=variables.get(ENV_EVAL_DATA) or None,
-        life=variables.get(ENV_LIFE, ""),
+        life=variables.get(ENV_HEAD_JOB_UID, ""),
     )

@@ -17,12 +17,12 @@ import aiohttp
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
-from rljob_api.wire.contract import ENV_ROLLOUT_SERVICE, PORT_ROLLOUT, Path
+from rljob_api.wire.contract import ENV_ROLLOUT_SERVICE, PORT_ROLLOUT, UrlPath
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
-from rljob_trainer.agents.base import Completion
-from rljob_trainer.replicas.http import CONNECT_SECONDS, job_headers
-from rljob_trainer.replicas.pool import Lease, Replicas
+from rljob_trainer.episodes.types import Completion
+from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
+from rljob_trainer.replicas.pool import Lease, ReplicaPool
 from rljob_trainer.rollout.middleware import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,18 @@ _STRAGGLER_SECONDS = 5.0
 """How long the next step waits for healthy replicas behind the first one: else that one would get all the load."""
 
 
-class Rollouts:
+class RolloutClient:
     """All rollout replicas, as one."""
 
-    def __init__(self, role: RolloutRole, session: aiohttp.ClientSession, *, patience_seconds: float = 600.0) -> None:
+    def __init__(
+        self, role: RolloutRole, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
+    ) -> None:
         service = os.environ[ENV_ROLLOUT_SERVICE]
-        self.replicas = Replicas(
+        self.replicas = ReplicaPool(
             f"rollouts ({service})",
             lambda: resolve(service),
             max_in_flight=role.max_in_flight,
-            patience_seconds=max(patience_seconds, 2 * role.request_timeout_seconds),
+            unavailable_timeout_seconds=max(unavailable_timeout_seconds, 2 * role.request_timeout_seconds),
         )
         self.replicas.on_tick = self._verify_all
         self.served: dict[str, RolloutWeights] = {}
@@ -73,7 +75,7 @@ class Rollouts:
         avoid: set[str] = set()
         for _ in range(_MAX_ATTEMPTS):
             async with self.replicas.lease(avoid) as lease:
-                key = self.replicas.fleet.want
+                key = self.replicas.fleet.required_key
                 completion = await self._attempt(lease, payload, key)
                 if completion is not None:
                     return completion
@@ -85,7 +87,7 @@ class Rollouts:
         url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
         timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._session.post(url, json=payload, headers=job_headers(), timeout=timeout) as response:
+            async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
                 if response.status in (400, 401, 422):
                     # Neither another replica nor another try can help.
                     raise UserError(f"vLLM refused a prompt: {_refusal(response.status, await response.text())}")
@@ -127,27 +129,27 @@ class Rollouts:
                 if not fleet.stragglers() or loop.time() - first_at > _STRAGGLER_SECONDS:
                     return dict(self.served)
             else:
-                self._check_hope()
+                self._raise_if_all_mismatch()
             await asyncio.sleep(0.02)
 
     def describe_wait(self) -> str:
         fleet = self.replicas.fleet
-        if not fleet.want or fleet.num_serving():
+        if not fleet.required_key or fleet.num_serving():
             return ""
-        return f"waits for a rollout to serve weights {fleet.want} (0 of {len(fleet.replicas)} do)"
+        return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
 
-    def _check_hope(self) -> None:
+    def _raise_if_all_mismatch(self) -> None:
         fleet = self.replicas.fleet
-        if fleet.replicas and all(replica.refused == fleet.want for replica in fleet.replicas.values()):
+        if fleet.replicas and all(replica.rejected_key == fleet.required_key for replica in fleet.replicas.values()):
             raise TransientError(
-                f"every rollout serves weights {fleet.want} with a digest that differs from the trainer's; see the log"
+                f"every rollout serves weights {fleet.required_key} with a digest that differs from the trainer's; see the log"
             )
 
     def _verify_all(self) -> None:
         manifest = self._manifest
         if manifest is None:
             return
-        for address in self.replicas.fleet.to_verify(self.replicas.now()):
+        for address in self.replicas.fleet.list_unverified(self.replicas.now()):
             running = self._verifying.get(address)
             if running is None or running.done():
                 self._verifying[address] = asyncio.create_task(self._verify(address, manifest))
@@ -155,11 +157,11 @@ class Rollouts:
     async def _verify(self, address: str, manifest: WeightManifest) -> None:
         """Ask one replica what it serves, waiting a while for the wanted weights."""
         fleet = self.replicas.fleet
-        url = f"http://{address}:{PORT_ROLLOUT}{Path.ROLLOUT_WEIGHTS.value}"
+        url = f"http://{address}:{PORT_ROLLOUT}{UrlPath.ROLLOUT_WEIGHTS.value}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
         timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._session.get(url, params=query, headers=job_headers(), timeout=timeout) as response:
+            async with self._session.get(url, params=query, headers=auth_headers(), timeout=timeout) as response:
                 response.raise_for_status()
                 served = RolloutWeights.model_validate(await response.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -170,7 +172,7 @@ class Rollouts:
             return  # not yet; the next tick asks again
         if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
             self.num_mismatches += 1
-            fleet.record_refused(address, manifest.key)
+            fleet.record_rejected(address, manifest.key)
             self.on_mismatch(
                 f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, the trainer published "
                 f"{manifest.checksum}: it is not used"

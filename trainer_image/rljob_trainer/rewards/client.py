@@ -23,9 +23,9 @@ from rljob_api.wire.contract import ENV_REWARD_SERVICES, ENV_REWARD_TOKENS, ENV_
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, RewardDemand, ScoreRequest, ScoreResult
 from rljob_trainer.episodes.types import Scored
-from rljob_trainer.replicas.hedging import Hedges, Out
-from rljob_trainer.replicas.http import CONNECT_SECONDS, job_headers
-from rljob_trainer.replicas.pool import Lease, Replicas
+from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
+from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
+from rljob_trainer.replicas.pool import Lease, ReplicaPool
 from rljob_trainer.rewards.forecast import Outlook
 from rljob_trainer.rewards.messages import Ask, busy_seconds, is_final
 from rljob_trainer.rewards.version_tracker import VersionWatch
@@ -71,7 +71,9 @@ class _Underway:
 class RewardClient:
     """One reward of the job, over all of its replicas."""
 
-    def __init__(self, reward: Reward, session: aiohttp.ClientSession, *, patience_seconds: float = 600.0) -> None:
+    def __init__(
+        self, reward: Reward, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
+    ) -> None:
         self.reward = reward
         self.in_flight: set[_Underway] = set()
         """Requests under way: one a sample, or one a group."""
@@ -79,21 +81,21 @@ class RewardClient:
         """Sent so far, retries and hedges included."""
         self.num_rescored = 0
         """Samples that were scored again since the reward's version changed in the middle of a step."""
-        self.hedges = Hedges(reward.hedging) if reward.hedging else None
+        self.hedges = HedgeTracker(reward.hedging) if reward.hedging else None
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._session = session
         self._is_ours = reward.http is None
         self._protocol = reward.http.protocol if reward.http else "rljob"
         # The job's token is nobody else's business.
-        self._headers = job_headers(_token_variable(reward)) if self._is_ours else {}
-        self.replicas = Replicas(
+        self._headers = auth_headers(_token_variable(reward)) if self._is_ours else {}
+        self.replicas = ReplicaPool(
             f"reward {reward.name}",
             _discovery(reward),
             max_in_flight=_IN_FLIGHT_A_SLOT * reward.slots if self._is_ours else _IN_FLIGHT_AN_ENDPOINT,
             # An execution that takes its time is no sign that nothing works.
-            patience_seconds=max(patience_seconds, 2 * reward.timeout_seconds),
+            unavailable_timeout_seconds=max(unavailable_timeout_seconds, 2 * reward.timeout_seconds),
             # How many there are of a RewardModel, and whether any, is its own affair.
-            may_be_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
+            allow_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
             readiness_lags=False,
         )
         # Two requests a slot: the second waits for the whole execution of the first.
@@ -164,7 +166,7 @@ class RewardClient:
             window_seconds=outlook.window_seconds(mean),
             in_flight=len(counted),
             waiting=len(counted) - len(asked_at),
-            oldest_asked_seconds=now - min(asked_at) if asked_at else 0.0,
+            oldest_in_flight_seconds=now - min(asked_at) if asked_at else 0.0,
             latency_seconds=mean,
             latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
         )
@@ -176,8 +178,8 @@ class RewardClient:
         oldest = time.monotonic() - min(underway.began for underway in self.in_flight)
         fleet, missing = self.replicas.fleet, ""
         if not fleet.replicas:
-            missing = ", no replica is there" + (" yet" if self.replicas.may_be_empty else "")
-        elif fleet.want and not fleet.num_serving():
+            missing = ", no replica is there" + (" yet" if self.replicas.allow_empty else "")
+        elif fleet.required_key and not fleet.num_serving():
             version = self.versions.pin.version if self.versions else None
             missing = f", no replica serves version {version}" if version else ", no replica has told its version"
         return f"({self.reward.name}), oldest {oldest:.1f} s{missing}"
@@ -242,7 +244,7 @@ class RewardClient:
     async def _exchange(self, lease: Lease, underway: _Underway) -> Attempt:
         if self.hedges is None or underway.is_group_step:
             return await self._ask(lease, underway)
-        out = Out(lease.address, time.monotonic(), asyncio.get_running_loop().create_future())
+        out = InFlightRequest(lease.address, time.monotonic(), asyncio.get_running_loop().create_future())
         self.hedges.record_sent(out)
         first, second = asyncio.create_task(self._ask(lease, underway)), None
         try:
@@ -271,7 +273,7 @@ class RewardClient:
             self.versions.tick()
         if self.hedges is None:
             return
-        while (out := self.hedges.next_due(self.replicas.now())) and (lease := self.replicas.spare({out.address})):
+        while (out := self.hedges.next_due(self.replicas.now())) and (lease := self.replicas.try_lease({out.address})):
             self.hedges.record_hedged(out)
             out.second.set_result(lease)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.wire.contract import Path
+from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
 from rljob_api.wire.retry_after import parse_retry_after
 
@@ -34,7 +34,7 @@ class Ask:
 
     @property
     def path(self) -> str:
-        return (Path.SCORE_GROUP if isinstance(self.request, GroupRequest) else Path.SCORE).value
+        return (UrlPath.SCORE_GROUP if isinstance(self.request, GroupRequest) else UrlPath.SCORE).value
 
     def payload(self) -> dict[str, Any]:
         if self.protocol == "rljob":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-UNTOLD = "(untold)"
+UNTOLD = "(unknown)"
 """Stands for the version of a server that tells none."""
 PENDING = "(pending)"
 """What to want of replicas while no version is known: none serves it."""

@@ -1,6 +1,6 @@
 """Asks each of a reward's replicas for its version, once, and keeps requests to those of the pinned one.
 
-Consumes: the addresses that discovery found, and GET /v1/info of each. Produces: the version that `Fleet.want` names.
+Consumes: the addresses that discovery found, and GET /v1/info of each. Produces: the version that `Fleet.required_key` names.
 Waits for: nothing; it is called with each tick. A replica that failed is asked again, since it may have come back as
 another version. The decisions are `versions`'.
 """
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from rljob_api.wire.contract import PORT_REWARD, Path
+from rljob_api.wire.contract import PORT_REWARD, UrlPath
 from rljob_trainer.replicas.http import CONNECT_SECONDS
-from rljob_trainer.replicas.pool import Replicas
+from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.rewards.version_pin import PENDING, UNTOLD, Pin
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _TELLS_NOTHING = (401, 403, 404, 405)
 class VersionWatch:
     """What the replicas of one reward serve, and the pin over them."""
 
-    def __init__(self, replicas: Replicas, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+    def __init__(self, replicas: ReplicaPool, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self.pin = Pin()
         self._replicas = replicas
         self._session = session
@@ -46,7 +46,7 @@ class VersionWatch:
         """Ask those that have not told their version; see whether the pinned one is gone."""
         fleet = self._replicas.fleet
         self._asking = {address: task for address, task in self._asking.items() if not task.done()}
-        for address in fleet.to_identify(self._replicas.now()):
+        for address in fleet.list_unidentified(self._replicas.now()):
             if address not in self._asking:
                 self._asking[address] = asyncio.create_task(self._identify(address))
         self._observe()
@@ -61,7 +61,7 @@ class VersionWatch:
         """Whether a result of `version` counts. One that does not tells what is behind that address now."""
         if self.pin.accepts(version):
             return True
-        self._replicas.fleet.record_told(address, version)
+        self._replicas.fleet.record_version(address, version)
         return False
 
     def _observe(self) -> None:
@@ -80,7 +80,7 @@ class VersionWatch:
         self._replicas.dispatch()
 
     async def _identify(self, address: str) -> None:
-        fleet, url = self._replicas.fleet, f"http://{address}:{PORT_REWARD}{Path.INFO.value}"
+        fleet, url = self._replicas.fleet, f"http://{address}:{PORT_REWARD}{UrlPath.INFO.value}"
         timeout = aiohttp.ClientTimeout(total=_INFO_SECONDS, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
@@ -95,6 +95,6 @@ class VersionWatch:
             )
             fleet.record_suspect(address, self._replicas.now())
             return
-        fleet.record_told(address, version or UNTOLD)
+        fleet.record_version(address, version or UNTOLD)
         self._observe()
         self._replicas.dispatch()

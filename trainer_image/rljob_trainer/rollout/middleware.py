@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from rljob_api.wire.contract import Path
+from rljob_api.wire.contract import UrlPath
 from rljob_trainer.rollout.puller import ReplicaState
 
 Scope = MutableMapping[str, Any]
@@ -27,7 +27,7 @@ HEADER_WEIGHTS = "x-rljob-weights"
 HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
 """The same when the request came. Where the two differ, an update happened in between (updateMode keep)."""
 
-_OPEN_PATHS = frozenset({Path.READY, Path.METRICS})
+_OPEN_PATHS = frozenset({UrlPath.READY, UrlPath.METRICS})
 _LONGEST_WAIT_SECONDS = 60.0
 _WEBSOCKET_POLICY_VIOLATION = 1008
 
@@ -48,10 +48,10 @@ class RolloutMiddleware:
         path = scope["path"]
         if path not in _OPEN_PATHS and not self._is_authorized(scope):
             await self._refuse(scope, send)
-        elif path == Path.READY:
+        elif path == UrlPath.READY:
             reason = self._state.reason_not_ready()
             await _respond(send, 503 if reason else 200, reason or "ready")
-        elif path == Path.ROLLOUT_WEIGHTS:
+        elif path == UrlPath.ROLLOUT_WEIGHTS:
             await self._respond_weights(scope, send)
         elif self._state.is_broken and path.startswith("/v1/"):
             await _respond(send, 503, f"the weights are unknown after a failed update: {self._state.error}")

@@ -19,7 +19,7 @@ from rljob_api.errors import TransientError
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.rollout.puller import Applied, Download
+from rljob_trainer.rollout.puller import ApplyResult, Download
 from rljob_trainer.weights.checksum import Digest
 
 _POLL_SECONDS = 30
@@ -43,7 +43,7 @@ class WeightClient:
         addresses = await asyncio.to_thread(resolve, self._head)
         if not addresses:
             raise TransientError(f"no address for the head {self._head!r}")
-        url = f"http://{addresses[0]}:{contract.PORT_DRIVER}{contract.Path.WEIGHTS_CURRENT}"
+        url = f"http://{addresses[0]}:{contract.PORT_DRIVER}{contract.UrlPath.WEIGHTS_CURRENT}"
         params = {"after": after, "timeout": str(_POLL_SECONDS)}
         try:
             async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT) as response:
@@ -113,7 +113,7 @@ class EngineLoader:
         self._engine = engine
         self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]
 
-    async def load(self, path: Path, manifest: WeightManifest) -> Applied:
+    async def load(self, path: Path, manifest: WeightManifest) -> ApplyResult:
         engine = self._engine
         begin = time.perf_counter()
         try:
@@ -131,7 +131,7 @@ class EngineLoader:
         finally:
             await engine.resume_generation()
         checksum = sum(map(Digest.parse, digests), start=Digest())
-        return Applied(str(checksum), pause_seconds=time.perf_counter() - begin, load_seconds=load_seconds)
+        return ApplyResult(str(checksum), pause_seconds=time.perf_counter() - begin, load_seconds=load_seconds)
 
 
 def _build_update(path: Path, manifest: WeightManifest) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.scorers import JudgeEndpoint, JudgeReward, Limits
+from rljob_api.manifest.scorers import EndpointLimits, JudgeEndpoint, JudgeReward
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY
 from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest
 from rljob_reward.models import vllm_sidecar as beside
@@ -57,12 +57,12 @@ class JudgeCaller:
         self._timeout_seconds = timeout_seconds
         self._question = Question(judge.template, judge.system_prompt, NAMES.get(judge.compare or "", ("completion",)))
         self._parser = Parser(judge)
-        limits = judge.endpoint.limits if judge.endpoint else Limits()
+        limits = judge.endpoint.limits if judge.endpoint else EndpointLimits()
         each = _FIRST_PROMPT_TOKENS + judge.sampling.max_tokens
         self._limits = LimitGate(limits, judge.votes, float(judge.votes * each))
         self._turns = Turns(self._limits, slots, timeout_seconds, self.record_wait)
         self.gate: Gate = OpenGate() if judge.compare else self._limits
-        self._peers = Peers(timeout_seconds, self._take_share) if limits != Limits() else None
+        self._peers = Peers(timeout_seconds, self._take_share) if limits != EndpointLimits() else None
         key = _take_key(judge.endpoint) if judge.endpoint else ""
         self._beside = None if judge.endpoint else Beside()
         self._session = self._beside.session if self._beside else beside.open_session()

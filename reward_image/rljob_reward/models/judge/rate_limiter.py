@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from rljob_api.manifest.scorers import Limits
+from rljob_api.manifest.scorers import EndpointLimits
 from rljob_reward.models.judge.limits import TokenBucket
 from rljob_reward.models.judge.shares import ALONE, Share
 
@@ -25,7 +25,7 @@ class LimitGate:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: EndpointLimits,
         num_requests: int,
         first_tokens: float,
         clock: Callable[[], float] = time.monotonic,

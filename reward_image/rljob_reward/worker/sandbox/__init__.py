@@ -30,7 +30,7 @@ BLOCKED_ERRNO = errno.ENETDOWN
 
 UID, LANDLOCK, SECCOMP, GATE = "uid", "landlock", "seccomp", "gate"
 MEANS = (UID, LANDLOCK, SECCOMP, GATE)
-"""What can be turned off by name ($RLJOB_REWARD_WITHOUT), should it stand in the way of a function."""
+"""What can be turned off by name ($RLJOB_REWARD_DISABLE_ISOLATION), should it stand in the way of a function."""
 
 
 class Limits(NamedTuple):

@@ -14,7 +14,7 @@ import yaml
 from rljob_api.generate import crd
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.read.load import InvalidManifest, load_manifests
+from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
 
 Schema = dict[str, Any]
@@ -99,7 +99,7 @@ def schema_accepts(manifest: Schema) -> bool:
 def python_accepts(manifest: Schema) -> bool:
     try:
         load_manifests(yaml.safe_dump(manifest), "x")
-    except InvalidManifest:
+    except InvalidManifestError:
         return False
     return True
 

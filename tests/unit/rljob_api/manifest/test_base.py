@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.manifest.base import RULES_LATER, Rule, Spec
+from rljob_api.manifest.base import DEFER_RULES, Rule, Spec
 from rljob_api.manifest.job import Optimizer
 
 
@@ -42,7 +42,7 @@ def test_all_broken_rules_of_an_object_are_reported_together() -> None:
 
 
 def test_rules_wait_for_a_caller_that_checks_them_itself() -> None:
-    assert Outer.model_validate({"least": 3}, context=RULES_LATER).least == 3
+    assert Outer.model_validate({"least": 3}, context=DEFER_RULES).least == 3
 
 
 def test_a_null_that_means_off_survives_the_way_into_a_manifest() -> None:

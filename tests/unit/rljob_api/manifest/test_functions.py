@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.manifest.functions import FORMS, Form, check_function, detect_form
+from rljob_api.manifest.functions import SIGNATURE_VARIANTS, SignatureVariant, check_function, detect_signature_variant
 from rljob_api.manifest.reward import FunctionReward, Scope
 
 
@@ -31,14 +31,14 @@ def test_functions_of_the_three_conventions_pass_unchanged(source: str) -> None:
     assert check(source) == []
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mark)
-def test_each_form_is_told_from_its_own_arguments(form: Form) -> None:
-    assert detect_form(form.arguments) == form
+@pytest.mark.parametrize("variant", SIGNATURE_VARIANTS, ids=lambda variant: variant.marker)
+def test_each_form_is_told_from_its_own_arguments(variant: SignatureVariant) -> None:
+    assert detect_signature_variant(variant.arguments) == variant
 
 
 def test_parameters_of_two_conventions_fit_none() -> None:
-    assert detect_form(["solution_str", "completions"]) is None
-    assert detect_form(["x"]) is None
+    assert detect_signature_variant(["solution_str", "completions"]) is None
+    assert detect_signature_variant(["x"]) is None
 
 
 def test_a_syntax_error_is_reported_with_its_line() -> None:

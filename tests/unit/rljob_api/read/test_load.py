@@ -10,7 +10,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.read.load import InvalidManifest, load_job, load_manifests
+from rljob_api.read.load import InvalidManifestError, load_job, load_manifests
 
 GOOD = """\
 apiVersion: rljob.dev/v1alpha1
@@ -28,7 +28,7 @@ spec:
 
 
 def problems_of(text: str) -> list[str]:
-    with pytest.raises(InvalidManifest) as caught:
+    with pytest.raises(InvalidManifestError) as caught:
         load_manifests(text, "job.yaml")
     return str(caught.value).splitlines()
 
@@ -159,7 +159,7 @@ def test_messages_name_nothing_of_python() -> None:
 def test_load_job_wants_exactly_one_job(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(GOOD + "---\n" + GOOD)
-    with pytest.raises(InvalidManifest, match="exactly one RLJob, got 2"):
+    with pytest.raises(InvalidManifestError, match="exactly one RLJob, got 2"):
         load_job(file)
     file.write_text(GOOD)
     assert load_job(file).metadata.name == "sums"

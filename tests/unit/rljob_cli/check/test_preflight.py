@@ -8,7 +8,7 @@ import struct
 import pytest
 import yaml
 
-from rljob_api.read.load import InvalidManifest
+from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import load, load_partly
 from rljob_cli.check.preflight import Machine, find_findings
 from rljob_cli.commands import check
@@ -163,7 +163,7 @@ def test_too_little_memory_is_a_warning_and_no_error(folder):
 def test_mistakes_of_the_manifest_and_of_what_it_names_are_told_together(folder):
     write_job(folder, model={"source": "./none"}, schedule={"steps": -1}, rolout={}, algorithm={"groupSize": "x"})
     file = load_partly(folder / "job.yaml")
-    with pytest.raises(InvalidManifest) as caught:
+    with pytest.raises(InvalidManifestError) as caught:
         check(file, folder / "runs" / "j", {}, [])
     told = {problem.path: problem.line for problem in caught.value.problems}
     lines = (folder / "job.yaml").read_text().splitlines()
@@ -179,7 +179,7 @@ def test_mistakes_of_the_manifest_and_of_what_it_names_are_told_together(folder)
 def test_a_mistake_in_an_inline_reward_is_in_its_own_line_of_the_file(folder):
     text = (folder / "job.yaml").read_text().replace("file: reward.py", "inline: |\n        x = 1\n        def f(:")
     (folder / "job.yaml").write_text(text)
-    with pytest.raises(InvalidManifest) as caught:
+    with pytest.raises(InvalidManifestError) as caught:
         check(load_partly(folder / "job.yaml"), folder / "runs" / "j", {}, [])
     (problem,) = caught.value.problems
     assert "def f(:" in text.splitlines()[problem.line - 1]

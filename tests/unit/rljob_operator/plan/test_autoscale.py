@@ -117,7 +117,7 @@ def test_in_its_first_collection_a_driver_is_not_believed_to_be_quicker_than_the
 
 
 def test_while_no_score_has_come_the_oldest_request_says_how_long_one_takes_at_least():
-    first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_asked_seconds": 9.0}
+    first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_in_flight_seconds": 9.0}
     assert decide(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)
     unserved = demand(**first, waiting=100)
     assert decide(policy(), [unserved], None, NOW).replicas == 1, "without a replica its age is waiting"
@@ -276,7 +276,7 @@ def demands(draw):
             "elapsed_seconds": draw(SECONDS),
             "starts_in_seconds": draw(SECONDS),
             "in_flight": draw(st.integers(0, samples)),
-            "oldest_asked_seconds": draw(SECONDS),
+            "oldest_in_flight_seconds": draw(SECONDS),
         }
         for name in ("due_seconds", "window_seconds", "latency_seconds", "latency_p95_seconds"):
             fields[name] = draw(st.none() | SECONDS)

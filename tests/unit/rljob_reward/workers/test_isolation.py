@@ -192,7 +192,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module", params=["", "uid", "uid,landlock", "uid,gate"], ids=lambda names: f"without-{names}")
 def server(request: pytest.FixtureRequest, start_server: StartServer) -> Server:
-    started = start_server(SOURCE, environment={"RLJOB_REWARD_WITHOUT": request.param}, **FIELDS)
+    started = start_server(SOURCE, environment={"RLJOB_REWARD_DISABLE_ISOLATION": request.param}, **FIELDS)
     started.without = request.param.split(",")
     return started
 
@@ -321,7 +321,7 @@ def test_a_call_that_takes_too_much_cpu_time_is_ended(start_server: StartServer)
 
 
 def test_a_means_that_does_not_exist_cannot_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLJOB_REWARD_WITHOUT", "landlock, uids")
+    monkeypatch.setenv("RLJOB_REWARD_DISABLE_ISOLATION", "landlock, uids")
     (tmp_path / "reward.yaml").write_text('{name: r, function: {inline: "def compute_score(solution_str): ..."}}')
-    with pytest.raises(UserError, match=r"^RLJOB_REWARD_WITHOUT may name uid, landlock, seccomp, gate, got uids$"):
+    with pytest.raises(UserError, match=r"^RLJOB_REWARD_DISABLE_ISOLATION may name uid, landlock, seccomp, gate, got uids$"):
         Isolation(cast(Settings, read_program(tmp_path / "reward.yaml").backend))

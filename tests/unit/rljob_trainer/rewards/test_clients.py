@@ -221,7 +221,7 @@ async def test_refused_requests_are_the_users_to_mend():
 
 async def test_nobody_there_for_too_long_is_an_error_and_not_a_score():
     with pytest.raises(TransientError, match="no replica has answered"):
-        await score(reward(timeoutSeconds=0.2), patience_seconds=0.5)
+        await score(reward(timeoutSeconds=0.2), unavailable_timeout_seconds=0.5)
 
 
 async def test_a_sample_that_no_replica_answers_in_time_is_unreachable():
@@ -320,13 +320,13 @@ async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
     scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
         servers.go.set()
-        rewards = Rewards([scaled], session, patience_seconds=0.0)
+        rewards = Rewards([scaled], session, unavailable_timeout_seconds=0.0)
         await rewards.start()
         asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
         await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
         assert "no replica is there yet" in rewards.describe_wait(5, 5)
         demand = rewards.demand(OUTLOOK)["r"]
-        assert (demand.waiting, demand.oldest_asked_seconds) == (5, 0.0), "waiting says nothing of scoring"
+        assert (demand.waiting, demand.oldest_in_flight_seconds) == (5, 0.0), "waiting says nothing of scoring"
         client = rewards.clients["r"]
         first = client.oldest_waiting_seconds
         await until(lambda: client.oldest_waiting_seconds > first)

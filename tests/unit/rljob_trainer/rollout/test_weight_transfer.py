@@ -75,7 +75,7 @@ async def servers() -> AsyncIterator[Servers]:
     servers = Servers()
     runners = []
     for host, port, path, handler in (
-        (HEAD, contract.PORT_DRIVER, str(contract.Path.WEIGHTS_CURRENT), servers.current),
+        (HEAD, contract.PORT_DRIVER, str(contract.UrlPath.WEIGHTS_CURRENT), servers.current),
         (TRAINER, contract.PORT_WEIGHTS, "/{name}", servers.file),
     ):
         app = web.Application()

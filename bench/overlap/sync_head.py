@@ -14,10 +14,10 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import ScoreRequest
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.driver import collection
-from rljob_trainer.episodes.types import Scored
+from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.head import main as head
-from rljob_trainer.replicas.rollout_client import Rollouts
-from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.replicas.rollout_client import RolloutClient
+from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer
 
 
@@ -27,7 +27,9 @@ class LateScorer:
     def __init__(self, scorer: GroupScorer, collector: collection.Collector) -> None:
         self._scorer, self._collector = scorer, collector
 
-    async def score(self, position: int, request: ScoreRequest, ended_at: float | None = None) -> dict[str, Scored]:
+    async def score(
+        self, position: int, request: ScoreRequest, ended_at: float | None = None
+    ) -> dict[str, ScoredResult]:
         await self._collector.progress.wait_until_generated()
         return await self._scorer.score(position, request, ended_at)
 
@@ -35,7 +37,7 @@ class LateScorer:
 class LateRewards:
     """Rewards whose scorers wait; all else is theirs."""
 
-    def __init__(self, rewards: Rewards, collector: collection.Collector) -> None:
+    def __init__(self, rewards: RewardClients, collector: collection.Collector) -> None:
         self._rewards, self._collector = rewards, collector
 
     def open_group(self, *arguments: Any) -> LateScorer:
@@ -48,7 +50,9 @@ class LateRewards:
 class SynchronousCollector(collection.Collector):
     """A Collector whose samples wait for each other between generation and reward."""
 
-    def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: Rewards, specs: Sequence[Reward]) -> None:
+    def __init__(
+        self, agent: AgentLoop, rollouts: RolloutClient, rewards: RewardClients, specs: Sequence[Reward]
+    ) -> None:
         super().__init__(agent, rollouts, LateRewards(rewards, self), specs)  # type: ignore[arg-type]
 
 

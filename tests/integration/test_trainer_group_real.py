@@ -118,7 +118,8 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
     pods: Pods, model: Path, tmp_path: Path
 ) -> None:
-    from rljob_trainer.ranks.group import TrainerGroup, TrainerGroupDied
+    from rljob_trainer.ranks.errors import TrainerGroupDiedError
+    from rljob_trainer.ranks.group import TrainerGroup
 
     job, said = build_job(model), []
     group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=said.append)
@@ -147,9 +148,9 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     victim = group.process_ids[1]
     update = asyncio.create_task(group.update(build_samples(2)))
     os.kill(victim, signal.SIGKILL)
-    with pytest.raises(TrainerGroupDied):
+    with pytest.raises(TrainerGroupDiedError):
         await asyncio.wait_for(update, PROMPT_DEATH_SECONDS)
-    with pytest.raises(TrainerGroupDied):
+    with pytest.raises(TrainerGroupDiedError):
         await group.update(build_samples(2))
 
     resumed = await TrainerGroup.start(
@@ -163,7 +164,7 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     await resumed.update(build_samples(2))
     assert not watching.done(), "an update is no death"
     os.kill(resumed.process_ids[0], signal.SIGKILL)
-    with pytest.raises(TrainerGroupDied):
+    with pytest.raises(TrainerGroupDiedError):
         await asyncio.wait_for(watching, PROMPT_DEATH_SECONDS)
     await resumed.close()
     await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in resumed.process_ids))

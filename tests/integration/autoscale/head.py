@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from rljob_trainer.driver.collection import Collector, Plan
+from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.live_status import describe_live
-from rljob_trainer.driver.status import Board, StatusServer
+from rljob_trainer.driver.status import StatusBoard, StatusServer
 from rljob_trainer.episodes.prompts import Prompt
 from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import Rewards
-from rljob_trainer.rewards.forecast import Forecast
+from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.forecast import DemandForecaster
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
@@ -35,13 +35,13 @@ class Agent:
 
 
 async def run(environment: Environment) -> None:
-    job, board, forecast = environment.job, Board(), Forecast.of(environment.job.spec)
+    job, board, forecast = environment.job, StatusBoard(), DemandForecaster.of(environment.job.spec)
     spec = job.spec
     rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
     server = StatusServer(board, lambda: b"")
     await server.start(environment.address)
     async with open_session() as session:
-        rewards = Rewards(spec.rewards, session, patience_seconds=30.0)
+        rewards = RewardClients(spec.rewards, session, unavailable_timeout_seconds=30.0)
         collector = Collector(Agent(), rollouts, rewards, spec.rewards)  # type: ignore[arg-type]
         board.describe_live = lambda status: describe_live(status, collector.progress, rewards, rollouts, forecast)  # type: ignore[arg-type]
         board.update(total_steps=spec.schedule.steps)
@@ -51,7 +51,7 @@ async def run(environment: Environment) -> None:
             board.enter("generate")
             began = time.monotonic()
             forecast.record_begin(began)
-            plan = Plan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
+            plan = CollectionPlan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
             found = [group async for group in collector.collect(prompts, plan)]
             results = [result for group in found for t in group.trajectories for result in t.results.values()]
             record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - began)

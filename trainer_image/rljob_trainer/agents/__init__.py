@@ -5,10 +5,10 @@ below.
 from __future__ import annotations
 
 from rljob_api.manifest.job import SingleTurnAgent
-from rljob_trainer.agents.base import AgentLoop, Completion, Generate
+from rljob_trainer.agents.base import AgentLoop, Generate
 from rljob_trainer.agents.single_turn import SingleTurn
 
-__all__ = ["AgentLoop", "Completion", "Generate", "build_agent"]
+__all__ = ["AgentLoop", "Generate", "build_agent"]
 
 
 def build_agent(spec: SingleTurnAgent) -> AgentLoop:

@@ -8,27 +8,10 @@ tokens (loss_mask 0) between completions.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Trajectory
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What the policy sampled after some tokens."""
-
-    token_ids: list[int]
-    """[sampled] The end-of-sequence token included, when the model ended by itself."""
-    logprobs: list[float]
-    """[sampled]"""
-    text: str
-    """Special tokens left out."""
-    truncated: bool
-    """Whether it hit the token limit."""
-    weight_key: str
-
+from rljob_trainer.episodes.types import Completion, Trajectory
 
 Generate = Callable[[list[int]], Awaitable[Completion]]
 """Tokens so far to a completion; sampling and seed are bound already."""

@@ -11,13 +11,28 @@ from dataclasses import dataclass, field
 from rljob_api.wire.protocol import ScoreResult
 
 
-class Scored(ScoreResult):
+class ScoredResult(ScoreResult):
     """A result as the client got it."""
 
     attempts: int = 1
     """Requests made for it (or for its group), those included that found a replica full or gone."""
     latency_seconds: float = 0.0
     """From its trajectory's end to this result, waits and retries included."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy sampled after some tokens."""
+
+    token_ids: list[int]
+    """[sampled] The end-of-sequence token included, when the model ended by itself."""
+    logprobs: list[float]
+    """[sampled]"""
+    text: str
+    """Special tokens left out."""
+    truncated: bool
+    """Whether it hit the token limit."""
+    weight_key: str
 
 
 @dataclass

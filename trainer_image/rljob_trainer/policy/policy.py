@@ -103,7 +103,7 @@ class Policy:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        _start_optimizer(self.optimizer)
+        _init_optimizer_state(self.optimizer)
         self.num_updates = 0
         # FSDP sets its streams up in the first forward; before it, parameters can only be gathered one by one.
         self._has_run_forward = False
@@ -253,7 +253,7 @@ class Policy:
         return torch.from_numpy(values).to(self.device)
 
 
-def _start_optimizer(optimizer: torch.optim.AdamW) -> None:
+def _init_optimizer_state(optimizer: torch.optim.AdamW) -> None:
     """Give every parameter its state at step 0. Left to itself, a checkpoint of a fresh optimizer would count one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

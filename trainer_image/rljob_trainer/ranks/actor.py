@@ -17,15 +17,15 @@ import ray
 import torch
 import torch.distributed as dist
 
-from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
 from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics
-from rljob_trainer.ranks.process_setup import choose_num_threads, join_process_group, keep_freed_memory
+from rljob_trainer.ranks.errors import RankLostError
+from rljob_trainer.ranks.process_setup import ENV_NUM_THREADS, choose_num_threads, join_process_group, keep_freed_memory
 from rljob_trainer.weights.store import WeightStore
-from rljob_trainer.worker.main import ENV_NUM_THREADS
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _COLLECTIVE_WORDS = (
@@ -39,10 +39,6 @@ _COLLECTIVE_WORDS = (
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-class RankLostError(TransientError):
-    """A collective failed because another rank is no longer there."""
 
 
 def _typed_errors(method: Method) -> Method:
@@ -93,7 +89,7 @@ class RankProcess:
         rank: int,
         num_ranks: int,
         num_local_ranks: int,
-        meeting_point: tuple[str, int],
+        rendezvous: tuple[str, int],
         settings: PolicySettings,
         checkpoint: Path | None,
     ) -> bool:
@@ -102,7 +98,7 @@ class RankProcess:
         if self.device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
-        join_process_group(rank, num_ranks, *meeting_point, self.device)
+        join_process_group(rank, num_ranks, *rendezvous, self.device)
         self.policy = Policy(settings, self.device)
         if checkpoint is not None:
             checkpoints.load_checkpoint(self.policy, checkpoint)

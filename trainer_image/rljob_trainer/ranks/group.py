@@ -29,16 +29,13 @@ from rljob_trainer.algorithms.losses import SUMS
 from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
 from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
 from rljob_trainer.policy.policy import PolicySettings, RankMetrics
-from rljob_trainer.ranks.actor import RankLostError, RankProcess
+from rljob_trainer.ranks.actor import RankProcess
+from rljob_trainer.ranks.errors import RankLostError, TrainerGroupDiedError
 from rljob_trainer.ranks.ray_head import ray_port
 
 _NODE_POLL_SECONDS = 0.5
 _CLOSE_TIMEOUT_SECONDS = 10
 _WATCH_SECONDS = 1.0
-
-
-class TrainerGroupDied(TransientError):  # noqa: N818 - it names a state of the world
-    """A rank or its node is gone. All ranks are; start another group from the last checkpoint."""
 
 
 class TrainerGroup:
@@ -116,7 +113,7 @@ class TrainerGroup:
         await self._call_all("export", [(folder, tokenizer_source)] * len(self._ranks))
 
     async def watch(self) -> NoReturn:
-        """Raises TrainerGroupDied once a rank is gone, also while no other method runs: the weights that the rollouts
+        """Raises TrainerGroupDiedError once a rank is gone, also while no other method runs: the weights that the rollouts
         are still to fetch have gone with it."""
         while True:
             calls = [_future(rank.describe.remote()) for rank in self._ranks]
@@ -157,9 +154,9 @@ class TrainerGroup:
         self._process_ids = [described[i][2] for i in order]
         machines = Counter(machine for _, machine, _ in described)
         (port,) = await self._call([self._ranks[0]], "free_port", [()])
-        meeting_point = (described[order[0]][0], port)
+        rendezvous = (described[order[0]][0], port)
         calls = [
-            (rank, len(order), machines[described[i][1]], meeting_point, settings, checkpoint)
+            (rank, len(order), machines[described[i][1]], rendezvous, settings, checkpoint)
             for rank, i in enumerate(order)
         ]
         self._can_share_prompts = all(await self._call_all("start", calls))
@@ -170,7 +167,7 @@ class TrainerGroup:
     async def _call(self, ranks: Sequence[ActorHandle], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` on `ranks`. The first failure ends all of them: the others may never return."""
         if not self._ranks:
-            raise TrainerGroupDied("the trainer group has ended")
+            raise TrainerGroupDiedError("the trainer group has ended")
         calls = [
             asyncio.ensure_future(_future(getattr(rank, method).remote(*args)))
             for rank, args in zip(ranks, arguments, strict=True)
@@ -241,7 +238,7 @@ def _typed_failure(method: str, errors: Sequence[BaseException]) -> BaseExceptio
     for error, cause in zip(errors, causes, strict=True):
         if cause not in lost:
             return error
-    return TrainerGroupDied(f"a trainer rank died ({method}): {_first_line(causes[0])}")
+    return TrainerGroupDiedError(f"a trainer rank died ({method}): {_first_line(causes[0])}")
 
 
 def _is_task_error(cause: BaseException) -> bool:

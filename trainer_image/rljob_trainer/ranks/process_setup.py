@@ -9,6 +9,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
+"""The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # mallopt(3)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Backstop alone: the group watches its ranks and kills those that hang after one has died."""

@@ -1,7 +1,7 @@
 """Who of a role's replicas gets the next request. A pure state machine: facts come in through observe_* and record_*,
 the clock is the caller's, `pick` decides.
 
-Owns: which replicas exist, their load, who is suspect or leaving and until when, and which weights (or which version
+Owns: which replicas exist, their load, who is suspect or draining and until when, and which weights (or which version
 of a reward) each says it serves. Leaves all I/O, retries and waiting to `replicas`. Invariant: a replica that failed
 gets one request at a time, after a pause, until one succeeds; and where what it serves matters, none before it has said
 again what that is.
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-_FIRST_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 5.0
+_INITIAL_BACKOFF_SECONDS = 0.25
+_MAX_BACKOFF_SECONDS = 5.0
 """Short: a restarted replica should work again at once, and one probe each 5 s costs nothing."""
 
 
@@ -30,14 +30,14 @@ class Replica:
     """No request before this time."""
     listed: bool = True
     """Whether discovery names it now."""
-    leaving: bool = False
+    draining: bool = False
     """It left the list although it served what is wanted: it drains, and gets no new request while another one works.
     One that left the list because it was behind with its weights is used as soon as it has them: readiness lags."""
     serves: str = ""
     """What it said it serves: GENERATION:VERSION of a rollout's weights, or a reward's version. Empty: to be asked."""
-    told: str = ""
+    last_version: str = ""
     """What it said last of its reward's version, whatever has happened since."""
-    refused: str = ""
+    rejected_key: str = ""
     """GENERATION:VERSION that it serves wrongly (its digest differs from the trainer's)."""
 
 
@@ -47,7 +47,7 @@ class Fleet:
     def __init__(self, *, max_in_flight: int | None = None, readiness_lags: bool = True) -> None:
         """`readiness_lags`: a replica may leave the list because it is behind with what is wanted, and not to end."""
         self.replicas: dict[str, Replica] = {}
-        self.want = ""
+        self.required_key = ""
         """Only replicas that serve this are used; empty: any."""
         self.failing_since: float | None = None
         """Since when nothing has succeeded although something was tried; None while all is well."""
@@ -59,27 +59,27 @@ class Fleet:
         listed = set(addresses)
         for address in listed:
             replica = self.replicas.setdefault(address, Replica(address))
-            replica.listed, replica.leaving = True, False
+            replica.listed, replica.draining = True, False
         for address, replica in list(self.replicas.items()):
             if address in listed:
                 continue
             if replica.listed:
                 replica.listed = False
-                replica.leaving = not self._readiness_lags or replica.serves == self.want
+                replica.draining = not self._readiness_lags or replica.serves == self.required_key
             # An empty list may be a name server's trouble, and then the old ones are all there is.
-            if not replica.in_flight and (replica.num_failures or (replica.leaving and listed)):
+            if not replica.in_flight and (replica.num_failures or (replica.draining and listed)):
                 del self.replicas[address]
 
     def require(self, key: str) -> None:
         """From now on use only replicas that serve `key`."""
-        self.want = key
+        self.required_key = key
 
     def pick(self, now: float, avoid: Collection[str] = (), *, only_others: bool = False) -> str | None:
         """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must, and
         with `only_others` never."""
         usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
-        if any(self._stays(replica) for replica in self.replicas.values()):
-            usable = [replica for replica in usable if not replica.leaving]
+        if any(self._is_established(replica) for replica in self.replicas.values()):
+            usable = [replica for replica in usable if not replica.draining]
         others = [replica for replica in usable if replica.address not in avoid]
         candidates = others or ([] if only_others else usable)
         if not candidates:
@@ -119,13 +119,13 @@ class Fleet:
             return
         replica.serves = ""
         if now >= replica.not_before:  # else: more of the same burst, which must not lengthen the pause
-            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(replica.num_failures, 10))
+            pause = min(_MAX_BACKOFF_SECONDS, _INITIAL_BACKOFF_SECONDS * 2 ** min(replica.num_failures, 10))
             replica.num_failures += 1
             replica.not_before = now + pause
         if not replica.listed and not replica.in_flight:
             del self.replicas[address]
 
-    def record_starved(self, now: float) -> None:
+    def record_no_replica(self, now: float) -> None:
         """Somebody waits and no replica is known or usable."""
         if self.failing_since is None and self.is_idle():
             self.failing_since = now
@@ -138,21 +138,21 @@ class Fleet:
             replica.not_before = 0.0
             self.failing_since = None
 
-    def record_refused(self, address: str, key: str) -> None:
+    def record_rejected(self, address: str, key: str) -> None:
         """The replica serves `key` with the wrong digest: not to be used for it."""
         if replica := self.replicas.get(address):
-            replica.refused = key
+            replica.rejected_key = key
 
-    def record_told(self, address: str, version: str) -> None:
+    def record_version(self, address: str, version: str) -> None:
         """The replica said which version of a reward it is. It proves nothing of its health."""
         replica = self.replicas.get(address)
         if replica is None:
             return
-        if replica.told and replica.told != version:
+        if replica.last_version and replica.last_version != version:
             self.replicas[address] = self.replicas.pop(address)  # as good as one that has just appeared
-        replica.serves = replica.told = version
+        replica.serves = replica.last_version = version
 
-    def to_identify(self, now: float) -> list[str]:
+    def list_unidentified(self, now: float) -> list[str]:
         """Replicas that are to say which version they are, and may be asked now."""
         return [r.address for r in self.replicas.values() if not r.serves and now >= r.not_before]
 
@@ -160,14 +160,17 @@ class Fleet:
         """What the replicas that stay serve, as far as they told, in the order of their appearance. When discovery
         names none, they may all be there nevertheless."""
         told = [replica for replica in self.replicas.values() if replica.serves]
-        return [replica.serves for replica in [r for r in told if not r.leaving] or told]
+        return [replica.serves for replica in [r for r in told if not r.draining] or told]
 
-    def to_verify(self, now: float) -> list[str]:
+    def list_unverified(self, now: float) -> list[str]:
         """Replicas that have not said that they serve what is wanted, and may be asked now."""
         return [
             replica.address
             for replica in self.replicas.values()
-            if self.want and replica.serves != self.want and replica.refused != self.want and now >= replica.not_before
+            if self.required_key
+            and replica.serves != self.required_key
+            and replica.rejected_key != self.required_key
+            and now >= replica.not_before
         ]
 
     def is_idle(self) -> bool:
@@ -175,28 +178,32 @@ class Fleet:
         return not any(replica.in_flight for replica in self.replicas.values())
 
     def num_serving(self) -> int:
-        return sum(replica.serves == self.want for replica in self.replicas.values())
+        return sum(replica.serves == self.required_key for replica in self.replicas.values())
 
     def stragglers(self) -> list[str]:
         """Healthy replicas that are still to say that they serve what is wanted."""
         return [
             replica.address
             for replica in self.replicas.values()
-            if replica.serves != self.want
-            and replica.refused != self.want
+            if replica.serves != self.required_key
+            and replica.rejected_key != self.required_key
             and not replica.num_failures
-            and not replica.leaving
+            and not replica.draining
         ]
 
     def _is_usable(self, replica: Replica, now: float) -> bool:
-        if self.want and replica.serves != self.want:
+        if self.required_key and replica.serves != self.required_key:
             return False
         limit = 1 if replica.num_failures else self._max_in_flight
         return now >= replica.not_before and (limit is None or replica.in_flight < limit)
 
-    def _stays(self, replica: Replica) -> bool:
+    def _is_established(self, replica: Replica) -> bool:
         """Well and here for longer, though perhaps full now."""
-        return not replica.leaving and not replica.num_failures and (not self.want or replica.serves == self.want)
+        return (
+            not replica.draining
+            and not replica.num_failures
+            and (not self.required_key or replica.serves == self.required_key)
+        )
 
     def _ended(self, address: str) -> Replica | None:
         replica = self.replicas.get(address)

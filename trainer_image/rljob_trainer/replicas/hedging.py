@@ -24,7 +24,7 @@ _NUM_LATENCIES = 2048
 
 
 @dataclass(eq=False)
-class Out:
+class InFlightRequest:
     """A request that is out, alone."""
 
     address: str
@@ -33,7 +33,7 @@ class Out:
     """Set to the replica that gets the second request."""
 
 
-class Hedges:
+class HedgeTracker:
     """The hedging of one reward's requests."""
 
     def __init__(self, hedging: Hedging) -> None:
@@ -42,7 +42,7 @@ class Hedges:
         self.num_wins = 0
         """Those whose second request had the result that counts."""
         self._hedging = hedging
-        self._out: dict[Out, None] = {}
+        self._unhedged: dict[InFlightRequest, None] = {}
         """Not hedged yet, the oldest first."""
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._threshold: float | None = None
@@ -50,31 +50,31 @@ class Hedges:
         self._budget_percent = 0.0
         """A request adds max_percent, a hedge takes 100: no fraction is lost to rounding."""
 
-    def record_sent(self, out: Out) -> None:
-        """`out` is out now; sent_at never falls from one to the next."""
-        self._out[out] = None
+    def record_sent(self, request: InFlightRequest) -> None:
+        """`request` was sent; sent_at never decreases."""
+        self._unhedged[request] = None
         share = self._hedging.max_percent
         self._budget_percent = min(self._budget_percent + share, max(100.0, share * _NUM_LATENCIES))
 
-    def record_ended(self, out: Out) -> None:
+    def record_ended(self, request: InFlightRequest) -> None:
         """It has its answer, or is not waited for any more."""
-        self._out.pop(out, None)
+        self._unhedged.pop(request, None)
 
     def record_latency(self, seconds: float) -> None:
         """From sending to the answer; of a first request that lost, to its end: it took at least so long."""
         self._latencies.append(seconds)
         self._is_threshold_known = False
 
-    def next_due(self, now: float) -> Out | None:
+    def next_due(self, now: float) -> InFlightRequest | None:
         """The request to hedge now; None when none is due or the budget is spent."""
-        threshold, oldest = self.threshold_seconds(), next(iter(self._out), None)
+        threshold, oldest = self.threshold_seconds(), next(iter(self._unhedged), None)
         if threshold is None or oldest is None or self._budget_percent < 100.0 or now - oldest.sent_at <= threshold:
             return None
         return oldest
 
-    def record_hedged(self, out: Out) -> None:
+    def record_hedged(self, request: InFlightRequest) -> None:
         """It gets a second request, if it is still out when that could be sent."""
-        self._out.pop(out, None)
+        self._unhedged.pop(request, None)
         self._budget_percent -= 100.0
 
     def threshold_seconds(self) -> float | None:

@@ -32,7 +32,7 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-def job_headers(variable: str = ENV_TOKEN) -> dict[str, str]:
+def auth_headers(variable: str = ENV_TOKEN) -> dict[str, str]:
     """For requests to the job's own parts, and to nobody else's; for others of ours with the token that `variable`
     holds."""
     return {"Authorization": f"Bearer {os.environ.get(variable, '')}"}

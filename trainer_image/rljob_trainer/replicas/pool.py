@@ -2,7 +2,7 @@
 
 Consumes: the names that discovery lists, once a second. Produces: leases. Waits for: a usable replica. Unblocked by:
 a lease that ends, a replica that appears, recovers or says that it serves the wanted weights. When nothing has
-succeeded for `patience_seconds`, every waiter gets a TransientError: an answer may be late, but nobody waits for
+succeeded for `unavailable_timeout_seconds`, every waiter gets a TransientError: an answer may be late, but nobody waits for
 ever.
 """
 
@@ -35,7 +35,7 @@ class _Waiter:
 class Lease:
     """One request's right to one replica. Says how it went; `unused` unless told."""
 
-    def __init__(self, replicas: Replicas, address: str) -> None:
+    def __init__(self, replicas: ReplicaPool, address: str) -> None:
         self.address = address
         self._replicas = replicas
         self._open = True
@@ -60,7 +60,7 @@ class Lease:
             self._replicas.dispatch()
 
 
-class Replicas:
+class ReplicaPool:
     """The replicas of one role, for all who want to ask one."""
 
     def __init__(
@@ -69,21 +69,21 @@ class Replicas:
         discover: Callable[[], list[str]],
         *,
         max_in_flight: int | None = None,
-        patience_seconds: float = 600.0,
-        may_be_empty: bool = False,
+        unavailable_timeout_seconds: float = 600.0,
+        allow_empty: bool = False,
         readiness_lags: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`may_be_empty`: there may be no replica at all for a while, as somebody else decides how many there are;
+        """`allow_empty`: there may be no replica at all for a while, as somebody else decides how many there are;
         patience is for replicas that exist and fail."""
         self.name = name
-        self.may_be_empty = may_be_empty
+        self.allow_empty = allow_empty
         self.fleet = Fleet(max_in_flight=max_in_flight, readiness_lags=readiness_lags)
         self.now = clock
         self.on_tick: Callable[[], None] = lambda: None
         """Called some times a second; `rollouts` asks there who serves what."""
         self._discover = discover
-        self.patience_seconds = patience_seconds
+        self.unavailable_timeout_seconds = unavailable_timeout_seconds
         self._waiting: deque[_Waiter] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -108,7 +108,7 @@ class Replicas:
         finally:
             lease.unused()
 
-    def spare(self, avoid: Collection[str]) -> Lease | None:
+    def try_lease(self, avoid: Collection[str]) -> Lease | None:
         """A place on a replica that is none of `avoid`, if nobody waits for it. To be ended by the caller."""
         if any(not waiter.future.done() for waiter in self._waiting):
             return None
@@ -144,14 +144,14 @@ class Replicas:
         await self._observe()
         async with asyncio.TaskGroup() as tasks:
             # By itself: a name server that does not answer must not keep known replicas from those who wait.
-            tasks.create_task(self._go_on_observing())
+            tasks.create_task(self._poll_discovery())
             while True:
                 self.on_tick()
                 self.dispatch()
-                self.check_patience(bool(self._waiting))
+                self.fail_expired_waiters(bool(self._waiting))
                 await asyncio.sleep(_TICK_SECONDS)
 
-    async def _go_on_observing(self) -> None:
+    async def _poll_discovery(self) -> None:
         while True:
             await asyncio.sleep(_DISCOVERY_SECONDS)
             await self._observe()
@@ -163,19 +163,19 @@ class Replicas:
         except OSError as error:
             log.warning("%s: discovery failed, going on with what is known: %s", self.name, error)
 
-    def check_patience(self, anybody_waits: bool) -> None:
+    def fail_expired_waiters(self, anybody_waits: bool) -> None:
         """Fail all who wait once nothing has succeeded for too long."""
-        if self.may_be_empty and not self.fleet.replicas:
+        if self.allow_empty and not self.fleet.replicas:
             self.fleet.failing_since = None
             return
         if anybody_waits:
-            self.fleet.record_starved(self.now())
+            self.fleet.record_no_replica(self.now())
         elif self.fleet.is_idle():
             self.fleet.failing_since = None  # nothing can succeed while nobody asks
         since = self.fleet.failing_since
-        if since is None or self.now() - since < self.patience_seconds:
+        if since is None or self.now() - since < self.unavailable_timeout_seconds:
             return
-        error = TransientError(f"{self.name}: no replica has answered for {self.patience_seconds:.0f} s")
+        error = TransientError(f"{self.name}: no replica has answered for {self.unavailable_timeout_seconds:.0f} s")
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.future.done():

@@ -17,18 +17,22 @@ import aiohttp
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
-from rljob_api.wire.contract import ENV_ROLLOUT_SERVICE, PORT_ROLLOUT, UrlPath
+from rljob_api.wire.contract import (
+    ENV_ROLLOUT_SERVICE,
+    HEADER_WEIGHTS,
+    HEADER_WEIGHTS_BEGIN,
+    PORT_ROLLOUT,
+    SERVED_MODEL_NAME,
+    UrlPath,
+)
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 from rljob_trainer.replicas.pool import Lease, ReplicaPool
-from rljob_trainer.rollout.middleware import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN
 
 log = logging.getLogger(__name__)
 
-MODEL_NAME = "policy"
-"""The name under which replicas serve the model (--served-model-name)."""
 _MAX_ATTEMPTS = 30
 """Of one request. Waiting for a replica is none; this bounds a request that kills each replica it meets."""
 _POLL_SECONDS = 20.0
@@ -194,7 +198,7 @@ def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[s
     """vLLM's completion request. One a sample, so that each is scored the moment it ends; vLLM batches them, and its
     prefix cache computes their common prompt once."""
     return {
-        "model": MODEL_NAME,
+        "model": SERVED_MODEL_NAME,
         "prompt": token_ids,
         "n": 1,
         "max_tokens": sampling.max_tokens,

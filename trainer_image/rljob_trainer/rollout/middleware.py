@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from rljob_api.wire.contract import UrlPath
+from rljob_api.wire.contract import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN, UrlPath
 from rljob_trainer.rollout.puller import ReplicaState
 
 Scope = MutableMapping[str, Any]
@@ -21,11 +21,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-HEADER_WEIGHTS = "x-rljob-weights"
-"""On each answer: GENERATION:VERSION served when it was sent; empty while it serves the start model."""
-HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
-"""The same when the request came. Where the two differ, an update happened in between (updateMode keep)."""
 
 _OPEN_PATHS = frozenset({UrlPath.READY, UrlPath.METRICS})
 _LONGEST_WAIT_SECONDS = 60.0

@@ -21,8 +21,8 @@ from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_SECONDS = 0.25
-_LAST_BACKOFF_SECONDS = 8.0
+_INITIAL_BACKOFF_SECONDS = 0.25
+_MAX_BACKOFF_SECONDS = 8.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Applied:
+class ApplyResult:
     """What the engine says after a load."""
 
     checksum: str
@@ -46,7 +46,7 @@ FetchManifest = Callable[[str], Awaitable[WeightManifest | None]]
 """Asks the head for a manifest other than the key; None when none came in time. TransientError when unreachable."""
 FetchFile = Callable[[WeightManifest], Awaitable[Download]]
 """Downloads and verifies. TransientError when the file is partial, wrong or gone."""
-Apply = Callable[[Path, WeightManifest], Awaitable[Applied]]
+Apply = Callable[[Path, WeightManifest], Awaitable[ApplyResult]]
 """Pauses the engine, loads the file, resumes. Whatever it raises leaves the engine's weights unknown."""
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -56,7 +56,7 @@ class ReplicaState:
 
     def __init__(self, max_staleness: int = 0) -> None:
         self.max_staleness = max_staleness
-        self.warm = False
+        self.is_warm = False
         self.announced: WeightManifest | None = None
         self.serving = RolloutWeights()
         self.is_broken = False
@@ -67,7 +67,7 @@ class ReplicaState:
 
     def reason_not_ready(self) -> str:
         """Why no traffic may come; empty when it may."""
-        if not self.warm:
+        if not self.is_warm:
             return "the engine is warming up"
         if self.announced is None:
             return "the head has announced no weights yet" + self._error_suffix()
@@ -149,7 +149,7 @@ class WeightPuller:
             manifest = state.announced
             assert manifest is not None
             try:
-                await self._bring_to(manifest)
+                await self._switch_to(manifest)
             except Exception as error:
                 # Any failure of one version must not end the loop: the next try, or version, may do.
                 logger.exception("cannot serve weights %s", manifest.key)
@@ -170,17 +170,17 @@ class WeightPuller:
 
     async def _warm_up(self) -> None:
         await self._wait_until_warm()
-        self._state.record_change(warm=True)
+        self._state.record_change(is_warm=True)
 
     def _is_behind(self) -> bool:
         announced = self._state.announced
         return announced is not None and (self._state.is_broken or self._state.serving.key != announced.key)
 
-    async def _bring_to(self, manifest: WeightManifest) -> None:
+    async def _switch_to(self, manifest: WeightManifest) -> None:
         """Download and load one version, unless a newer announcement makes it useless on the way."""
         state = self._state
         download = await self._fetch_unless_superseded(manifest)
-        await state.wait_until(lambda: state.warm)
+        await state.wait_until(lambda: state.is_warm)
         if download is None or not state.is_fresh(manifest.generation, manifest.version):
             return
         previous = state.serving.key if state.serving.generation else "the start model"
@@ -238,8 +238,8 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        self._next_seconds = _FIRST_BACKOFF_SECONDS
+        self._next_seconds = _INITIAL_BACKOFF_SECONDS
 
     async def wait(self) -> None:
-        seconds, self._next_seconds = self._next_seconds, min(2 * self._next_seconds, _LAST_BACKOFF_SECONDS)
+        seconds, self._next_seconds = self._next_seconds, min(2 * self._next_seconds, _MAX_BACKOFF_SECONDS)
         await self._sleep(seconds)

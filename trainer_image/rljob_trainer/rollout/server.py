@@ -29,11 +29,6 @@ from rljob_trainer.weights.scratch import open_scratch_folder
 
 logger = logging.getLogger(__name__)
 
-SERVED_MODEL_NAME = "policy"
-"""The `model` of every request."""
-ENV_MODEL = "RLJOB_MODEL"
-"""Optional: where spec.model.source lies on this Pod, when somebody has fetched or resolved it."""
-
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _ANSWER_SECONDS = 5
 """After SIGTERM and the engine's end: for the last answers to leave. What the engine aborted is sampled elsewhere, and
@@ -47,7 +42,7 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     rollout = job.spec.rollout
     arguments = [
         *_model_arguments(job, environment),
-        *("--served-model-name", SERVED_MODEL_NAME),
+        *("--served-model-name", contract.SERVED_MODEL_NAME),
         *("--host", environment.get(contract.ENV_POD_IP, "")),
         *("--port", str(contract.PORT_ROLLOUT)),
         *("--dtype", job.spec.trainer.dtype),
@@ -74,7 +69,7 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
 
 def _model_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     model = job.spec.model
-    if resolved := environment.get(ENV_MODEL):
+    if resolved := environment.get(contract.ENV_MODEL):
         return ["--model", resolved]
     if model.source.startswith(_HUGGING_FACE_SCHEME):
         revision = ["--revision", model.revision, "--tokenizer-revision", model.revision] if model.revision else []
@@ -82,7 +77,7 @@ def _model_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     if "://" in model.source:
         raise UserError(
             f"RLJob {job.metadata.namespace}/{job.metadata.name}: spec.model.source {model.source} is not a path in "
-            f"this Pod; mount or fetch it and set {ENV_MODEL} to its folder"
+            f"this Pod; mount or fetch it and set {contract.ENV_MODEL} to its folder"
         )
     return ["--model", model.source]
 
@@ -117,7 +112,7 @@ def main() -> int:
     _log_to_stderr()
     # The first process of a container has no default action for SIGTERM: until vLLM takes it, after a minute of
     # loading, it would be lost.
-    signal.signal(signal.SIGTERM, _stop_at_once)
+    signal.signal(signal.SIGTERM, _raise_on_signal)
     try:
         job = _load_job(os.environ)
         arguments = build_arguments(job, os.environ)
@@ -135,7 +130,7 @@ def main() -> int:
         return contract.ExitCode.SUCCEEDED
 
 
-def _stop_at_once(number: int, _: FrameType | None) -> None:
+def _raise_on_signal(number: int, _: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

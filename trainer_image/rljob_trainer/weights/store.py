@@ -67,7 +67,7 @@ class WeightStore:
         partial = path.with_suffix(".partial")
         save_file(tensors, partial)
         partial.replace(path)
-        sha256, checksum = _digest_both(path, tensors)
+        sha256, checksum = _digest_file_and_tensors(path, tensors)
         self._keep(path)
         return WeightManifest(
             generation=generation,
@@ -128,7 +128,7 @@ def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: weights[name].detach().contiguous() for name in weights if name in set(first_names.values())}
 
 
-def _digest_both(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
+def _digest_file_and_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
     """sha256 of the file and digest of the parameters, at the same time: both leave the interpreter's lock."""
     digests: list[str] = []
 

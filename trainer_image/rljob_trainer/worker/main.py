@@ -29,18 +29,16 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
+from rljob_trainer.ranks.process_setup import ENV_NUM_THREADS
 from rljob_trainer.ranks.process_tree import Raylet, descendants
 from rljob_trainer.ranks.ray_head import ray_environment, ray_port
 
 log = logging.getLogger(__name__)
 
-ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
-"""What the user set OMP_NUM_THREADS to, for the worker's ranks: Ray sets that variable to 1 itself."""
-
 _OBJECT_STORE_BYTES = 100_000_000
 """Samples of a step pass through it, weights do not."""
 _POLL_SECONDS = 0.5
-_SAY_WAITING_SECONDS = 30.0
+_WAIT_LOG_SECONDS = 30.0
 _CONNECT_SECONDS = 2.0
 _HEAD_GONE_SECONDS = 3.0
 """A head that accepts no connection for this long is dead. Ray's own node would wait for a minute."""
@@ -112,11 +110,11 @@ class Worker:
         say_at = 0.0
         while not self._stopping:
             for address in discovery.resolve(self._environment.head):
-                if accepts(address):
+                if is_listening(address):
                     return address
             if time.monotonic() >= say_at:
                 log.info("waits for the head: %s:%d", self._environment.head, ray_port())
-                say_at = time.monotonic() + _SAY_WAITING_SECONDS
+                say_at = time.monotonic() + _WAIT_LOG_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
 
@@ -135,7 +133,7 @@ class Worker:
         try:
             self._watch(node, head_address)
         finally:
-            end_descendants(_STOP_SECONDS if self._stopping else 0)
+            terminate_descendants(_STOP_SECONDS if self._stopping else 0)
             shutil.rmtree(folder, ignore_errors=True)
         # A node that cannot join at all must not be tried in a tight loop.
         while not self._stopping and time.monotonic() < started + _HEAD_GONE_SECONDS:
@@ -153,13 +151,13 @@ class Worker:
                 log.warning("the Ray node lost its raylet")
                 return
             now = time.monotonic()
-            if accepts(head_address):
+            if is_listening(head_address):
                 last_seen = now
             elif now - last_seen > _HEAD_GONE_SECONDS:
                 log.warning("the head at %s is gone", head_address)
                 return
             if now - looked_up > _LOOK_UP_SECONDS:
-                if has_moved(self._environment.head, head_address):
+                if head_has_moved(self._environment.head, head_address):
                     log.warning("the head is no longer at %s", head_address)
                     return
                 looked_up = time.monotonic()
@@ -167,13 +165,13 @@ class Worker:
             time.sleep(_POLL_SECONDS)
 
 
-def has_moved(head: str, address: str) -> bool:
+def head_has_moved(head: str, address: str) -> bool:
     """Whether the head's name stands for other addresses alone. A name without any says nothing: DNS may be down."""
     addresses = discovery.resolve(head)
     return bool(addresses) and address not in addresses
 
 
-def accepts(address: str) -> bool:
+def is_listening(address: str) -> bool:
     """Whether something listens on Ray's port there."""
     try:
         socket.create_connection((address, ray_port()), timeout=_CONNECT_SECONDS).close()
@@ -183,11 +181,11 @@ def accepts(address: str) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below us whose own parent ends, so that end_descendants finds it."""
+    """Become the parent of every process below us whose own parent ends, so that terminate_descendants finds it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_descendants(patience_seconds: float) -> None:
+def terminate_descendants(patience_seconds: float) -> None:
     """SIGTERM to everything below us, and SIGKILL to what is left after that time. Returns when all are gone."""
     deadline = time.monotonic() + patience_seconds
     if patience_seconds:

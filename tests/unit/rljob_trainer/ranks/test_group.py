@@ -9,8 +9,14 @@ from rljob_api.manifest.job import Algorithm, RLJob
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics
-from rljob_trainer.ranks.actor import RankLostError, _typed_errors
-from rljob_trainer.ranks.group import TrainerGroup, TrainerGroupDied, _typed_failure, scatter_logprobs, summarize_update
+from rljob_trainer.ranks.actor import _typed_errors
+from rljob_trainer.ranks.errors import RankLostError, TrainerGroupDiedError
+from rljob_trainer.ranks.group import (
+    TrainerGroup,
+    _typed_failure,
+    scatter_logprobs,
+    summarize_update,
+)
 from rljob_trainer.ranks.process_setup import choose_num_threads
 
 
@@ -59,7 +65,7 @@ def test_a_mistake_of_the_job_outweighs_the_peers_that_it_took_along():
 
 
 def test_a_lost_rank_is_the_groups_death_and_an_unknown_error_stays_what_it_is():
-    assert isinstance(_typed_failure("update", [RayActorError(), RankLostError("gloo")]), TrainerGroupDied)
+    assert isinstance(_typed_failure("update", [RayActorError(), RankLostError("gloo")]), TrainerGroupDiedError)
     bug = KeyError("x")
     assert _typed_failure("update", [RankLostError("gloo"), bug]) is bug
 

@@ -72,7 +72,7 @@ def test_only_replicas_that_serve_the_wanted_weights_are_used():
     fleet.require("g:1")
     fleet.record_serves("a", "g:1")
     assert fleet.pick(0.0) == fleet.pick(0.0) == "a"
-    assert fleet.to_verify(0.0) == ["b"]
+    assert fleet.list_unverified(0.0) == ["b"]
     fleet.require("g:2")
     assert fleet.pick(0.0) is None
 
@@ -84,7 +84,7 @@ def test_a_replica_that_failed_must_say_again_what_it_serves():
     fleet.pick(0.0)
     fleet.record_failed("a", 0.0)
     assert fleet.pick(10.0) is None, "it may have restarted with the start model"
-    assert fleet.to_verify(10.0) == ["a"]
+    assert fleet.list_unverified(10.0) == ["a"]
     fleet.record_serves("a", "g:1")
     assert fleet.pick(10.0) == "a"
 
@@ -92,11 +92,11 @@ def test_a_replica_that_failed_must_say_again_what_it_serves():
 def test_a_refused_replica_is_not_asked_again_for_that_version():
     fleet = fleet_of("a")
     fleet.require("g:1")
-    fleet.record_refused("a", "g:1")
-    assert fleet.to_verify(0.0) == []
+    fleet.record_rejected("a", "g:1")
+    assert fleet.list_unverified(0.0) == []
     assert fleet.stragglers() == []
     fleet.require("g:2")
-    assert fleet.to_verify(0.0) == ["a"]
+    assert fleet.list_unverified(0.0) == ["a"]
 
 
 def test_a_replica_that_leaves_the_list_is_used_until_it_fails():

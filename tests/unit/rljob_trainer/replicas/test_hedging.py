@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.manifest.reward import Hedging
-from rljob_trainer.replicas.hedging import Hedges, Out
+from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
 
 
 def make_out(sent_at, address="a"):
-    return Out(address, sent_at, None)
+    return InFlightRequest(address, sent_at, None)
 
 
 def warm(hedging=None, latencies=range(1, 101)):
-    hedges = Hedges(hedging or Hedging(percentile=90, max_percent=10))
+    hedges = HedgeTracker(hedging or Hedging(percentile=90, max_percent=10))
     for latency in latencies:
         hedges.record_latency(float(latency))
     return hedges
@@ -103,13 +103,13 @@ async def warm_up(rewards, make_request, num=25):
         await rewards.score(make_request(f"warm{i}", "1"))
 
 
-async def test_the_slowest_request_is_asked_of_another_replica_and_the_first_valid_result_wins(reward_world):
+async def test_the_slowest_request_is_asked_of_another_replica_and_the_first_valid_result_wins(reward_harness):
     from tests.support.reward_harness import make_request, make_reward, until
 
-    slow, quick = await reward_world.serve(), await reward_world.serve()
-    reward_world.list(slow, quick)
+    slow, quick = await reward_harness.serve(), await reward_harness.serve()
+    reward_harness.list(slow, quick)
     spec = make_reward(hedging={"percentile": 95, "maxPercent": 10})
-    async with reward_world.rewards(spec) as rewards:
+    async with reward_harness.rewards(spec) as rewards:
         await until(lambda: len(rewards.clients["r"].replicas.fleet.replicas) == 2)
         await warm_up(rewards, make_request)
         slow.open.clear()
@@ -125,13 +125,13 @@ async def test_the_slowest_request_is_asked_of_another_replica_and_the_first_val
         assert all(not replica.in_flight for replica in rewards.clients["r"].replicas.fleet.replicas.values())
 
 
-async def test_nobody_is_hedged_while_somebody_waits_for_a_place(reward_world):
+async def test_nobody_is_hedged_while_somebody_waits_for_a_place(reward_harness):
     from tests.support.reward_harness import make_request, make_reward, until
 
-    first, second = await reward_world.serve(), await reward_world.serve()
-    reward_world.list(first, second)
+    first, second = await reward_harness.serve(), await reward_harness.serve()
+    reward_harness.list(first, second)
     spec = make_reward(slots=1, hedging={"percentile": 50, "maxPercent": 100})
-    async with reward_world.rewards(spec) as rewards, asyncio.TaskGroup() as tasks:
+    async with reward_harness.rewards(spec) as rewards, asyncio.TaskGroup() as tasks:
         client = rewards.clients["r"]
         await until(lambda: len(client.replicas.fleet.replicas) == 2)
         await warm_up(rewards, make_request)

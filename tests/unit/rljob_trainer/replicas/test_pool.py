@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_trainer.replicas.pool import Replicas
+from rljob_trainer.replicas.pool import ReplicaPool
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ async def started():
     running = []
 
     async def start(addresses, **settings):
-        replicas = Replicas("rollouts", lambda: list(addresses), **settings)
+        replicas = ReplicaPool("rollouts", lambda: list(addresses), **settings)
         await replicas.start()
         running.append(replicas)
         return replicas
@@ -63,7 +63,7 @@ async def test_a_waiter_that_leaves_takes_nothing_with_it(started):
 
 
 async def test_nobody_waits_for_ever(started):
-    replicas = await started([], patience_seconds=0.3)
+    replicas = await started([], unavailable_timeout_seconds=0.3)
     with pytest.raises(TransientError, match="rollouts: no replica has answered for 0 s"):
         await replicas.lease().__aenter__()
 
@@ -85,7 +85,7 @@ async def test_discovery_that_fails_keeps_what_is_known(started):
             return answers.pop()
         raise OSError("no DNS now")
 
-    replicas = Replicas("rollouts", discover)
+    replicas = ReplicaPool("rollouts", discover)
     await replicas.start()
     try:
         async with replicas.lease() as lease:
@@ -108,7 +108,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody():
             gives_up.wait(60)
         return ["a"]
 
-    replicas = Replicas("rewards", discover)
+    replicas = ReplicaPool("rewards", discover)
     await replicas.start()
     try:
         async with asyncio.timeout(20):
@@ -125,10 +125,10 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody():
 
 async def test_where_there_may_be_no_replica_at_all_waiting_for_the_first_is_no_error(started):
     addresses = []
-    replicas = await started(addresses, may_be_empty=True, patience_seconds=0.0)
+    replicas = await started(addresses, allow_empty=True, unavailable_timeout_seconds=0.0)
     waiting = asyncio.create_task(replicas.lease().__aenter__())
     for _ in range(20):
-        replicas.check_patience(True)
+        replicas.fail_expired_waiters(True)
         await asyncio.sleep(0)
     assert not waiting.done()
     addresses.append("a")
@@ -136,7 +136,7 @@ async def test_where_there_may_be_no_replica_at_all_waiting_for_the_first_is_no_
 
 
 async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(started):
-    replicas = await started(["a"], may_be_empty=True, patience_seconds=0.0)
+    replicas = await started(["a"], allow_empty=True, unavailable_timeout_seconds=0.0)
 
     async def ask_for_ever():
         while True:
@@ -150,31 +150,31 @@ async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(starte
 async def test_a_failure_before_a_long_pause_takes_no_patience_from_those_who_come_after_it():
     """A new replica's first probe failed between two steps; nobody has asked for anything since."""
     now = 100.0
-    replicas = Replicas("rewards", list, max_in_flight=1, patience_seconds=600.0, clock=lambda: now)
+    replicas = ReplicaPool("rewards", list, max_in_flight=1, unavailable_timeout_seconds=600.0, clock=lambda: now)
     replicas.fleet.observe_addresses(["a", "b"])
     replicas.fleet.record_suspect("b", now)
-    replicas.check_patience(False)
+    replicas.fail_expired_waiters(False)
     now = 1000.0
-    replicas.check_patience(False)
+    replicas.fail_expired_waiters(False)
     async with asyncio.timeout(20), replicas.lease(), replicas.lease():
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
-        replicas.check_patience(True)
+        replicas.fail_expired_waiters(True)
         assert not waiting.done(), "both replicas are at work, and nothing has failed for long"
     await waiting
 
 
 async def test_a_place_that_appears_is_spare_only_when_nobody_waits_for_it():
-    replicas = Replicas("rewards", list, max_in_flight=1)  # not started: no tick comes between
+    replicas = ReplicaPool("rewards", list, max_in_flight=1)  # not started: no tick comes between
     replicas.fleet.observe_addresses(["a"])
     async with replicas.lease() as first:
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
         replicas.fleet.observe_addresses(["a", "b"])
-        assert replicas.spare({first.address}) is None
+        assert replicas.try_lease({first.address}) is None
         replicas.dispatch()
         (await waiting).done()
-        spare = replicas.spare({first.address})
+        spare = replicas.try_lease({first.address})
         assert spare.address == "b"
         spare.unused()
-        assert replicas.spare({"a", "b"}) is None, "never the one that has it already"
+        assert replicas.try_lease({"a", "b"}) is None, "never the one that has it already"

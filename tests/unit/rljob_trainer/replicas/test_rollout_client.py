@@ -10,7 +10,7 @@ from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.replicas.rollout_client import Rollouts, build_payload, parse_completion
+from rljob_trainer.replicas.rollout_client import RolloutClient, build_payload, parse_completion
 
 ADDRESS = "127.13.253.1"
 MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, sha256="s", checksum="c")
@@ -75,7 +75,7 @@ async def rollouts(tmp_path, monkeypatch):
     monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
     monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
     async with open_session() as session, asyncio.timeout(20):
-        rollouts = Rollouts(RolloutRole(), session)
+        rollouts = RolloutClient(RolloutRole(), session)
         await rollouts.start()
         yield rollouts
         await rollouts.close()

@@ -123,7 +123,7 @@ def test_an_empty_token_is_refused() -> None:
 
 async def test_readiness_follows_the_weights_and_says_why_not(door: Door) -> None:
     assert (await door.request("/rljob/ready"))[:2] == (503, "the engine is warming up")
-    door.state.record_change(warm=True)
+    door.state.record_change(is_warm=True)
     assert "no weights" in (await door.request("/rljob/ready"))[1]
     door.state.record_change(announced=_manifest(3))
     assert "serves the model it started from, the head announces g:3" in (await door.request("/rljob/ready"))[1]

@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.rollout.puller import Applied, Download, ReplicaState, WeightPuller
+from rljob_trainer.rollout.puller import ApplyResult, Download, ReplicaState, WeightPuller
 
 
 def _manifest(generation: str = "g1", version: int = 0) -> WeightManifest:
@@ -62,12 +62,12 @@ class World:
             raise self.download_failures.pop()
         return Download(Path("file"), seconds=2.0)
 
-    async def apply(self, path: Path, manifest: WeightManifest) -> Applied:
+    async def apply(self, path: Path, manifest: WeightManifest) -> ApplyResult:
         if self.apply_failures:
             raise self.apply_failures.pop()
         self.applied.append(manifest.key)
         checksum = self.wrong_checksums.pop() if self.wrong_checksums else manifest.checksum
-        return Applied(checksum, pause_seconds=0.5, load_seconds=0.25)
+        return ApplyResult(checksum, pause_seconds=0.5, load_seconds=0.25)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -134,7 +134,7 @@ async def test_it_is_not_ready_before_the_first_manifest_nor_before_it_is_warm(w
 
 def _warm_state() -> ReplicaState:
     state = ReplicaState()
-    state.warm = True
+    state.is_warm = True
     return state
 
 
@@ -187,7 +187,7 @@ async def test_a_download_that_is_fresh_enough_is_not_given_up() -> None:
 
 async def test_staleness_within_the_limit_is_ready_and_beyond_it_is_not() -> None:
     state = ReplicaState(max_staleness=1)
-    state.record_change(warm=True, announced=_manifest(version=5))
+    state.record_change(is_warm=True, announced=_manifest(version=5))
     for version, is_ready in ((6, True), (5, True), (4, True), (3, False)):
         state.serving = state.serving.model_copy(update={"generation": "g1", "version": version})
         assert (state.reason_not_ready() == "") == is_ready, version

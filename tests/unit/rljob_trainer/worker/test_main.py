@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_trainer.ranks.process_setup import ENV_NUM_THREADS
 from rljob_trainer.ranks.process_tree import descendants
-from rljob_trainer.worker.main import ENV_NUM_THREADS, build_command, build_environment, read_environment
+from rljob_trainer.worker.main import build_command, build_environment, read_environment
 
 DEADLINE_SECONDS = 20
 
@@ -58,8 +59,8 @@ def test_every_descendant_ends_even_one_whose_parent_is_gone_and_one_that_ignore
     program = f"""
 import subprocess, sys, time
 sys.path[:0] = {sys.path!r}
-from rljob_trainer.process_tree import descendants
-from rljob_trainer.worker import adopt_orphans, end_descendants
+from rljob_trainer.ranks.process_tree import descendants
+from rljob_trainer.worker.main import adopt_orphans, terminate_descendants
 import os
 adopt_orphans()
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -68,7 +69,7 @@ child = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
 child.stdout.readline()
 child.wait()
 print(*descendants(os.getpid()), flush=True)
-end_descendants(0.1)
+terminate_descendants(0.1)
 print("left:", *descendants(os.getpid()), flush=True)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

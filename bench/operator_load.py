@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api.wire.contract import LABEL_JOB
-from rljob_cluster.controlplane import COMPONENTS, ControlPlane, free_port
-from rljob_cluster.kwok import Kwok
+from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane, free_port
+from rljob_cluster.control_plane.kwok import Kwok
 from rljob_operator.kube.client import KubeApi, connect
 from rljob_operator.kube.resources import RLJOB
 

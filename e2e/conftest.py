@@ -15,8 +15,8 @@ import pytest
 import yaml
 from harness import CLAIM, LOADER, NAMESPACE, OPERATOR_NAMESPACE, ROOT, Cluster, Job, Manifest, execute, python, say
 
-from rljob_cluster.__main__ import state_folder
-from rljob_cluster.build import find_or_build
+from rljob_cluster.host.go_programs import find_or_build
+from rljob_cluster.host.paths import state_folder
 
 HERE = Path(__file__).parent
 

@@ -206,4 +206,4 @@ def test_a_changed_reward_scores_whole_steps(cluster: Cluster, submit: Callable[
         components = sample["rewards"]["brevity"]["components"]
         shown = dict(components)
         assert sample["rewards"]["brevity"]["score"] == float(shown["length"] == shown["shortest"])
-    assert {"VersionsMixed", "OneVersion"} <= job.event_reasons()
+    assert {"MixedVersions", "SingleVersion"} <= job.event_reasons()

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from rljob_cli.run.report import print_report
 from rljob_cli.run.summary import build_summary
-from rljob_cluster.__main__ import state_folder
-from rljob_cluster.build import find_or_build
+from rljob_cluster.host.go_programs import find_or_build
+from rljob_cluster.host.paths import state_folder
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES.parent / ".models/smollm2-135m-instruct"

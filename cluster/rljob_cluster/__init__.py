@@ -1,1 +1,1 @@
-"""A real Kubernetes on one machine, from Go modules and Debian packages: for tests, and for trying RLJob."""
+"""A real Kubernetes on one machine, and the images of RLJob. Imports go one way: lifecycle, node, images, host."""

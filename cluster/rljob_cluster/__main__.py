@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,21 +10,21 @@ from pathlib import Path
 
 import yaml
 
-from rljob_cluster import addons, machine, sources, supervisor
-from rljob_cluster.build import BuildError, find_or_build
-from rljob_cluster.controlplane import ControlPlaneError
-from rljob_cluster.debian import NODE_PROGRAMS, PackagesError, install_missing
-from rljob_cluster.node import CommandError, Node, run
+from rljob_cluster.control_plane.control_plane import ControlPlaneError
+from rljob_cluster.host import requirements
+from rljob_cluster.host.commands import CommandError, run
+from rljob_cluster.host.debian import NODE_PROGRAMS, PackagesError, install_missing
+from rljob_cluster.host.go_programs import BuildError, find_or_build
+from rljob_cluster.host.paths import ROOT, state_folder
+from rljob_cluster.lifecycle import addons, supervisor
+from rljob_cluster.node import image_sources
+from rljob_cluster.node.node import Node
 
-CHART = Path(__file__).resolve().parents[2] / "charts/rljob"
+CHART = ROOT / "charts/rljob"
 
 
 class ClusterError(Exception):
     """The command cannot be carried out; the message names the remedy."""
-
-
-def state_folder() -> Path:
-    return Path(os.environ.get("RLJOB_CLUSTER_DIR") or ".cluster").resolve()
 
 
 def up(state: Path) -> None:
@@ -38,7 +37,7 @@ def up(state: Path) -> None:
     find_or_build(*supervisor.PROGRAMS)
     supervisor.stop(state)  # what a crash may have left
     state.mkdir(parents=True, exist_ok=True)
-    supervisor.start_in_background(state, sources.find_sources(state))
+    supervisor.start_in_background(state, image_sources.find_sources(state))
     print(f"the cluster is up after {time.monotonic() - start:.0f} s\n{_exports(state)}")
 
 
@@ -48,14 +47,14 @@ def _exports(state: Path) -> str:
 
 
 def _require_machine() -> None:
-    if lacks := list(machine.find_lacks()):
+    if lacks := list(requirements.find_missing_requirements()):
         raise ClusterError("; ".join(lacks))
     install_missing(NODE_PROGRAMS)
 
 
 def check(state: Path) -> None:
     """Whether `up` could start a cluster here."""
-    lacks = [*machine.find_lacks(), machine.find_lack_of_disk(state.parent)]
+    lacks = [*requirements.find_missing_requirements(), requirements.find_disk_shortage(state.parent)]
     if found := [lack for lack in lacks if lack]:
         raise ClusterError("; ".join(found))
     print("this machine can be a cluster")
@@ -65,12 +64,12 @@ def load(state: Path, given: Sequence[str]) -> None:
     """Give every node the images that it has not."""
     _require_running(state)
     wanted = [(node, _find_missing(state, node, given)) for node in supervisor.build_nodes(state)]
-    if lack := sources.explain_lack_of_disk(wanted, state):
+    if lack := image_sources.describe_disk_shortage(wanted, state):
         raise ClusterError(lack)
     for node, missing in wanted:
         for source in missing:
             print(f"loading {Path(source).name} into {node.name}", flush=True)
-            sources.take(node, source)
+            image_sources.load_image(node, source)
             with (node.folder / "loaded").open("a") as loaded:
                 loaded.write(f"{source}\n")
 
@@ -78,15 +77,15 @@ def load(state: Path, given: Sequence[str]) -> None:
 def _find_missing(state: Path, node: Node, given: Sequence[str]) -> list[str]:
     lists = [state / "nodes/base/imported", node.folder / "loaded"]
     history = [line for path in lists if path.exists() for line in path.read_text().splitlines()]
-    return sources.choose_missing(history, given)
+    return image_sources.choose_missing(history, given)
 
 
 def install(state: Path, values: Sequence[str]) -> None:
     """The chart of this repository. A changed image keeps its name here, so an annotation with the digest of what it
     was made of gives a new Pod to it."""
     _require_running(state)
-    operator = next((s for s in sources.find_sources(state) if sources.name_of(s) == "operator"), "operator-none")
-    annotation = rf"podAnnotations.rljob\.dev/inputs={sources.version_of(operator)}"
+    operator = next((s for s in image_sources.find_sources(state) if image_sources.name_of(s) == "operator"), "operator-none")
+    annotation = rf"podAnnotations.rljob\.dev/inputs={image_sources.version_of(operator)}"
     sets = ["--set-string", annotation, *(part for value in values for part in ("--set", value))]
     helm = str(find_or_build("helm") / "helm")
     flags = ("--kubeconfig", str(state / "kubeconfig"), "--namespace", "rljob-system", "--create-namespace")
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _require_running(state)
             print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
         elif options.command == "load":
-            load(state, [str(Path(path).resolve()) for path in options.archives] or sources.find_sources(state))
+            load(state, [str(Path(path).resolve()) for path in options.archives] or image_sources.find_sources(state))
         elif options.command == "install":
             install(state, options.values)
         else:

@@ -22,7 +22,7 @@ ESTABLISHED_SECONDS = 30
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory):
     """etcd and kube-apiserver, for the whole session."""
-    from rljob_cluster.controlplane import ControlPlane
+    from rljob_cluster.control_plane.control_plane import ControlPlane
 
     address = os.environ.get("RLJOB_TEST_ADDRESS", "127.34.0.1")
     folder = tmp_path_factory.mktemp("controlplane")

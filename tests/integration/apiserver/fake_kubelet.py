@@ -13,7 +13,7 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
-from rljob_cluster.pki import Pki
+from rljob_cluster.control_plane.pki import Pki
 
 STAMP = "2026-01-01T00:00:{:02d}.{:09d}Z"
 DEADLINE_SECONDS = 30

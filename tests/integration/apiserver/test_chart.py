@@ -15,8 +15,8 @@ import subprocess
 import pytest
 import yaml
 
-from rljob_cluster.build import find_or_build
-from rljob_cluster.controlplane import ControlPlane
+from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_cluster.host.go_programs import find_or_build
 from rljob_operator import kube
 from tests.paths import ROOT
 

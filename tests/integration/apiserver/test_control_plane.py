@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster import build
-from rljob_cluster.controlplane import ControlPlane, ControlPlaneError
+from rljob_cluster.control_plane.control_plane import ControlPlane, ControlPlaneError
+from rljob_cluster.host import go_programs
 
 ADDRESS = "127.0.0.1"
 
@@ -23,14 +23,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def kubectl(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = build.find_or_build("kubectl") / "kubectl"
+    program = go_programs.find_or_build("kubectl") / "kubectl"
     command = [str(program), f"--kubeconfig={kubeconfig}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_the_server_says_the_version_that_was_built(plane: ControlPlane) -> None:
     answer = kubectl(plane.kubeconfig, "version", "-o", "json")
-    assert json.loads(answer.stdout)["serverVersion"]["gitVersion"] == build.KUBERNETES_VERSION, answer.stderr
+    assert json.loads(answer.stdout)["serverVersion"]["gitVersion"] == go_programs.KUBERNETES_VERSION, answer.stderr
 
 
 def test_a_user_without_a_role_is_refused_and_with_one_is_not(plane: ControlPlane) -> None:
@@ -71,7 +71,7 @@ def test_a_part_that_cannot_start_is_named_with_its_last_log_lines(tmp_path: Pat
 def test_the_parts_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
-        "from rljob_cluster.controlplane import ControlPlane\n"
+        "from rljob_cluster.control_plane.control_plane import ControlPlane\n"
         "plane = ControlPlane(pathlib.Path(sys.argv[1]), components=['etcd', 'kube-apiserver'])\n"
         "plane.start()\n"
         "print(*[p.pid for p in plane._processes.values()], flush=True)\n"

@@ -3,9 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from rljob_cluster import build
-from rljob_cluster.controlplane import COMPONENTS, ControlPlane
-from rljob_cluster.kwok import Kwok
+from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
+from rljob_cluster.control_plane.kwok import Kwok
+from rljob_cluster.host import go_programs
 
 POD = """
 apiVersion: v1
@@ -19,7 +19,7 @@ spec:
 
 def test_a_pod_becomes_ready_on_a_fake_node(tmp_path: Path) -> None:
     with ControlPlane(tmp_path, components=COMPONENTS) as plane, Kwok(plane, num_nodes=3, labels={"pool": "rollout"}):
-        program = str(build.find_or_build("kubectl") / "kubectl")
+        program = str(go_programs.find_or_build("kubectl") / "kubectl")
 
         def kubectl(*arguments: str, text: str | None = None) -> str:
             command = [program, f"--kubeconfig={plane.kubeconfig}", *arguments]

@@ -15,7 +15,7 @@ import yaml
 from manifests import smallest
 from operator_world import World, Writes
 
-from rljob_cluster.controlplane import ControlPlane
+from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_operator.kube import operator
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, connect
 from tests.paths import ROOT

@@ -24,7 +24,7 @@ from kubernetes import client, dynamic
 from manifests import smallest
 
 from rljob_api.wire.contract import LABEL_JOB
-from rljob_cluster import build
+from rljob_cluster.host import go_programs
 from tests.paths import ROOT
 
 DEADLINE_SECONDS = 120.0
@@ -129,7 +129,7 @@ def test_kubectl_wait_sees_the_end_that_the_heads_job_came_to(stage):
     stage.create_job()
     head = stage.until("the head's Job", lambda: stage.child("Job", "head"))
     stage.player.complete(head)
-    command = [build.find_or_build("kubectl") / "kubectl", f"--kubeconfig={stage.control_plane.kubeconfig}"]
+    command = [go_programs.find_or_build("kubectl") / "kubectl", f"--kubeconfig={stage.control_plane.kubeconfig}"]
     command += ["wait", "rljob", NAME, f"--namespace={stage.namespace}", "--for=condition=Succeeded"]
     done = subprocess.run([*command, f"--timeout={DEADLINE_SECONDS:.0f}s"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + stage.logs()
@@ -192,7 +192,7 @@ class Chart:
     kubeconfig."""
 
     def __init__(self, stage: Stage, *values: str) -> None:
-        command = [build.find_or_build("helm") / "helm", "template", stage.namespace, ROOT / "charts" / "rljob"]
+        command = [go_programs.find_or_build("helm") / "helm", "template", stage.namespace, ROOT / "charts" / "rljob"]
         command += [f"--namespace={stage.namespace}", "--set=rbac.aggregate=false", *values]
         rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         self.objects = [o for o in yaml.safe_load_all(rendered) if o and "helm.sh/hook" not in str(o["metadata"])]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_cluster.build import cache_root
+from rljob_cluster.host.paths import cache_root
 
 _CACHE = cache_root().parent / "prometheus"
 _DEADLINE_SECONDS = 120.0

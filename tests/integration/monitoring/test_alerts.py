@@ -11,7 +11,7 @@ import prometheus_tools
 import pytest
 import yaml
 
-from rljob_cluster.build import find_or_build
+from rljob_cluster.host.go_programs import find_or_build
 from tests.paths import ROOT
 
 CASES = Path(__file__).with_name("alerts.test.yaml")

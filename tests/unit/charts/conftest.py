@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from rljob_cluster.build import find_or_build
+from rljob_cluster.host.go_programs import find_or_build
 from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "rljob"

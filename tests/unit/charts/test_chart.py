@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from rljob_api.generate import crd
-from rljob_cluster.build import cache_root, go_command
+from rljob_cluster.host.go_programs import go_command
+from rljob_cluster.host.paths import cache_root
 from rljob_operator import kube
 from rljob_operator.children.network import OPERATOR_LABELS
 from tests.paths import ROOT

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rljob_cluster.slim_archive import Image, Layer
+from rljob_cluster.images.oci_layout import Image, Layer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_cluster.node import RUN, Node, cgroup_controllers
+from rljob_cluster.host.cgroups import cgroup_controllers
+from rljob_cluster.node.node import RUN, Node
 
 DEVICE = "rljob-api"
 """The interface whose address the API server is at."""

@@ -12,15 +12,17 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rljob_cluster.buildah_store import StoredImage
-from rljob_cluster.slim_archive import Image, chain_ids, read_archive, write_layout
+from rljob_cluster.host.cgroups import cgroup_controllers
+from rljob_cluster.host.commands import CommandError, run
+from rljob_cluster.images.buildah_store import StoredImage
+from rljob_cluster.images.oci_layout import Image, chain_ids, read_archive, write_layout
 
 PAUSE_IMAGE = "rljob.dev/pause:local"
 POD_RANGE = "10.244.0.0/16"
@@ -31,7 +33,6 @@ LABEL_POOL = "rljob.dev/pool"
 _COLLECT = "collect-garbage"
 _GC_ROOT = "containerd.io/gc.root"
 _CNI_PROGRAMS = Path("/usr/lib/cni")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -244,28 +245,6 @@ runtime_type = "io.containerd.runc.v2"
             "serializeImagePulls": False,
             "registerWithTaints": [taint] if self.is_tainted else [],
         }
-
-
-def cgroup_controllers() -> Iterable[Path]:
-    """The hierarchies of cgroup v1, or the one of v2."""
-    if (_CGROUPS / "cgroup.controllers").exists():
-        return [_CGROUPS]
-    return [path for path in sorted(_CGROUPS.iterdir()) if path.is_dir() and not path.is_symlink() and _is_v1(path)]
-
-
-def _is_v1(path: Path) -> bool:
-    return (path / "cgroup.procs").exists() and path.name != "unified"
-
-
-class CommandError(Exception):
-    """A program of the system refused; the message carries what it said."""
-
-
-def run(*command: str, input: str | None = None) -> str:
-    done = subprocess.run(command, input=input, capture_output=True, text=True)
-    if done.returncode:
-        raise CommandError(f"{' '.join(command[:6])} ended with {done.returncode}: {done.stderr.strip()[-1500:]}")
-    return done.stdout
 
 
 def copy_store(base: Path, target: Path) -> None:

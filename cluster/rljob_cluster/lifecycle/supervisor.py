@@ -18,11 +18,13 @@ from pathlib import Path
 
 import yaml
 
-from rljob_cluster import addons, build, cleanup, sources
-from rljob_cluster.build import find_or_build
-from rljob_cluster.controlplane import ControlPlane, die_with_parent
-from rljob_cluster.node import PAUSE_IMAGE, POD_RANGE, RUN, CommandError, Node, copy_store, run
-from rljob_cluster.scratch_image import write_scratch_image
+from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_cluster.host.commands import CommandError, die_with_parent, run
+from rljob_cluster.host.go_programs import find_or_build
+from rljob_cluster.images.scratch_image import write_scratch_image
+from rljob_cluster.lifecycle import addons, cleanup
+from rljob_cluster.node import image_sources
+from rljob_cluster.node.node import PAUSE_IMAGE, POD_RANGE, RUN, Node, copy_store
 
 API_ADDRESS = "10.244.255.1"
 POOLS = ("system", "trainer", "rollout", "reward")
@@ -127,7 +129,7 @@ class Supervisor:
         for archive in self._write_own_images():
             base.import_archive(archive)
         for source in self.image_sources:
-            sources.take(base, source)
+            image_sources.load_image(base, source)
         self._end("containerd-base")
         marker.write_text(wanted)
         return base
@@ -238,5 +240,3 @@ def stop(state: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     cleanup.remove_everything(build_nodes(state), state)
 
-
-__all__ = ["Supervisor", "build", "build_nodes", "read_pid", "start_in_background", "stop"]

@@ -1,6 +1,6 @@
 """Names in certificates, where Kubernetes looks for users, groups and hosts."""
 
-from rljob_cluster import pki
+from rljob_cluster.control_plane import pki
 
 
 def test_groups_come_as_organizations_and_the_user_as_common_name() -> None:

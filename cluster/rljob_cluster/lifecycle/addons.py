@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_cluster.node import DNS_ADDRESS, LABEL_POOL
+from rljob_cluster.node.node import DNS_ADDRESS, LABEL_POOL
 
 COREDNS_IMAGE = "rljob.dev/coredns:local"
 Manifest = dict[str, Any]

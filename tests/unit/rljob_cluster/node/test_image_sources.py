@@ -1,4 +1,4 @@
-from rljob_cluster.sources import choose_missing, name_of, version_of
+from rljob_cluster.node.image_sources import choose_missing, name_of, version_of
 
 A, B, OTHER = "/images/trainer-aaaa.tar", "buildah:trainer-bbbb", "/images/reward-aaaa.tar"
 

@@ -4,7 +4,6 @@ It owns the processes, their PKI and their data, all under one folder. Nodes are
 Invariant: the processes end with the thread that started them, so a test run that is killed leaves none behind.
 """
 
-import ctypes
 import hashlib
 import http.client
 import json
@@ -18,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rljob_cluster import build, pki
+from rljob_cluster.control_plane import pki
+from rljob_cluster.host import go_programs
+from rljob_cluster.host.commands import die_with_parent
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -26,8 +27,6 @@ COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-schedul
 SERVICE_RANGE = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"  # the first of SERVICE_RANGE: Pods reach the API server there
 _LOG_LINES = 15
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ControlPlaneError(Exception):
@@ -110,7 +109,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start every component and wait until the API server is ready. Leaves nothing running when it fails."""
-        self._programs = build.find_or_build(*self.components)
+        self._programs = go_programs.find_or_build(*self.components)
         for folder in ("logs", "etcd"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         self.pki.build_ca()
@@ -278,7 +277,3 @@ def _ask_ready(address: str, port: int, context: ssl.SSLContext) -> tuple[bool, 
         return False, str(error)
     finally:
         connection.close()
-
-
-def die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster.scratch_image import write_scratch_image
-from rljob_cluster.slim_archive import chain_ids, read_archive, write_layout
+from rljob_cluster.images.oci_layout import chain_ids, read_archive, write_layout
+from rljob_cluster.images.scratch_image import write_scratch_image
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rljob_cluster import images
-from rljob_cluster.build import cache_root
-from rljob_cluster.buildah_store import StoredImage, find_image
-from rljob_cluster.node import CommandError, Node
-from rljob_cluster.slim_archive import read_archive
+from rljob_cluster.host.commands import CommandError
+from rljob_cluster.host.paths import cache_root
+from rljob_cluster.images.build import FOLDERS, image_name
+from rljob_cluster.images.buildah_store import StoredImage, find_image
+from rljob_cluster.images.oci_layout import read_archive
+from rljob_cluster.node.node import Node
 
 _STORED = "buildah:"
 _ID_LENGTH = 16
@@ -23,7 +24,7 @@ _ID_LENGTH = 16
 def find_sources(near: Path) -> list[str]:
     """The newest of each image that this repository builds."""
     found = []
-    for name in images.FOLDERS:
+    for name in FOLDERS:
         stored = find_stored(name, near)
         archives = sorted((cache_root() / "images").glob(f"{name}-*.tar"))
         found += [_write_source(name, stored)] if stored else [str(path) for path in archives]
@@ -31,7 +32,7 @@ def find_sources(near: Path) -> list[str]:
 
 
 def find_stored(name: str, near: Path) -> StoredImage | None:
-    return find_image(f"rljob/{name}:{images.VERSION}", near)
+    return find_image(image_name(name), near)
 
 
 def _write_source(name: str, stored: StoredImage) -> str:
@@ -47,7 +48,7 @@ def version_of(source: str) -> str:
     return Path(source).stem.rpartition("-")[2]
 
 
-def take(node: Node, source: str) -> None:
+def load_image(node: Node, source: str) -> None:
     """Give the image to the node, whose containerd runs."""
     if not source.startswith(_STORED):
         node.import_archive(Path(source))
@@ -64,7 +65,7 @@ def choose_missing(history: Sequence[str], sources: Sequence[str]) -> list[str]:
     return [source for source in sources if last.get(name_of(source)) != source]
 
 
-def explain_lack_of_disk(wanted: Iterable[tuple[Node, list[str]]], folder: Path) -> str | None:
+def describe_disk_shortage(wanted: Iterable[tuple[Node, list[str]]], folder: Path) -> str | None:
     """Each node unpacks what is new in an archive: with other dependencies of the trainer that is 7 GB a node, and as
     much again while it is imported."""
     sizes = [sum(_count_bytes(source, node.list_snapshots()) for source in missing) for node, missing in wanted]

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from rljob_cluster.debian import PackagesError, install_missing
+from rljob_cluster.host.debian import PackagesError, install_missing
 
 
 def test_what_is_there_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> None:

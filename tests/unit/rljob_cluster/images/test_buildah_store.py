@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cluster import buildah_store
-from rljob_cluster.buildah_store import find_image
+from rljob_cluster.images.buildah_store import find_image
 
 LAYERS = ["sha256:lower", "sha256:upper"]
 

@@ -15,14 +15,15 @@ from typing import Any, Self
 
 import yaml
 
-from rljob_cluster import build
-from rljob_cluster.controlplane import STOP_SECONDS, ControlPlane, die_with_parent
+from rljob_cluster.control_plane.control_plane import STOP_SECONDS, ControlPlane
+from rljob_cluster.host import go_programs
+from rljob_cluster.host.commands import die_with_parent
 
 READY_SECONDS = 60.0
 ANNOTATION = "kwok.x-k8s.io/node"
 # KWOK does nothing without stages; these are the module's own.
 STAGE_FOLDERS = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
-_MODULE = "sigs.k8s.io/kwok@" + build.INSTALLED_PACKAGES["kwok"].partition("@")[2]
+_MODULE = "sigs.k8s.io/kwok@" + go_programs.INSTALLED_PACKAGES["kwok"].partition("@")[2]
 
 
 class KwokError(Exception):
@@ -65,7 +66,7 @@ class Kwok:
         self.stop()
 
     def start(self) -> None:
-        programs = build.find_or_build("kwok", "kubectl")
+        programs = go_programs.find_or_build("kwok", "kubectl")
         self._kubectl = [str(programs / "kubectl"), f"--kubeconfig={self._plane.kubeconfig}"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -158,8 +159,8 @@ def stage_files(module: Path) -> list[Path]:
 
 def module_folder() -> Path:
     """Where Go keeps KWOK's source, downloaded where it is not there."""
-    command = [*build.go_command(), "mod", "download", "-json", _MODULE]
-    done = subprocess.run(command, cwd=build.MODULE, capture_output=True, text=True)
+    command = [*go_programs.go_command(), "mod", "download", "-json", _MODULE]
+    done = subprocess.run(command, cwd=go_programs.MODULE, capture_output=True, text=True)
     if done.returncode != 0:
         raise KwokError(f"go could not download {_MODULE}, whose stages KWOK needs:\n{done.stdout}{done.stderr}")
     return Path(json.loads(done.stdout)["Dir"])

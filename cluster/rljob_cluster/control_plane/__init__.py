@@ -1,0 +1,1 @@
+"""The control plane processes, their certificates, and fake nodes for tests."""

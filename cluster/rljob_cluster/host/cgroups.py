@@ -1,0 +1,23 @@
+"""The cgroup hierarchies of this machine: v1, v2 or hybrid (v1 controllers with a v2 tree for processes only)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cgroup_controllers() -> Sequence[Path]:
+    """The hierarchies of cgroup v1, or the one of v2."""
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS]
+    return [path for path in sorted(_CGROUPS.iterdir()) if path.is_dir() and not path.is_symlink() and _is_v1(path)]
+
+
+def is_hybrid() -> bool:
+    return (_CGROUPS / "unified/cgroup.procs").exists()
+
+
+def _is_v1(path: Path) -> bool:
+    return (path / "cgroup.procs").exists() and path.name != "unified"

@@ -1,0 +1,56 @@
+"""Whether this machine can run a cluster; checked before anything is built.
+
+Each capability is tried: containers on shared hosts report capabilities that they do not have.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_cluster.host.cgroups import cgroup_controllers
+
+MIN_FREE_DISK_GB = 25
+"""For the images of a first build, their build inputs, and the programs of Kubernetes."""
+_PROBE = "rljob-probe"
+
+
+def find_missing_requirements() -> Iterator[str]:
+    """What a cluster needs and this machine does not allow, each with the remedy."""
+    if os.geteuid() != 0:
+        yield "a cluster on this machine needs root (nodes are containerd and kubelet); E2E_CONTEXT= uses one"
+        return
+    for controller in cgroup_controllers():
+        if problem := _try_cgroup(controller):
+            yield f"cannot create a cgroup in {controller}: {problem}; on a container host, use a privileged container"
+            break
+    if shutil.which("ip") and (problem := _try_bridge()):
+        yield f"cannot create a network bridge: {problem}; on a container host, use a privileged container"
+
+
+def find_disk_shortage(folder: Path) -> str | None:
+    """Why a first build would not fit; a later one needs less."""
+    free = shutil.disk_usage(folder).free / 1e9
+    if free >= MIN_FREE_DISK_GB:
+        return None
+    return f"{free:.0f} GB are free; a first build of the images needs {MIN_FREE_DISK_GB} GB"
+
+
+def _try_cgroup(controller: Path) -> str:
+    probe = controller / _PROBE
+    try:
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def _try_bridge() -> str:
+    added = subprocess.run(["ip", "link", "add", _PROBE, "type", "bridge"], capture_output=True, text=True)
+    if added.returncode == 0:
+        subprocess.run(["ip", "link", "delete", _PROBE], capture_output=True)
+    return added.stderr.strip() if added.returncode else ""

@@ -1,0 +1,54 @@
+"""`python -m rljob_cluster.images`: builds RLJob's images with buildah or docker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rljob_cluster.host.debian import PackagesError
+from rljob_cluster.images.base_image import ImageBuildError
+from rljob_cluster.images.build import FOLDERS, BuildResult, build_image
+from rljob_cluster.images.tool_choice import choose_tool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        tool = choose_tool()
+        results = [build_image(Path.cwd(), name, tool, options.archive) for name in options.names or FOLDERS]
+    except (ImageBuildError, PackagesError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.output == "json":
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        _print_table(results)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rljob_cluster.images", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="IMAGE", help=f"one of {', '.join(FOLDERS)}; default: all")
+    archive = {"dest": "archive", "action": "store_const", "default": "no"}
+    parser.add_argument("--archive", const="yes", help="also write an archive of each image", **archive)
+    loadable = "also write an archive if a cluster on this machine cannot link to buildah's store"
+    parser.add_argument("--loadable", const="needed", help=loadable, **archive)
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in FOLDERS]:
+        parser.error(f"unknown image: {', '.join(unknown)}; use one of {', '.join(FOLDERS)}")
+    return options
+
+
+def _print_table(results: Sequence[BuildResult]) -> None:
+    print(f"{'IMAGE':<24}{'SIZE':>9}{'SECONDS':>9}  ARCHIVE")
+    for r in results:
+        print(f"{r.image:<24}{r.size_mb:>6} MB{r.seconds:>9}  {r.archive or '-'}{' (unchanged)' if r.reused else ''}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

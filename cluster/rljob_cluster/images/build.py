@@ -1,0 +1,118 @@
+"""Builds RLJob's images, and archives them for a cluster without a registry.
+
+Owns which inputs an image depends on and when a build can be skipped; the Dockerfiles own the contents.
+The invariant: an archive's name contains the digest of its inputs, so that it always stands for the same content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rljob_cluster.host.paths import cache_root, find_uv, state_folder
+from rljob_cluster.images.base_image import ImageBuildError
+from rljob_cluster.images.buildah_store import find_image
+from rljob_cluster.images.tools import LABEL_INPUTS, Tool
+
+VERSION = "0.1.0"
+FOLDERS = {"trainer": "trainer_image", "reward": "reward_image", "operator": "operator"}
+_MEMBERS = ("api", "operator", "trainer_image", "reward_image", "cli", "cluster")
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    image: str
+    digest: str
+    size_mb: int
+    seconds: float
+    reused: bool
+    archive: str | None
+
+
+def image_name(name: str) -> str:
+    return f"rljob/{name}:{VERSION}"
+
+
+def list_inputs(root: Path, name: str) -> list[Path]:
+    """All files that the image is built from: lock file, pyprojects, its Dockerfile and its sources."""
+    folder = FOLDERS[name]
+    fixed = [root / "uv.lock", root / "pyproject.toml", root / ".dockerignore", root / folder / "Dockerfile"]
+    fixed += [root / member / "pyproject.toml" for member in _MEMBERS]
+    sources = [p for part in ("api", folder) for p in (root / part).rglob("*") if p.is_file()]
+    kept = {p for p in sources if "__pycache__" not in p.parts and p.suffix != ".pyc"}
+    return sorted(kept | set(fixed))
+
+
+def digest_inputs(root: Path, files: Iterable[Path], arguments: Sequence[str]) -> str:
+    """A short digest of paths, contents and build arguments."""
+    digest = hashlib.sha256("\0".join(arguments).encode())
+    for path in files:
+        digest.update(f"\0{path.relative_to(root)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def build_command(tool: Tool, name: str, base: str, extra: str, digest: str, uv_cache: Path | None) -> list[str]:
+    command = [tool.name, "build", "--network", "host", "-f", f"{FOLDERS[name]}/Dockerfile", "-t", image_name(name)]
+    command += ["--label", f"{LABEL_INPUTS}={digest}", "--build-arg", f"BASE_IMAGE={base}"]
+    command += ["--build-arg", f"EXTRA={extra}"] if name == "trainer" else []
+    return [*command, *tool.build_options(base, uv_cache), "."]
+
+
+def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "needed", "yes"]) -> BuildResult:
+    """Build one image unless the existing image has the same inputs."""
+    start = time.monotonic()
+    base, extra, image = tool.find_base(), os.environ.get("EXTRA", "cpu"), image_name(name)
+    digest = digest_inputs(root, list_inputs(root, name), (base, extra))
+    info = tool.inspect(image)
+    reused = info is not None and info.inputs == digest
+    if not reused:
+        command = build_command(tool, name, base, extra, digest, _find_uv_cache())
+        done = subprocess.run(command, cwd=root, stdout=sys.stderr)
+        info = tool.inspect(image)
+        if done.returncode != 0 or info is None:
+            raise ImageBuildError(f"{image}: `{' '.join(command)}` failed ({done.returncode}); see its output above")
+    path = None
+    if archive == "yes" or (archive == "needed" and (tool.name == "docker" or not _can_be_linked(image))):
+        path = _write_archive(tool, name, digest)
+    seconds = round(time.monotonic() - start, 1)
+    return BuildResult(image, digest, info.size_mb if info else 0, seconds, reused, str(path) if path else None)
+
+
+def _can_be_linked(image: str) -> bool:
+    """Whether a cluster on this machine can use the image in buildah's store without a copy."""
+    state = state_folder()
+    return find_image(image, state if state.exists() else Path.cwd()) is not None
+
+
+def archive_path(name: str, digest: str) -> Path:
+    """Where `python -m rljob_cluster load` finds an image."""
+    return cache_root() / "images" / f"{name}-{digest}.tar"
+
+
+def _write_archive(tool: Tool, name: str, digest: str) -> Path:
+    """Replace the older archive of this image. A rename at the end keeps partial archives from being loaded."""
+    path = archive_path(name, digest)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    for old in (part, *path.parent.glob(f"{name}-*.tar")):
+        old.unlink(missing_ok=True)  # first, since the disk may not have room for two archives of 8 GB
+    tool.save(image_name(name), part)
+    part.rename(path)
+    return path
+
+
+def _find_uv_cache() -> Path | None:
+    uv = find_uv()
+    if uv is None:
+        return None
+    return Path(subprocess.run([uv, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())

@@ -1,0 +1,1 @@
+"""One node: a containerd and a kubelet, and how it gets its images."""

@@ -6,9 +6,12 @@ test can delay, refuse or cut any of them, and metrics count all.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import ForbiddenError, Manifest
 from rljob_operator.kube.resources import Resource
-from rljob_operator.loop.reconcile import ForbiddenError
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
@@ -49,8 +51,18 @@ class NamespaceGoneError(TransientError):
 class KubeApi:
     """The API server as this operator may use it. Make it with `connect`."""
 
-    def __init__(self, server: str, ssl_context: ssl.SSLContext | None, token: Callable[[], Awaitable[str | None]]):
+    def __init__(
+        self,
+        server: str,
+        ssl_context: ssl.SSLContext | None,
+        token: Callable[[], Awaitable[str | None]],
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        proxy: str | None = None,
+        tls_server_name: str | None = None,
+    ) -> None:
         self.server = server.rstrip("/")
+        self._max_connections, self._proxy, self._tls_server_name = max_connections, proxy, tls_server_name
         self.hooks: list[Hook] = []
         self.on_response: OnResponse = lambda verb, path, code: None
         self._ssl, self._token = ssl_context, token
@@ -61,7 +73,7 @@ class KubeApi:
     ) -> aiohttp.ClientSession:
         """A session whose requests carry the credentials of their moment and pass the hooks."""
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl if self._ssl is not None else True)
-        return aiohttp.ClientSession(connector=connector, middlewares=(*middlewares, self._pass))
+        return aiohttp.ClientSession(connector=connector, middlewares=(*middlewares, self._pass), proxy=self._proxy)
 
     async def _pass(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await self._token()
@@ -81,29 +93,54 @@ class KubeApi:
     async def request(
         self, method: str, path: str, *, query: dict[str, str] | None = None, body: Any = None, content_type: str = ""
     ) -> Manifest:
-        """The answer's JSON. ApiError when the server refuses, TransientError when it does not answer."""
-        if self._session is None:
-            self._session = self.new_session()
+        """Return the JSON of the response. Raise ApiError if the server refuses, TransientError if it is silent."""
         headers = {"Content-Type": content_type or "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:
+            answer = _parse_json(await response.read())
+        return answer if isinstance(answer, dict) else {}
+
+    async def read_text(self, path: str, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> str:
+        """Return the body of a response that is not JSON, such as a proxied Pod's metrics."""
+        async with self._open("GET", path, timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as response:
+            return (await response.read()).decode(errors="replace")
+
+    async def stream_lines(
+        self, path: str, query: dict[str, str], *, idle_timeout_seconds: float
+    ) -> AsyncIterator[str]:
+        """Yield the lines of a response as they arrive, without a limit on their length."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds
+        )
+        rest = b""
+        async with self._open("GET", path, params=query, timeout=timeout) as response:
+            async for chunk in response.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. Raise ApiError for a refusal, TransientError if the connection fails before its end."""
+        if self._session is None:
+            self._session = self.new_session(self._max_connections)
         try:
             async with self._session.request(
-                method, self.server + path, params=query, data=data, headers=headers, timeout=timeout
+                method, self.server + path, server_hostname=self._tls_server_name, **options
             ) as response:
-                raw = await response.read()
-                code = response.status
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    answer = _parse_json(await response.read())
+                    answer = answer if isinstance(answer, dict) else {}
+                    message = str(answer.get("message") or f"HTTP {response.status}")
+                    raise ApiError(response.status, str(answer.get("reason", "")), message)
+                yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise TransientError(
                 f"{method} {path}: the API server did not answer: {error or type(error).__name__}"
             ) from error
-        try:
-            answer = json.loads(raw) if raw else {}
-        except ValueError:
-            answer = {"message": raw.decode(errors="replace")[:300]}
-        if code >= HTTPStatus.BAD_REQUEST:
-            raise ApiError(code, str(answer.get("reason", "")), str(answer.get("message") or f"HTTP {code}"))
-        return answer if isinstance(answer, dict) else {}
 
     async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
         """Every object that the operator watches of a kind, in chunks, and the resourceVersion of the list."""
@@ -126,21 +163,45 @@ class KubeApi:
             self._session = None
 
 
-async def connect(kubeconfig: str | None = None) -> KubeApi:
+async def connect(
+    kubeconfig: str | None = None, context: str | None = None, *, max_connections: int = MAX_CONNECTIONS
+) -> KubeApi:
     """In the cluster when no file is named and there is a service account; else by kubeconfig."""
     found = Configuration()
     try:
         if kubeconfig is None and _TOKEN_FILE.exists():  # noqa: ASYNC240 - once, at the start
             config.load_incluster_config(client_configuration=found)
         else:
-            await config.load_kube_config(config_file=kubeconfig, client_configuration=found)
+            await config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=found)
     except (config.ConfigException, OSError) as error:
         raise UserError(f"no way to the API server: {error}; run in a cluster or give --kubeconfig FILE") from error
 
     async def token() -> str | None:
         return await found.get_api_key_with_prefix("BearerToken", "authorization")
 
-    return KubeApi(found.host, _ssl_context(found), token)
+    return KubeApi(
+        found.host,
+        _ssl_context(found),
+        token,
+        max_connections=max_connections,
+        proxy=found.proxy or _proxy_of_environment(found.host),
+        tls_server_name=found.tls_server_name,
+    )
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    """Return the proxy that HTTPS_PROXY and NO_PROXY choose for the server, as kubectl does."""
+    url = urllib.parse.urlsplit(server)
+    if urllib.request.proxy_bypass(url.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
+
+
+def _parse_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw) if raw else {}
+    except ValueError:
+        return {"message": raw.decode(errors="replace")[:300]}
 
 
 def _ssl_context(found: Configuration) -> ssl.SSLContext | None:

@@ -10,6 +10,9 @@ UV_VERSION := 0.13.8
 # An own uv where the machine has none, so that nothing needs to be installed by hand.
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 BIN := .venv/bin
+# One worker a core; the tests of a file share a worker, and so its servers.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile
+SINCE ?= origin/main
 SYNCED := .venv/.synced-$(DEVICE)
 
 ##@ Start here
@@ -19,7 +22,12 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 
 	$(BIN)/rljob run examples/quickstart/rljob.yaml --fresh
 
 .PHONY: test
-test: lint verify test-unit test-charts test-integration ## Lint, type checks, drift checks, unit, chart and integration tests
+test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (at most 10 minutes on 2 cores)
+	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
+	@$(MAKE) --no-print-directory test-process test-charts test-integration
+
+.PHONY: test-all
+test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
 
 .PHONY: example-chat example-gsm8k
 example-chat example-gsm8k: example-%: $(SYNCED) ## Run examples/chat or examples/gsm8k
@@ -59,13 +67,21 @@ e2e-faults: $(SYNCED) ## The same with every fault and every kind of reward by i
 install: $(SYNCED) ## Install everything from the lock file into .venv
 
 .PHONY: lint
-lint: $(SYNCED) ## ruff and mypy
+lint: lint-text types ## ruff, import-linter, the check of the prose, and mypy
+
+.PHONY: lint-text
+lint-text: $(SYNCED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python dev/prose/check.py
+
+.PHONY: types
+types: $(SYNCED)
 	$(BIN)/mypy
 
 .PHONY: format
-format: $(SYNCED) ## Format and mend what ruff can
+format: $(SYNCED) ## Format, and fix what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -78,17 +94,34 @@ generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
 	$(BIN)/python -m rljob_api.generate
 
 .PHONY: test-unit
-test-unit: $(SYNCED) ## Unit tests (no vLLM, no Ray)
-	$(BIN)/pytest tests/unit --ignore=tests/unit/charts
+test-unit: $(SYNCED) ## Unit tests: no process is started (60 s)
+	$(PYTEST) tests/unit -m "not slow" --ignore=tests/unit/charts
+
+.PHONY: test-process
+test-process: $(SYNCED) ## Tests that start our programs: reward servers, the CLI, FSDP2 ranks
+	$(PYTEST) tests/process -m "not slow"
 
 .PHONY: test-charts
 test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minors, RBAC
-	$(BIN)/pytest tests/unit/charts
+	$(PYTEST) tests/unit/charts -m "not slow"
 
 .PHONY: test-integration
-test-integration: $(SYNCED) ## Integration tests: real vLLM, Ray, FSDP2 and reward servers on this machine
+test-integration: $(SYNCED) ## Integration tests: a real API server, vLLM, Ray and FSDP2 on this machine
 	$(BIN)/python examples/prepare.py tiny
-	$(BIN)/pytest tests/integration
+	$(PYTEST) tests/integration -m "not slow"
+
+.PHONY: test-slow
+test-slow: $(SYNCED) ## The tests that make test leaves out
+	$(BIN)/python examples/prepare.py tiny
+	$(PYTEST) tests -m slow
+
+.PHONY: test-changed
+test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)
+	$(BIN)/python dev/changed_tests.py --since $(SINCE) | xargs -r $(PYTEST) -m "not slow"
+
+.PHONY: mutation
+mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit tests notice (dev/mutation)
+	$(BIN)/python dev/mutation/run.py
 
 ##@ Images
 .PHONY: images

@@ -89,13 +89,11 @@ def find_long_sentences(passage: Passage) -> Iterator[tuple[int, str]]:
     """Yield sentences of a document's running text (not tables or headings) that are too long."""
     for paragraph in re.finditer(r"(?:^(?![|#\s]).+\n?)+", passage.text, re.M):
         for sentence in re.split(r"(?<=[.!?:;])\s+|\n(?=[-*\d])", paragraph[0]):
-            words = sentence.split()
-            if len(words) > MAX_SENTENCE_WORDS:
+            length = len(sentence.split())
+            if length > MAX_SENTENCE_WORDS:
                 line = passage.line + passage.text.count("\n", 0, paragraph.start() + paragraph[0].index(sentence))
-                yield (
-                    line,
-                    f"a sentence of {len(words)} words ({' '.join(words[:6])} ...): at most {MAX_SENTENCE_WORDS}",
-                )
+                start = " ".join(sentence.split()[:6])
+                yield line, f"'{start} ...' has {length} words: at most {MAX_SENTENCE_WORDS} in a sentence"
 
 
 def check_file(path: Path, text: str) -> list[tuple[int, str]]:

@@ -1,0 +1,1 @@
+"""The check of the prose, and the words that it rejects."""

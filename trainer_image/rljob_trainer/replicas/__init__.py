@@ -1,1 +1,1 @@
-"""Clients of a set of equal servers: discovery, leases, hedging, and the rollout client."""
+"""Clients of replicated servers: discovery, leases, hedging, and the rollout client."""

@@ -1,10 +1,9 @@
-"""Who of a role's replicas gets the next request. A pure state machine: facts come in through observe_* and record_*,
-the clock is the caller's, `pick` decides.
+"""Which replica of a role gets the next request. A pure state machine: facts arrive through observe_* and record_*,
+the caller passes the time, `pick` decides.
 
-Owns: which replicas exist, their load, who is suspect or draining and until when, and which weights (or which version
-of a reward) each says it serves. Leaves all I/O, retries and waiting to `replicas`. Invariant: a replica that failed
-gets one request at a time, after a pause, until one succeeds; and where what it serves matters, none before it has said
-again what that is.
+Owns: which replicas exist, their load, which are suspect or draining, and what each reports to serve: a weight version,
+or a version of a reward. Leaves I/O, retries and waiting to `pool`. Invariant: a failed replica gets one request at a
+time, after a backoff, until one succeeds. If the fleet requires a key, that replica first reports again what it serves.
 """
 
 from __future__ import annotations
@@ -14,48 +13,48 @@ from dataclasses import dataclass
 
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
-"""Short: a restarted replica should work again at once, and one probe each 5 s costs nothing."""
+"""Short: a restarted replica should get requests at once, and one probe per 5 s costs little."""
 
 
 @dataclass
 class Replica:
-    """What is known of one address."""
+    """The known facts about one address."""
 
     address: str
     in_flight: int = 0
     num_served: int = 0
     num_failures: int = 0
-    """In a row."""
+    """Consecutive failures."""
     not_before: float = 0.0
     """No request before this time."""
     listed: bool = True
-    """Whether discovery names it now."""
+    """Whether discovery lists it now."""
     draining: bool = False
-    """It left the list although it served what is wanted: it drains, and gets no new request while another one works.
-    One that left the list because it was behind with its weights is used as soon as it has them: readiness lags."""
+    """It left the list while serving the required key. It gets no new request while another replica works. A replica
+    that left the list because of stale weights is not draining: readiness lags behind its weights."""
     serves: str = ""
-    """What it said it serves: GENERATION:VERSION of a rollout's weights, or a reward's version. Empty: to be asked."""
+    """Reported key: GENERATION:VERSION of a rollout's weights, or a reward's version. Empty: not known now."""
     last_version: str = ""
-    """What it said last of its reward's version, whatever has happened since."""
+    """Last reported version of the reward. A failure does not clear it."""
     rejected_key: str = ""
-    """GENERATION:VERSION that it serves wrongly (its digest differs from the trainer's)."""
+    """GENERATION:VERSION that it serves with a digest other than the trainer's."""
 
 
 class Fleet:
     """The replicas of one role."""
 
     def __init__(self, *, max_in_flight: int | None = None, readiness_lags: bool = True) -> None:
-        """`readiness_lags`: a replica may leave the list because it is behind with what is wanted, and not to end."""
+        """`readiness_lags`: a replica can leave the list because it lacks the required key, without draining."""
         self.replicas: dict[str, Replica] = {}
         self.required_key = ""
-        """Only replicas that serve this are used; empty: any."""
+        """Only replicas that serve this key are used; empty: any."""
         self.failing_since: float | None = None
-        """Since when nothing has succeeded although something was tried; None while all is well."""
+        """Start of the period in which attempts were made and none succeeded; None after a success."""
         self._max_in_flight = max_in_flight
         self._readiness_lags = readiness_lags
 
     def observe_addresses(self, addresses: Iterable[str]) -> None:
-        """What discovery lists now."""
+        """Take over the addresses that discovery lists."""
         listed = set(addresses)
         for address in listed:
             replica = self.replicas.setdefault(address, Replica(address))
@@ -66,17 +65,17 @@ class Fleet:
             if replica.listed:
                 replica.listed = False
                 replica.draining = not self._readiness_lags or replica.serves == self.required_key
-            # An empty list may be a name server's trouble, and then the old ones are all there is.
+            # An empty list may be a DNS failure: the known replicas stay usable.
             if not replica.in_flight and (replica.num_failures or (replica.draining and listed)):
                 del self.replicas[address]
 
     def require(self, key: str) -> None:
-        """From now on use only replicas that serve `key`."""
+        """Use only replicas that serve `key` from now on."""
         self.required_key = key
 
     def pick(self, now: float, avoid: Collection[str] = (), *, only_others: bool = False) -> str | None:
-        """The usable replica with the fewest requests in flight, and count one more. Of `avoid` only if it must, and
-        with `only_others` never."""
+        """Return the usable replica with the fewest requests, and count one more for it. A replica in `avoid` is the
+        last resort; with `only_others` it is never picked."""
         usable = [replica for replica in self.replicas.values() if self._is_usable(replica, now)]
         if any(self._is_established(replica) for replica in self.replicas.values()):
             usable = [replica for replica in usable if not replica.draining]
@@ -84,54 +83,54 @@ class Fleet:
         candidates = others or ([] if only_others else usable)
         if not candidates:
             return None
-        # Of equals the one that served least, so that a light load still spreads.
+        # The second criterion spreads a light load over equally loaded replicas.
         best = min(candidates, key=lambda replica: (replica.in_flight, replica.num_served, replica.address))
         best.in_flight += 1
         return best.address
 
     def record_done(self, address: str) -> None:
-        """A request ended well."""
+        """A request succeeded."""
         self.failing_since = None
-        if replica := self._ended(address):
+        if replica := self._release(address):
             replica.num_served += 1
             replica.num_failures = 0
 
     def record_unused(self, address: str) -> None:
-        """A picked replica was not asked after all, or the asker left."""
-        self._ended(address)
+        """The caller sent no request to the picked replica, or stopped waiting for it."""
+        self._release(address)
 
     def record_busy(self, address: str, until: float) -> None:
-        """It is well but full."""
+        """The replica is healthy, but full."""
         self.failing_since = None
-        if replica := self._ended(address):
+        if replica := self._release(address):
             replica.not_before = max(replica.not_before, until)
 
     def record_failed(self, address: str, now: float) -> None:
         """A request failed: the replica is suspect."""
-        self._ended(address)
+        self._release(address)
         self.record_suspect(address, now)
 
     def record_suspect(self, address: str, now: float) -> None:
-        """A probe failed, or a request did: pause, and believe no more what it said of its weights."""
+        """A probe or a request failed: back off, and discard what the replica reported to serve."""
         self.failing_since = now if self.failing_since is None else self.failing_since
         replica = self.replicas.get(address)
         if replica is None:
             return
         replica.serves = ""
-        if now >= replica.not_before:  # else: more of the same burst, which must not lengthen the pause
-            pause = min(_MAX_BACKOFF_SECONDS, _INITIAL_BACKOFF_SECONDS * 2 ** min(replica.num_failures, 10))
+        if now >= replica.not_before:  # an earlier failure belongs to the same burst and must not extend the backoff
+            backoff = min(_MAX_BACKOFF_SECONDS, _INITIAL_BACKOFF_SECONDS * 2 ** min(replica.num_failures, 10))
             replica.num_failures += 1
-            replica.not_before = now + pause
+            replica.not_before = now + backoff
         if not replica.listed and not replica.in_flight:
             del self.replicas[address]
 
     def record_no_replica(self, now: float) -> None:
-        """Somebody waits and no replica is known or usable."""
+        """A caller waits, and no replica is known or usable."""
         if self.failing_since is None and self.is_idle():
             self.failing_since = now
 
     def record_serves(self, address: str, key: str) -> None:
-        """The replica said what it serves, and its digest is right."""
+        """The replica reported `key`, and its digest is right."""
         if replica := self.replicas.get(address):
             replica.serves = key
             replica.num_failures = 0
@@ -139,39 +138,32 @@ class Fleet:
             self.failing_since = None
 
     def record_rejected(self, address: str, key: str) -> None:
-        """The replica serves `key` with the wrong digest: not to be used for it."""
+        """The replica serves `key` with a wrong digest and must not be used for it."""
         if replica := self.replicas.get(address):
             replica.rejected_key = key
 
     def record_version(self, address: str, version: str) -> None:
-        """The replica said which version of a reward it is. It proves nothing of its health."""
+        """The replica reported its version of the reward, which proves nothing about its health."""
         replica = self.replicas.get(address)
         if replica is None:
             return
         if replica.last_version and replica.last_version != version:
-            self.replicas[address] = self.replicas.pop(address)  # as good as one that has just appeared
+            self.replicas[address] = self.replicas.pop(address)  # versions() lists it like a new replica
         replica.serves = replica.last_version = version
 
     def list_unidentified(self, now: float) -> list[str]:
-        """Replicas that are to say which version they are, and may be asked now."""
+        """Return the replicas to ask for their version now."""
         return [r.address for r in self.replicas.values() if not r.serves and now >= r.not_before]
 
-    def versions(self) -> list[str]:
-        """What the replicas that stay serve, as far as they told, in the order of their appearance. When discovery
-        names none, they may all be there nevertheless."""
-        told = [replica for replica in self.replicas.values() if replica.serves]
-        return [replica.serves for replica in [r for r in told if not r.draining] or told]
-
     def list_unverified(self, now: float) -> list[str]:
-        """Replicas that have not said that they serve what is wanted, and may be asked now."""
-        return [
-            replica.address
-            for replica in self.replicas.values()
-            if self.required_key
-            and replica.serves != self.required_key
-            and replica.rejected_key != self.required_key
-            and now >= replica.not_before
-        ]
+        """Return the replicas to ask now whether they serve the required key."""
+        return [r.address for r in self.replicas.values() if self._is_unverified(r) and now >= r.not_before]
+
+    def versions(self) -> list[str]:
+        """Return the reported versions of replicas that are not draining, in order of appearance. If all are draining,
+        discovery may have failed: return theirs."""
+        reported = [replica for replica in self.replicas.values() if replica.serves]
+        return [replica.serves for replica in [r for r in reported if not r.draining] or reported]
 
     def is_idle(self) -> bool:
         """Whether no replica has a request."""
@@ -181,31 +173,29 @@ class Fleet:
         return sum(replica.serves == self.required_key for replica in self.replicas.values())
 
     def stragglers(self) -> list[str]:
-        """Healthy replicas that are still to say that they serve what is wanted."""
+        """Return the healthy replicas that do not report the required key yet."""
         return [
             replica.address
             for replica in self.replicas.values()
-            if replica.serves != self.required_key
-            and replica.rejected_key != self.required_key
-            and not replica.num_failures
-            and not replica.draining
+            if self._is_unverified(replica) and not replica.num_failures and not replica.draining
         ]
 
+    def _is_unverified(self, replica: Replica) -> bool:
+        return bool(self.required_key) and self.required_key not in (replica.serves, replica.rejected_key)
+
+    def _is_suitable(self, replica: Replica) -> bool:
+        return not self.required_key or replica.serves == self.required_key
+
     def _is_usable(self, replica: Replica, now: float) -> bool:
-        if self.required_key and replica.serves != self.required_key:
-            return False
         limit = 1 if replica.num_failures else self._max_in_flight
-        return now >= replica.not_before and (limit is None or replica.in_flight < limit)
+        has_room = limit is None or replica.in_flight < limit
+        return self._is_suitable(replica) and now >= replica.not_before and has_room
 
     def _is_established(self, replica: Replica) -> bool:
-        """Well and here for longer, though perhaps full now."""
-        return (
-            not replica.draining
-            and not replica.num_failures
-            and (not self.required_key or replica.serves == self.required_key)
-        )
+        """Whether it is healthy and not draining, though perhaps full now."""
+        return not replica.draining and not replica.num_failures and self._is_suitable(replica)
 
-    def _ended(self, address: str) -> Replica | None:
+    def _release(self, address: str) -> Replica | None:
         replica = self.replicas.get(address)
         if replica:
             replica.in_flight -= 1

@@ -1,7 +1,7 @@
-"""Which requests get a second one. Pure: requests and latencies come in, the clock is the caller's.
+"""Which requests get a second one. Pure: requests and latencies come in, the caller passes the time.
 
-Owns the percentile, the budget and the order (the one that is out longest first). Leaves to `reward_client` whether a
-replica has room, and all I/O. Invariant: at no moment were more than `max_percent` of all requests so far hedged.
+Owns the percentile, the budget and the order (oldest request first). Leaves all I/O to the reward's client, which also
+knows whether a replica has room. Invariant: at most `max_percent` of all requests so far were hedged.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from rljob_trainer.replicas.pool import Lease
 
 _MIN_LATENCIES = 20
-"""Before so many are known, a percentile says nothing."""
+"""A percentile of fewer latencies means nothing."""
 _NUM_LATENCIES = 2048
-"""Newest requests by which 'unusually long' is judged, and over which an unused budget is kept."""
+"""Number of newest requests that define "unusually long", and over which an unused budget is kept."""
 
 
 @dataclass(eq=False)
 class InFlightRequest:
-    """A request that is out, alone."""
+    """A request without a second one."""
 
     address: str
     sent_at: float
     second: asyncio.Future[Lease] = field(repr=False)
-    """Set to the replica that gets the second request."""
+    """Set to the lease of the replica that gets the second request."""
 
 
 class HedgeTracker:
@@ -40,45 +40,45 @@ class HedgeTracker:
         self.num_hedges = 0
         """Second requests that were sent."""
         self.num_wins = 0
-        """Those whose second request had the result that counts."""
+        """Second requests that returned the result that counts."""
         self._hedging = hedging
         self._unhedged: dict[InFlightRequest, None] = {}
-        """Not hedged yet, the oldest first."""
+        """In order of sending."""
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self._threshold: float | None = None
         self._is_threshold_known = False
         self._budget_percent = 0.0
-        """A request adds max_percent, a hedge takes 100: no fraction is lost to rounding."""
+        """A request adds max_percent and a hedge takes 100, so that rounding loses nothing."""
 
     def record_sent(self, request: InFlightRequest) -> None:
-        """`request` was sent; sent_at never decreases."""
+        """`request` was sent; `sent_at` never decreases from one call to the next."""
         self._unhedged[request] = None
         share = self._hedging.max_percent
         self._budget_percent = min(self._budget_percent + share, max(100.0, share * _NUM_LATENCIES))
 
     def record_ended(self, request: InFlightRequest) -> None:
-        """It has its answer, or is not waited for any more."""
+        """The response arrived, or the caller no longer waits for it."""
         self._unhedged.pop(request, None)
 
     def record_latency(self, seconds: float) -> None:
-        """From sending to the answer; of a first request that lost, to its end: it took at least so long."""
+        """Add the time from sending to the response. A first request that lost counts up to its end: a lower bound."""
         self._latencies.append(seconds)
         self._is_threshold_known = False
 
     def next_due(self, now: float) -> InFlightRequest | None:
-        """The request to hedge now; None when none is due or the budget is spent."""
+        """Return the request to hedge now; None when none is due or the budget is spent."""
         threshold, oldest = self.threshold_seconds(), next(iter(self._unhedged), None)
         if threshold is None or oldest is None or self._budget_percent < 100.0 or now - oldest.sent_at <= threshold:
             return None
         return oldest
 
     def record_hedged(self, request: InFlightRequest) -> None:
-        """It gets a second request, if it is still out when that could be sent."""
+        """Charge the budget for a second request."""
         self._unhedged.pop(request, None)
         self._budget_percent -= 100.0
 
     def threshold_seconds(self) -> float | None:
-        """The percentile of the newest latencies (nearest rank); None while too few are known."""
+        """Return the percentile of the newest latencies (nearest rank); None while too few are known."""
         if not self._is_threshold_known:
             ordered = sorted(self._latencies)
             rank = math.ceil(self._hedging.percentile / 100 * len(ordered)) - 1

@@ -1,4 +1,4 @@
-"""The driver's HTTP client session, and how its requests are authorised."""
+"""The driver's HTTP client session and its authorization header."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import aiohttp
 
 from rljob_api.wire.contract import ENV_TOKEN
 
-# A node that vanishes sends no reset: without keep-alive probes a request to it would wait for its whole time-out.
-# The kernel answers the probes, so a server that is merely busy passes them.
+# A node that vanishes sends no reset: without keep-alive probes, a request to it would last for its whole timeout.
+# The kernel answers the probes, so a busy server passes them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}
 
 CONNECT_SECONDS = 4.0
-"""Time for two more SYNs after a lost one. A Pod that has vanished answers none, and every request to it waits so long;
-one that is merely busy connects at once, since its kernel accepts."""
+"""Long enough for two more SYNs after a lost one. Every request to a Pod that vanished waits this long. A busy Pod
+connects at once, since its kernel accepts."""
 
 IDLE_SECONDS = 20.0
-"""How long an idle connection is kept for the next request. Of a burst's thousands none is left soon after it, and our
-servers keep them for longer, so that no request meets a closed one."""
+"""How long to keep an idle connection for the next request. RLJob's servers keep theirs longer, so that no request
+meets a closed one."""
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a limit on connections of its own: `fleet` limits the requests that a replica has at once, each
-    is one connection, and those who wait for a replica hold none."""
+    """Return a session without a connection limit: a fleet already limits the requests per replica."""
     connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket, keepalive_timeout=IDLE_SECONDS)
     return aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -33,8 +32,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def auth_headers(variable: str = ENV_TOKEN) -> dict[str, str]:
-    """For requests to the job's own parts, and to nobody else's; for others of ours with the token that `variable`
-    holds."""
+    """Return the header with the token in environment variable `variable`. Send it to RLJob's own servers only."""
     return {"Authorization": f"Bearer {os.environ.get(variable, '')}"}
 
 

@@ -1,9 +1,8 @@
-"""Waiting for a replica: discovery, a fair queue of those who wait, and leases. The decisions are `fleet`'s.
+"""Waiting for a replica: discovery, a fair queue of waiters, and leases. `fleet` makes the decisions.
 
-Consumes: the names that discovery lists, once a second. Produces: leases. Waits for: a usable replica. Unblocked by:
-a lease that ends, a replica that appears, recovers or says that it serves the wanted weights. When nothing has
-succeeded for `unavailable_timeout_seconds`, every waiter gets a TransientError: an answer may be late, but nobody waits for
-ever.
+Consumes: the addresses that discovery lists, once per second. Produces: leases. Waits for: a usable replica. Unblocked
+by: a lease that ends, or a replica that appears, recovers or reports the required weights. If no request succeeds for
+`unavailable_timeout_seconds`, every waiter gets a TransientError: waits are bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 1.0
 _TICK_SECONDS = 0.1
-"""How soon a waiter learns that a pause is over."""
+"""Interval at which waiters notice the end of a backoff."""
 
 
 @dataclass(eq=False)
@@ -33,18 +32,18 @@ class _Waiter:
 
 
 class Lease:
-    """One request's right to one replica. Says how it went; `unused` unless told."""
+    """One request's place on one replica. Ends with its outcome; without one, as unused."""
 
-    def __init__(self, replicas: ReplicaPool, address: str) -> None:
+    def __init__(self, pool: ReplicaPool, address: str) -> None:
         self.address = address
-        self._replicas = replicas
+        self._pool = pool
         self._open = True
 
     def done(self) -> None:
         self._end(lambda fleet, now: fleet.record_done(self.address))
 
-    def failed(self, why: str) -> None:
-        log.warning("%s %s: %s", self._replicas.name, self.address, why)
+    def failed(self, reason: str) -> None:
+        log.warning("%s %s: %s", self._pool.name, self.address, reason)
         self._end(lambda fleet, now: fleet.record_failed(self.address, now))
 
     def busy(self, seconds: float) -> None:
@@ -56,12 +55,12 @@ class Lease:
     def _end(self, record: Callable[[Fleet, float], None]) -> None:
         if self._open:
             self._open = False
-            record(self._replicas.fleet, self._replicas.now())
-            self._replicas.dispatch()
+            record(self._pool.fleet, self._pool.now())
+            self._pool.dispatch()
 
 
 class ReplicaPool:
-    """The replicas of one role, for all who want to ask one."""
+    """The replicas of one role, shared by all callers."""
 
     def __init__(
         self,
@@ -74,14 +73,13 @@ class ReplicaPool:
         readiness_lags: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`allow_empty`: there may be no replica at all for a while, as somebody else decides how many there are;
-        patience is for replicas that exist and fail."""
+        """`allow_empty`: another owner may scale the replicas to zero; the timeout applies while replicas exist."""
         self.name = name
         self.allow_empty = allow_empty
         self.fleet = Fleet(max_in_flight=max_in_flight, readiness_lags=readiness_lags)
         self.now = clock
         self.on_tick: Callable[[], None] = lambda: None
-        """Called some times a second; `rollouts` asks there who serves what."""
+        """Called every tick, for example to ask replicas what they serve."""
         self._discover = discover
         self.unavailable_timeout_seconds = unavailable_timeout_seconds
         self._waiting: deque[_Waiter] = deque()
@@ -101,7 +99,7 @@ class ReplicaPool:
 
     @asynccontextmanager
     async def lease(self, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
-        """A replica, as soon as there is one; preferably none of `avoid`."""
+        """Wait for a replica, preferably one that is not in `avoid`."""
         lease = Lease(self, await self._acquire(avoid))
         try:
             yield lease
@@ -109,7 +107,7 @@ class ReplicaPool:
             lease.unused()
 
     def try_lease(self, avoid: Collection[str]) -> Lease | None:
-        """A place on a replica that is none of `avoid`, if nobody waits for it. To be ended by the caller."""
+        """Return a lease of a replica outside `avoid`, unless another caller waits for one. The caller must end it."""
         if any(not waiter.future.done() for waiter in self._waiting):
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
@@ -123,15 +121,15 @@ class ReplicaPool:
             return await waiter.future
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-                self.fleet.record_unused(waiter.future.result())  # cancelled in the moment of being served
+                self.fleet.record_unused(waiter.future.result())  # cancelled after dispatch() had picked a replica
                 self.dispatch()
             raise
 
     def dispatch(self) -> None:
-        """Serve those who wait, first come first served, as far as replicas go."""
+        """Give usable replicas to the waiters, in order of arrival."""
         while self._waiting:
             waiter = self._waiting[0]
-            if waiter.future.done():  # its asker was cancelled
+            if waiter.future.done():  # the caller was cancelled
                 self._waiting.popleft()
                 continue
             address = self.fleet.pick(self.now(), waiter.avoid)
@@ -143,7 +141,7 @@ class ReplicaPool:
     async def _watch(self) -> None:
         await self._observe()
         async with asyncio.TaskGroup() as tasks:
-            # By itself: a name server that does not answer must not keep known replicas from those who wait.
+            # A separate task: a DNS server that hangs must not block the dispatch of known replicas.
             tasks.create_task(self._poll_discovery())
             while True:
                 self.on_tick()
@@ -158,20 +156,20 @@ class ReplicaPool:
 
     async def _observe(self) -> None:
         try:
-            # In a thread: a slow resolver must not hold up the loop.
+            # In a thread: a slow resolver must not block the loop.
             self.fleet.observe_addresses(await asyncio.to_thread(self._discover))
         except OSError as error:
-            log.warning("%s: discovery failed, going on with what is known: %s", self.name, error)
+            log.warning("%s: discovery failed; keeping the known replicas: %s", self.name, error)
 
-    def fail_expired_waiters(self, anybody_waits: bool) -> None:
-        """Fail all who wait once nothing has succeeded for too long."""
+    def fail_expired_waiters(self, has_waiters: bool) -> None:
+        """Fail all waiters if no request has succeeded for unavailable_timeout_seconds."""
         if self.allow_empty and not self.fleet.replicas:
             self.fleet.failing_since = None
             return
-        if anybody_waits:
+        if has_waiters:
             self.fleet.record_no_replica(self.now())
         elif self.fleet.is_idle():
-            self.fleet.failing_since = None  # nothing can succeed while nobody asks
+            self.fleet.failing_since = None  # nothing can succeed without requests
         since = self.fleet.failing_since
         if since is None or self.now() - since < self.unavailable_timeout_seconds:
             return

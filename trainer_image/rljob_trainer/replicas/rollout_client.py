@@ -1,8 +1,8 @@
-"""The rollout client: token ids to completions, over the vLLM replicas that serve the current weights.
+"""The rollout client: token ids to completions, over the vLLM replicas that serve the required weights.
 
-Owns which replica gets a request (least in flight), retries on another one, and the check that each replica serves
-exactly what the trainer published. Leaves pulling weights to the replicas. Invariant: a completion comes from the
-wanted weights, or it is asked for again; no request is lost because a replica was.
+Owns the choice of a replica (fewest requests), retries, and the check that each replica serves exactly what the
+trainer published. Leaves pulling weights to the replicas. Invariant: every completion comes from the required weights.
+A lost replica loses no request.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rljob_trainer.replicas.pool import Lease, ReplicaPool
 log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 30
-"""Of one request. Waiting for a replica is none; this bounds a request that kills each replica it meets."""
+"""Attempts per request, without waits for a replica. Bounds a request that kills every replica it reaches."""
 _POLL_SECONDS = 20.0
-"""Long poll of /rljob/weights."""
+"""Duration of one long poll of /rljob/weights."""
 _STRAGGLER_SECONDS = 5.0
-"""How long the next step waits for healthy replicas behind the first one: else that one would get all the load."""
+"""How long a step waits for the other healthy replicas once one is ready, which would otherwise get all requests."""
 
 
 class RolloutClient:
-    """All rollout replicas, as one."""
+    """All rollout replicas behind one client."""
 
     def __init__(
         self, role: RolloutRole, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
@@ -56,7 +56,7 @@ class RolloutClient:
         )
         self.replicas.on_tick = self._verify_all
         self.served: dict[str, RolloutWeights] = {}
-        """By address: what each replica last said, for the wanted weights."""
+        """Last report of each replica that serves the required weights, by address."""
         self.num_mismatches = 0
         self.on_mismatch: Callable[[str], None] = log.error
         self._role = role
@@ -71,10 +71,8 @@ class RolloutClient:
         await self.replicas.close()
         await self._stop_verifying()
 
-    # ---- completions ----
-
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
-        """Sample one completion, on whichever replica can."""
+        """Sample one completion on any replica."""
         payload = build_payload(token_ids, sampling, seed)
         avoid: set[str] = set()
         for _ in range(_MAX_ATTEMPTS):
@@ -84,41 +82,38 @@ class RolloutClient:
                 if completion is not None:
                     return completion
                 avoid.add(lease.address)
-        raise TransientError(f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the log")
+        raise TransientError(
+            f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
+        )
 
     async def _attempt(self, lease: Lease, payload: dict[str, Any], key: str) -> Completion | None:
-        """None when another replica should be asked."""
+        """Return None if another replica should serve the request."""
         url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
         timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
                 if response.status in (400, 401, 422):
-                    # Neither another replica nor another try can help.
-                    raise UserError(f"vLLM refused a prompt: {_refusal(response.status, await response.text())}")
+                    # Neither another replica nor another attempt can help.
+                    raise _rejection(response.status, await response.text())
                 if response.status != 200:
                     lease.failed(f"{response.status} {(await response.text())[:200]}")
                     return None
                 served = {response.headers.get(name, key) for name in (HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN)}
                 if served != {key}:
-                    # It restarted, or took newer weights under the request: on-policy training cannot use this.
+                    # It restarted, or loaded newer weights during the request: on-policy training cannot use this.
                     lease.failed(f"generated with weights {', '.join(sorted(served))} instead of {key}")
                     return None
                 completion = parse_completion(await response.json(), key)
-        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, IndexError) as error:
+        except UserError:
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             lease.failed(f"{type(error).__name__}: {error}")
-            return None
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
-            lease.failed(str(error))
             return None
         lease.done()
         return completion
 
-    # ---- weights ----
-
     async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
-        """Use only replicas that serve `manifest`; wait until the first does, and a little for the others."""
+        """Use only replicas that serve `manifest`. Wait until one does, and up to _STRAGGLER_SECONDS for the others."""
         await self._stop_verifying()
         self._manifest = manifest
         self.served = {}
@@ -140,13 +135,14 @@ class RolloutClient:
         fleet = self.replicas.fleet
         if not fleet.required_key or fleet.num_serving():
             return ""
-        return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
+        return f"waiting for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
 
     def _raise_if_all_mismatch(self) -> None:
         fleet = self.replicas.fleet
         if fleet.replicas and all(replica.rejected_key == fleet.required_key for replica in fleet.replicas.values()):
             raise TransientError(
-                f"every rollout serves weights {fleet.required_key} with a digest that differs from the trainer's; see the log"
+                f"every rollout serves weights {fleet.required_key} with a digest that differs from the trainer's; "
+                "see the driver's log"
             )
 
     def _verify_all(self) -> None:
@@ -159,7 +155,7 @@ class RolloutClient:
                 self._verifying[address] = asyncio.create_task(self._verify(address, manifest))
 
     async def _verify(self, address: str, manifest: WeightManifest) -> None:
-        """Ask one replica what it serves, waiting a while for the wanted weights."""
+        """Ask one replica what it serves. It delays its answer until it serves the required weights."""
         fleet = self.replicas.fleet
         url = f"http://{address}:{PORT_ROLLOUT}{UrlPath.ROLLOUT_WEIGHTS.value}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
@@ -169,17 +165,17 @@ class RolloutClient:
                 response.raise_for_status()
                 served = RolloutWeights.model_validate(await response.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            log.info("rollout %s does not say what it serves: %s: %s", address, type(error).__name__, error)
+            log.info("rollout %s does not report its weights: %s: %s", address, type(error).__name__, error)
             fleet.record_suspect(address, self.replicas.now())
             return
         if served.key != manifest.key:
-            return  # not yet; the next tick asks again
+            return  # stale; the next tick asks again
         if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
             self.num_mismatches += 1
             fleet.record_rejected(address, manifest.key)
             self.on_mismatch(
-                f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, the trainer published "
-                f"{manifest.checksum}: it is not used"
+                f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, but the trainer "
+                f"published {manifest.checksum}; the replica is not used"
             )
             return
         self.served[address] = served
@@ -195,8 +191,8 @@ class RolloutClient:
 
 
 def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[str, Any]:
-    """vLLM's completion request. One a sample, so that each is scored the moment it ends; vLLM batches them, and its
-    prefix cache computes their common prompt once."""
+    """Return vLLM's request for one sample. One request per sample: scoring starts as soon as a sample ends. vLLM
+    batches them, and its prefix cache computes a common prompt once."""
     return {
         "model": SERVED_MODEL_NAME,
         "prompt": token_ids,
@@ -214,13 +210,13 @@ def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[s
 
 
 def parse_completion(body: dict[str, Any], key: str) -> Completion:
-    """vLLM's answer. Raises ValueError for one that cannot be trained on."""
+    """Parse vLLM's response. Raise ValueError if it cannot be trained on."""
     choice = body["choices"][0]
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     if choice["finish_reason"] not in ("stop", "length"):
-        raise ValueError(f"the completion ended by {choice['finish_reason']}")
+        raise ValueError(f"the completion ended with finish_reason {choice['finish_reason']}")
     if len(token_ids) != len(logprobs) or None in logprobs:
-        raise ValueError(f"{len(token_ids)} tokens came with {len(logprobs)} log-probs")
+        raise ValueError(f"expected one log-prob per token, got {len(token_ids)} tokens and {len(logprobs)} log-probs")
     return Completion(
         token_ids=[int(token_id) for token_id in token_ids],
         logprobs=[float(logprob) for logprob in logprobs],
@@ -230,7 +226,8 @@ def parse_completion(body: dict[str, Any], key: str) -> Completion:
     )
 
 
-def _refusal(status: int, text: str) -> str:
+def _rejection(status: int, text: str) -> UserError:
     if status == 401:
-        return "401: its token is another one"
-    return f"{text[:500]} (prompts that are too long: set spec.data.maxPromptTokens or spec.rollout.maxModelLen)"
+        return UserError("401 Unauthorized: the rollout replica uses a different RLJOB_TOKEN")
+    remedy = "if the prompt is too long, set spec.data.maxPromptTokens or spec.rollout.maxModelLen"
+    return UserError(f"vLLM rejected a prompt: {text[:500]} ({remedy})")

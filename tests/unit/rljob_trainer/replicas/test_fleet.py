@@ -1,4 +1,4 @@
-"""Which replica gets the next request."""
+"""The choice of the replica for the next request."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,14 +12,14 @@ def fleet_of(*addresses, **settings):
     return fleet
 
 
-def test_the_least_loaded_replica_is_picked():
+def test_least_loaded_replica_is_picked():
     fleet = fleet_of("a", "b", "c")
     assert sorted(fleet.pick(0.0) for _ in range(3)) == ["a", "b", "c"]
     fleet.record_done("b")
     assert fleet.pick(0.0) == "b"
 
 
-def test_a_light_load_still_spreads():
+def test_light_load_is_spread():
     fleet = fleet_of("a", "b")
     picked = []
     for _ in range(4):
@@ -28,18 +28,18 @@ def test_a_light_load_still_spreads():
     assert sorted(picked) == ["a", "a", "b", "b"], "not always the first"
 
 
-def test_a_retry_goes_to_another_replica_where_there_is_one():
+def test_retry_prefers_another_replica():
     fleet = fleet_of("a", "b")
     assert fleet.pick(0.0, avoid={"a"}) == "b"
     assert fleet_of("a").pick(0.0, avoid={"a"}) == "a"
 
 
-def test_a_full_replica_gets_nothing_more():
+def test_full_replica_gets_no_request():
     fleet = fleet_of("a", max_in_flight=2)
     assert [fleet.pick(0.0) for _ in range(3)] == ["a", "a", None]
 
 
-def test_a_failed_replica_pauses_and_then_gets_one_request_at_a_time():
+def test_failed_replica_backs_off_and_then_gets_one_request_at_a_time():
     fleet = fleet_of("a")
     fleet.pick(0.0)
     fleet.record_failed("a", 0.0)
@@ -50,16 +50,16 @@ def test_a_failed_replica_pauses_and_then_gets_one_request_at_a_time():
     assert [fleet.pick(1.0), fleet.pick(1.0)] == ["a", "a"]
 
 
-def test_a_burst_of_failures_is_one_failure():
+def test_burst_of_failures_counts_as_one():
     fleet = fleet_of("a")
     for _ in range(100):
         fleet.pick(0.0)
     for _ in range(100):
         fleet.record_failed("a", 0.0)
-    assert fleet.pick(0.5) == "a", "a hundred requests on a replica that died once must not double its pause each"
+    assert fleet.pick(0.5) == "a", "a hundred requests on a replica that died once must not each double its backoff"
 
 
-def test_a_busy_replica_is_not_suspect():
+def test_busy_replica_is_not_suspect():
     fleet = fleet_of("a")
     fleet.pick(0.0)
     fleet.record_busy("a", until=2.0)
@@ -67,7 +67,7 @@ def test_a_busy_replica_is_not_suspect():
     assert [fleet.pick(2.0), fleet.pick(2.0)] == ["a", "a"]
 
 
-def test_only_replicas_that_serve_the_wanted_weights_are_used():
+def test_only_replicas_with_the_required_weights_are_used():
     fleet = fleet_of("a", "b")
     fleet.require("g:1")
     fleet.record_serves("a", "g:1")
@@ -77,7 +77,7 @@ def test_only_replicas_that_serve_the_wanted_weights_are_used():
     assert fleet.pick(0.0) is None
 
 
-def test_a_replica_that_failed_must_say_again_what_it_serves():
+def test_failed_replica_must_report_its_weights_again():
     fleet = fleet_of("a")
     fleet.require("g:1")
     fleet.record_serves("a", "g:1")
@@ -89,7 +89,7 @@ def test_a_replica_that_failed_must_say_again_what_it_serves():
     assert fleet.pick(10.0) == "a"
 
 
-def test_a_refused_replica_is_not_asked_again_for_that_version():
+def test_rejected_replica_is_not_verified_again_for_that_version():
     fleet = fleet_of("a")
     fleet.require("g:1")
     fleet.record_rejected("a", "g:1")
@@ -99,7 +99,7 @@ def test_a_refused_replica_is_not_asked_again_for_that_version():
     assert fleet.list_unverified(0.0) == ["a"]
 
 
-def test_a_replica_that_leaves_the_list_is_used_until_it_fails():
+def test_unlisted_replica_is_used_until_it_fails():
     fleet = fleet_of("a")
     fleet.observe_addresses([])
     assert fleet.pick(0.0) == "a", "readiness lags behind a weight update"
@@ -107,19 +107,19 @@ def test_a_replica_that_leaves_the_list_is_used_until_it_fails():
     assert fleet.replicas == {}
 
 
-def test_a_replica_that_drains_gets_no_new_request_and_is_forgotten_when_empty():
+def test_draining_replica_gets_no_request_and_is_removed_when_idle():
     fleet = fleet_of("a", "b", max_in_flight=1)
     assert fleet.pick(0.0) == "a"
     fleet.observe_addresses(["b"])
     assert fleet.pick(0.0) == "b"
     assert fleet.pick(0.0) is None, "b is full; a must not get one more"
-    assert fleet.replicas["a"].in_flight == 1, "what it has it may finish"
+    assert fleet.replicas["a"].in_flight == 1, "it may finish its request"
     fleet.record_done("a")
     fleet.observe_addresses(["b"])
     assert list(fleet.replicas) == ["b"]
 
 
-def test_a_replica_that_drains_is_better_than_none():
+def test_draining_replica_is_used_when_no_other_works():
     fleet = fleet_of("a", "b")
     fleet.pick(0.0, avoid={"b"})
     fleet.observe_addresses(["b"])
@@ -127,7 +127,7 @@ def test_a_replica_that_drains_is_better_than_none():
     assert fleet.pick(0.1) == "a", "b has failed"
 
 
-def test_a_replica_that_was_unready_because_of_old_weights_is_used_before_it_is_listed_again():
+def test_unlisted_replica_is_used_again_when_it_serves_the_required_weights():
     fleet = fleet_of("a", "b")
     fleet.require("g:2")
     fleet.record_serves("a", "g:2")
@@ -136,7 +136,7 @@ def test_a_replica_that_was_unready_because_of_old_weights_is_used_before_it_is_
     assert {fleet.pick(0.0), fleet.pick(0.0)} == {"a", "b"}
 
 
-def test_nobody_waits_for_the_weights_of_a_replica_that_drains():
+def test_draining_replica_is_not_a_straggler():
     fleet = fleet_of("a", "b")
     fleet.require("g:1")
     for address in "ab":
@@ -147,7 +147,7 @@ def test_nobody_waits_for_the_weights_of_a_replica_that_drains():
     assert fleet.stragglers() == ["b"]
 
 
-def test_success_ends_the_time_of_failing():
+def test_success_ends_the_failing_period():
     fleet = fleet_of("a", "b")
     fleet.record_suspect("a", 5.0)
     fleet.record_suspect("b", 6.0)
@@ -161,7 +161,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from("pdfbul"), st.sampled_from("abc"), s
 
 
 @given(events=EVENTS)
-def test_load_is_never_negative_and_never_over_the_limit(events):
+def test_load_stays_between_zero_and_the_limit(events):
     fleet = fleet_of("a", "b", "c", max_in_flight=2)
     now, open_requests = 0.0, []
     for kind, address, seconds in events:

@@ -6,7 +6,14 @@ import threading
 import pytest
 
 from rljob_api.errors import TransientError
+from rljob_trainer.replicas import pool
 from rljob_trainer.replicas.pool import ReplicaPool
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch):
+    monkeypatch.setattr(pool, "_DISCOVERY_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_TICK_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -25,21 +32,21 @@ async def started():
         await replicas.close()
 
 
-async def test_those_who_wait_are_served_in_their_order(started):
+async def test_waiters_are_served_in_order_of_arrival(started):
     replicas = await started(["a"], max_in_flight=1)
     served = []
 
-    async def ask(number):
+    async def use(number):
         async with replicas.lease() as lease:
             served.append(number)
             await asyncio.sleep(0)
             lease.done()
 
-    await asyncio.gather(*[ask(number) for number in range(50)])
+    await asyncio.gather(*[use(number) for number in range(50)])
     assert served == list(range(50))
 
 
-async def test_a_replica_that_appears_serves_those_who_wait(started):
+async def test_new_replica_serves_waiters(started):
     addresses = []
     replicas = await started(addresses)
     waiting = asyncio.create_task(replicas.lease().__aenter__())
@@ -49,12 +56,12 @@ async def test_a_replica_that_appears_serves_those_who_wait(started):
     assert (await waiting).address == "a"
 
 
-async def test_a_waiter_that_leaves_takes_nothing_with_it(started):
+async def test_waiter_cancelled_while_being_served_releases_the_replica(started):
     replicas = await started(["a"], max_in_flight=1)
     async with replicas.lease() as lease:
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
-        lease.done()  # serves the waiter, who is cancelled in that moment
+        lease.done()  # dispatches to the waiter, which is cancelled before it runs
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     assert replicas.fleet.replicas["a"].in_flight == 0
@@ -62,13 +69,13 @@ async def test_a_waiter_that_leaves_takes_nothing_with_it(started):
         assert lease.address == "a"
 
 
-async def test_nobody_waits_for_ever(started):
-    replicas = await started([], unavailable_timeout_seconds=0.3)
+async def test_waiters_fail_after_the_unavailable_timeout(started):
+    replicas = await started([], unavailable_timeout_seconds=0.1)
     with pytest.raises(TransientError, match="rollouts: no replica has answered for 0 s"):
         await replicas.lease().__aenter__()
 
 
-async def test_a_lease_that_says_nothing_changes_nothing_but_the_load(started):
+async def test_lease_without_outcome_only_releases_its_place(started):
     replicas = await started(["a"])
     with pytest.raises(KeyError):
         async with replicas.lease():
@@ -77,7 +84,7 @@ async def test_a_lease_that_says_nothing_changes_nothing_but_the_load(started):
     assert replicas.fleet.replicas["a"].num_failures == 0
 
 
-async def test_discovery_that_fails_keeps_what_is_known(started):
+async def test_failed_discovery_keeps_known_replicas(started):
     answers = [["a"]]
 
     def discover():
@@ -98,13 +105,13 @@ async def test_discovery_that_fails_keeps_what_is_known(started):
         await replicas.close()
 
 
-async def test_a_name_server_that_does_not_answer_holds_up_nobody():
-    """A resolver may take half a minute to give up; who waits for a replica with a short pause waits for that alone."""
-    is_slow, is_asked, gives_up = threading.Event(), threading.Event(), threading.Event()
+async def test_hanging_name_server_blocks_no_waiter():
+    """A resolver can take half a minute to fail; the pause of a busy replica is much shorter."""
+    is_slow, is_called, gives_up = threading.Event(), threading.Event(), threading.Event()
 
     def discover():
         if is_slow.is_set():
-            is_asked.set()
+            is_called.set()
             gives_up.wait(60)
         return ["a"]
 
@@ -114,7 +121,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody():
         async with asyncio.timeout(20):
             async with replicas.lease() as lease:
                 is_slow.set()
-                await asyncio.to_thread(is_asked.wait)
+                await asyncio.to_thread(is_called.wait)
                 lease.busy(0.1)
             async with replicas.lease() as lease:
                 assert lease.address == "a"
@@ -123,7 +130,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nobody():
         await replicas.close()
 
 
-async def test_where_there_may_be_no_replica_at_all_waiting_for_the_first_is_no_error(started):
+async def test_empty_pool_has_no_unavailable_timeout_when_allowed(started):
     addresses = []
     replicas = await started(addresses, allow_empty=True, unavailable_timeout_seconds=0.0)
     waiting = asyncio.create_task(replicas.lease().__aenter__())
@@ -135,20 +142,20 @@ async def test_where_there_may_be_no_replica_at_all_waiting_for_the_first_is_no_
     assert (await waiting).address == "a"
 
 
-async def test_replicas_that_are_there_and_fail_still_run_out_of_patience(started):
+async def test_failing_replicas_reach_the_unavailable_timeout_when_empty_is_allowed(started):
     replicas = await started(["a"], allow_empty=True, unavailable_timeout_seconds=0.0)
 
-    async def ask_for_ever():
+    async def retry_forever():
         while True:
             async with replicas.lease() as lease:
-                lease.failed("refused")
+                lease.failed("connection refused")
 
     with pytest.raises(TransientError, match="no replica has answered"):
-        await ask_for_ever()
+        await retry_forever()
 
 
-async def test_a_failure_before_a_long_pause_takes_no_patience_from_those_who_come_after_it():
-    """A new replica's first probe failed between two steps; nobody has asked for anything since."""
+async def test_unavailable_timeout_restarts_after_an_idle_period():
+    """A new replica's first probe failed between two steps; there were no requests since."""
     now = 100.0
     replicas = ReplicaPool("rewards", list, max_in_flight=1, unavailable_timeout_seconds=600.0, clock=lambda: now)
     replicas.fleet.observe_addresses(["a", "b"])
@@ -160,11 +167,11 @@ async def test_a_failure_before_a_long_pause_takes_no_patience_from_those_who_co
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
         replicas.fail_expired_waiters(True)
-        assert not waiting.done(), "both replicas are at work, and nothing has failed for long"
+        assert not waiting.done(), "both replicas are busy, and the failure is not recent"
     await waiting
 
 
-async def test_a_place_that_appears_is_spare_only_when_nobody_waits_for_it():
+async def test_try_lease_takes_no_place_from_a_waiter():
     replicas = ReplicaPool("rewards", list, max_in_flight=1)  # not started: no tick comes between
     replicas.fleet.observe_addresses(["a"])
     async with replicas.lease() as first:
@@ -177,4 +184,4 @@ async def test_a_place_that_appears_is_spare_only_when_nobody_waits_for_it():
         spare = replicas.try_lease({first.address})
         assert spare.address == "b"
         spare.unused()
-        assert replicas.try_lease({"a", "b"}) is None, "never the one that has it already"
+        assert replicas.try_lease({"a", "b"}) is None, "never a replica to avoid"

@@ -1,6 +1,7 @@
-"""The rollout client: what it asks of vLLM, and which answers it takes."""
+"""The rollout client: its requests to vLLM, and the responses that it accepts."""
 
 import asyncio
+import os
 
 import pytest
 from aiohttp import web
@@ -9,10 +10,11 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_trainer.replicas import fleet
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient, build_payload, parse_completion
 
-ADDRESS = "127.13.253.1"
+ADDRESS = f"127.13.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
 MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, sha256="s", checksum="c")
 
 
@@ -21,15 +23,15 @@ def choice(**fields):
     return base | {"logprobs": {"token_logprobs": [-0.1, -0.2, -0.3]}} | fields
 
 
-def test_the_request_asks_for_the_sampled_tokens_and_their_log_probs():
+def test_payload_requests_sampled_tokens_and_their_log_probs():
     payload = build_payload([1, 2], Sampling(temperature=0.7, top_k=0, stop=["\n"]), seed=9)
     assert payload["prompt"] == [1, 2], "tokens, not text"
     assert (payload["logprobs"], payload["return_token_ids"], payload["seed"]) == (0, True, 9)
-    assert payload["top_k"] == -1, "vLLM's word for off"
+    assert payload["top_k"] == -1, "vLLM's value for off"
     assert build_payload([1], Sampling(top_k=5), 0)["top_k"] == 5
 
 
-def test_a_completion_keeps_its_end_of_sequence_token():
+def test_completion_keeps_its_end_of_sequence_token():
     found = parse_completion({"choices": [choice()]}, "g:1")
     assert found.token_ids == [5, 6, 2]
     assert found.logprobs == [-0.1, -0.2, -0.3]
@@ -38,19 +40,19 @@ def test_a_completion_keeps_its_end_of_sequence_token():
 
 
 @pytest.mark.parametrize("fields", [{"finish_reason": "abort"}, {"token_ids": [5]}, {"finish_reason": None}])
-def test_an_answer_that_cannot_be_trained_on_is_refused(fields):
-    with pytest.raises(ValueError, match=r"ended by|tokens came with"):
+def test_response_that_cannot_be_trained_on_is_rejected(fields):
+    with pytest.raises(ValueError, match=r"ended with|one log-prob per token"):
         parse_completion({"choices": [choice(**fields)]}, "g:1")
 
 
 class Server:
-    def __init__(self, answers):
-        self.answers, self.num_asked = list(answers), 0
+    def __init__(self, responses):
+        self.responses, self.num_requests = list(responses), 0
         self.weights = RolloutWeights(generation="g", version=1, sha256="s", checksum="c")
 
     async def complete(self, request):
-        self.num_asked += 1
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.num_requests += 1
+        return self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
 
     async def serve_weights(self, request):
         return web.json_response(self.weights.model_dump())
@@ -74,6 +76,7 @@ async def rollouts(tmp_path, monkeypatch):
     hosts.write_text(f"{ADDRESS} rollouts")
     monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
     monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
+    monkeypatch.setattr(fleet, "_INITIAL_BACKOFF_SECONDS", 0.02)
     async with open_session() as session, asyncio.timeout(20):
         rollouts = RolloutClient(RolloutRole(), session)
         await rollouts.start()
@@ -85,35 +88,35 @@ def completion(**headers):
     return web.json_response({"choices": [choice()]}, headers=headers)
 
 
-async def test_a_completion_of_other_weights_is_asked_for_again(rollouts):
+async def test_completion_of_other_weights_is_retried(rollouts):
     stale = completion(**{"x-rljob-weights": "g:0"})
     changed = completion(**{"x-rljob-weights": "g:1", "x-rljob-weights-begin": "g:0"})
     good = completion(**{"x-rljob-weights": "g:1", "x-rljob-weights-begin": "g:1"})
     async with Server([stale, changed, good]) as server:
         await rollouts.sync(MANIFEST)
         found = await rollouts.complete([1], Sampling(), 0)
-    assert server.num_asked == 3
+    assert server.num_requests == 3
     assert found.weight_key == "g:1"
 
 
-async def test_a_prompt_that_vllm_refuses_is_the_users_to_mend(rollouts):
+async def test_prompt_that_vllm_rejects_is_a_user_error(rollouts):
     async with Server([web.Response(status=400, text="maximum context length is 256 tokens")]):
         await rollouts.sync(MANIFEST)
         with pytest.raises(UserError, match=r"256 tokens.*maxPromptTokens"):
             await rollouts.complete([1], Sampling(), 0)
 
 
-async def test_when_every_rollout_serves_something_else_the_job_stops(rollouts):
+async def test_job_stops_when_every_rollout_serves_a_wrong_digest(rollouts):
     messages = []
     rollouts.on_mismatch = messages.append
     async with Server([completion()]) as server:
         server.weights.checksum = "other"
         with pytest.raises(TransientError, match="differs from the trainer's"):
             await rollouts.sync(MANIFEST)
-    assert "digest other, the trainer published c" in messages[0]
+    assert "digest other, but the trainer published c" in messages[0]
 
 
-async def test_a_wait_for_weights_is_said(rollouts):
+async def test_wait_for_weights_is_described(rollouts):
     assert rollouts.describe_wait() == ""
     rollouts.replicas.fleet.require("g:1")
-    assert "waits for a rollout to serve weights g:1" in rollouts.describe_wait()
+    assert "waiting for a rollout to serve weights g:1" in rollouts.describe_wait()

@@ -1,10 +1,74 @@
-"""RLJob's public types: what a user writes, what a status says, and what the parts say to each other.
+"""The public API of RLJob: manifests, the reward protocol and errors.
 
-Imports pydantic and PyYAML alone, so that every other package, however small, may depend on it.
+Exports are loaded on first use (PEP 562): reward workers import `rljob_api.errors` without pydantic.
 """
 
-from typing import Final
+from __future__ import annotations
 
-API_GROUP: Final = "rljob.dev"
-API_VERSION: Final = "rljob.dev/v1alpha1"
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.version import API_GROUP, API_VERSION, __version__
+
+if TYPE_CHECKING:
+    from rljob_api.manifest.job import RLJob, RLJobSpec
+    from rljob_api.manifest.reward import Reward, RewardModel, RewardModelSpec, RewardModelStatus
+    from rljob_api.manifest.status import Condition, RLJobStatus
+    from rljob_api.read.load import InvalidManifestError, Problem, load_job, load_manifests
+    from rljob_api.wire.protocol import (
+        DriverStatus,
+        GroupRequest,
+        GroupResult,
+        InvalidReason,
+        ScoreRequest,
+        ScoreResult,
+    )
+
+__all__ = [
+    "API_GROUP",
+    "API_VERSION",
+    "Condition",
+    "DriverStatus",
+    "GroupRequest",
+    "GroupResult",
+    "InvalidManifestError",
+    "InvalidReason",
+    "Problem",
+    "RLJob",
+    "RLJobError",
+    "RLJobSpec",
+    "RLJobStatus",
+    "Reward",
+    "RewardModel",
+    "RewardModelSpec",
+    "RewardModelStatus",
+    "ScoreRequest",
+    "ScoreResult",
+    "TransientError",
+    "UserError",
+    "__version__",
+    "load_job",
+    "load_manifests",
+]
+
+_MODULES = {
+    "rljob_api.manifest.job": ("RLJob", "RLJobSpec"),
+    "rljob_api.manifest.reward": ("Reward", "RewardModel", "RewardModelSpec", "RewardModelStatus"),
+    "rljob_api.manifest.status": ("Condition", "RLJobStatus"),
+    "rljob_api.read.load": ("InvalidManifestError", "Problem", "load_job", "load_manifests"),
+    "rljob_api.wire.protocol": (
+        *("DriverStatus", "GroupRequest", "GroupResult", "InvalidReason", "ScoreRequest", "ScoreResult"),
+    ),
+}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,22 +23,21 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.manifest.job import Algorithm
+from rljob_api.manifest.job_sections import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
-from rljob_trainer.driver.collection import Collector, Plan
-from rljob_trainer.episodes.batches import Group, build_samples
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.episodes.batches import build_samples
+from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.rewards.clients import RewardClients
 
 _DEADLINE_SECONDS = 300
 """For failures alone."""
 _GROUP_SIZE = 4
-_PLAN = Plan("train", 1, _GROUP_SIZE, Sampling(), 0, "g")
+_PLAN = CollectionPlan("train", 1, _GROUP_SIZE, Sampling(), 0, "g")
 _numbers = itertools.count(1)
 
 SCORE = """
@@ -161,10 +160,10 @@ def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
 
 
 @asynccontextmanager
-async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collector, Rewards, Any]]:
+async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collector, RewardClients, Any]]:
     """A collection under way, and the task of it."""
     async with open_session() as session, asyncio.timeout(_DEADLINE_SECONDS):
-        rewards = Rewards([spec], session)
+        rewards = RewardClients([spec], session)
         await rewards.start()
         collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]
 
@@ -205,7 +204,7 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory
 
 def num_attempts(trajectory: Trajectory) -> int:
     result = trajectory.results["r"]
-    assert isinstance(result, Scored)
+    assert isinstance(result, ScoredResult)
     return result.attempts
 
 

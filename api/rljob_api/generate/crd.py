@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 import yaml
 
-from rljob_api import API_GROUP, API_VERSION
 from rljob_api.generate import reference
 from rljob_api.manifest.base import OBJECT_NAME_PATTERN, Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
+from rljob_api.version import API_GROUP, API_VERSION
 
 Schema = dict[str, Any]
 

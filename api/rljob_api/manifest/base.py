@@ -1,7 +1,7 @@
-"""The base of every type in a manifest: camelCase names, unknown fields refused, docstrings as descriptions.
+"""The base of all manifest types: camelCase names, no unknown fields, docstrings as field descriptions.
 
-Owns also what crosses fields: a Rule says it once, for Python and for the API server (CEL). Invariant: what the
-generated schema refuses, Python refuses, with the same remedy.
+A `Rule` defines a constraint across fields once, for Python and for the API server (CEL). Invariant: Python rejects
+what the generated schema rejects, with the same remedy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -21,11 +22,14 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
+# The API server estimates the cost of CEL rules from these bounds.
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
 PathText = Annotated[str, Field(min_length=1, max_length=1024)]
 LongText = Annotated[str, Field(max_length=16384)]
-# Bounds, so that the API server can tell beforehand what its rules cost.
+ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+"""Name of an existing Kubernetes object."""
 
 OBJECT_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 PART_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -41,43 +45,49 @@ PATTERN_MESSAGES = {
     MODULE_PATTERN: "must be a module's dotted name, such as package.module",
     REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
 }
-"""What a pattern means, for messages."""
+
+PRESERVE_UNKNOWN_FIELDS: Final[dict[str, JsonValue]] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def list_map(key: str) -> dict[str, JsonValue]:
+    """Return the schema extension of a list that server-side apply merges by `key`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Something that must hold across fields."""
+    """A constraint across the fields of a type."""
 
     fields: tuple[str, ...]
-    """Paths below the type that has the rule, in camelCase. The first is the one to blame; "" is the whole."""
+    """Paths below the type, in camelCase. Errors are reported at the first one; "" is the whole type."""
     message: str
     """What the first field must be."""
     remedy: str
-    """What to do about it."""
+    """How to fix it."""
     holds: Callable[[Any], bool]
     """The check in Python, on a validated object."""
     cel: str
-    """The same check in CEL, over `self`. Empty where the field's own schema already says it."""
+    """The same check in CEL, over `self`. Empty if the field's schema already enforces it."""
 
 
 DEFER_RULES: Final = {"rules": "later"}
-"""Validation context of a caller that checks the rules itself, so as to report them beside errors in fields."""
+"""Validation context of a caller that checks the rules itself, to report them together with field errors."""
 
 
 @dataclass(frozen=True)
 class ClusterRule:
-    """Something that only the API server asks: what may not change (oldSelf), or what no cluster could resolve."""
+    """A constraint that only the API server checks: immutability (oldSelf), and sources that a cluster can resolve."""
 
     field: str
-    """Path of the field to blame, below the type that has the rule."""
+    """Path of the field below the type."""
     message: str
-    """What is so of the field, remedy included; a predicate to its path."""
+    """What the field must be and the remedy; a predicate to the path."""
     cel: str
-    """Expression over `self`, and `oldSelf` where it compares with what was there."""
+    """Expression over `self`, and over `oldSelf` for immutability."""
 
 
 class Spec(BaseModel):
-    """A piece of a manifest. Python says `learning_rate`, YAML says `learningRate`."""
+    """A part of a manifest. The Python name `learning_rate` is `learningRate` in YAML."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -89,23 +99,22 @@ class Spec(BaseModel):
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
-    """What must hold across the fields of this type."""
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = ()
-    """What the API server asks besides."""
 
     @model_validator(mode="after")
     def _validate_rules(self, info: ValidationInfo) -> Any:
         if info.context is DEFER_RULES:
             return self
-        broken = [rule for rule in self.RULES if not rule.holds(self)]
-        if broken:
-            text = "; ".join(f"{rule.fields[0]} {describe_violation(rule, self)}".strip() for rule in broken)
-            raise ValueError(text)
+        violated = [rule for rule in self.RULES if not rule.holds(self)]
+        if violated:
+            raise ValueError(
+                "; ".join(f"{rule.fields[0]} {describe_violation(rule, self)}".strip() for rule in violated)
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _serialize_explicit_nulls(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
-        # Where the default is a value, null is a choice of its own ('off'), and leaving it out would undo that choice.
+        # If the default is a value, null means "off" and must not be left out.
         data = handler(self)
         if info.exclude_none:
             for name, field in type(self).model_fields.items():
@@ -114,43 +123,47 @@ class Spec(BaseModel):
         return data
 
     def to_manifest(self) -> dict[str, Any]:
-        """Plain data as YAML would hold it: camelCase keys; nulls left out but for those that mean something."""
+        """Return plain data for YAML: camelCase keys, without nulls except those that differ from the default."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+def yaml_fields(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:
+    """Return YAML name -> (Python name, field)."""
+    return {field.alias or name: (name, field) for name, field in model.model_fields.items()}
+
+
 def describe_violation(rule: Rule, model: Spec) -> str:
-    """The rule's message with the values that broke it, and its remedy."""
+    """Return the rule's message with the offending values, and its remedy."""
     values = {path: _lookup(model, path) for path in rule.fields if path}
-    blamed, *others = rule.fields
-    got = f", got {values[blamed]}" if blamed and values[blamed] is not None else ""
-    beside = ", ".join(f"{path} is {values[path]}" for path in others if values[path] is not None)
-    return f"{rule.message}{got}{f' ({beside})' if beside else ''}; {rule.remedy}"
+    reported, *others = rule.fields
+    got = f", got {values[reported]}" if reported and values[reported] is not None else ""
+    related = ", ".join(f"{path} is {values[path]}" for path in others if values[path] is not None)
+    return f"{rule.message}{got}{f' ({related})' if related else ''}; {rule.remedy}"
 
 
 def _lookup(value: Any, path: str) -> Any:
-    """The value at a camelCase path; None where something on the way is null, or where it is nothing to show."""
+    """Return the scalar at a camelCase path; None if a value on the way is null, or if it is not worth showing."""
     for alias in path.split("."):
         if value is None:
             return None
-        value = next(getattr(value, n) for n, f in type(value).model_fields.items() if (f.alias or n) == alias)
+        value = getattr(value, yaml_fields(type(value))[alias][0])
     return None if isinstance(value, BaseModel | dict | list | bool) else value
 
 
 class ObjectMeta(Spec):
-    """The part of Kubernetes' ObjectMeta that RLJob reads. The API server fills in the rest."""
+    """The part of Kubernetes' ObjectMeta that RLJob reads. The API server sets the rest."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(min_length=1, max_length=40, pattern=OBJECT_NAME_PATTERN)
-    """Name of the object: a DNS label of at most 40 characters that begins with a letter, since children add a
-    suffix to it."""
+    """Name of the object: a DNS label of at most 40 characters that begins with a letter. Children append a suffix."""
     namespace: str = "default"
     """Namespace of the object and of all its children."""
     labels: dict[str, str] = {}
-    """Labels, copied to no child."""
+    """Labels. Not copied to children."""
     annotations: dict[str, str] = {}
-    """Annotations, copied to no child."""
+    """Annotations. Not copied to children."""
     uid: str = ""
-    """Set by the API server; owner references carry it."""
+    """Set by the API server. Owner references carry it."""
     generation: int = 1
-    """Set by the API server: counts the changes of spec."""
+    """Set by the API server: incremented on each change of spec."""

@@ -1,4 +1,4 @@
-"""Rewards: what scores a trajectory, where it runs, and what happens when it fails."""
+"""Rewards: what scores a trajectory, where it runs, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api import API_VERSION
 from rljob_api.manifest.base import (
     MODULE_PATTERN,
     PART_NAME_PATTERN,
+    PRESERVE_UNKNOWN_FIELDS,
     REQUIREMENT_PATTERN,
     URL_PATTERN,
     ObjectMeta,
+    ObjectName,
     PathText,
     Rule,
     ShortText,
     Spec,
+    list_map,
 )
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
 from rljob_api.manifest.status import Condition
+from rljob_api.version import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
 
@@ -29,10 +32,10 @@ Scope = Literal["sample", "group", "sampleThenGroup"]
 class ConfigMapKeyRef(Spec):
     """A key of a ConfigMap in the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: ObjectName
     """Name of the ConfigMap."""
-    key: Annotated[str, Field(min_length=1, max_length=253)]
-    """Key that holds the source of the function."""
+    key: ObjectName
+    """Key that holds the function's source."""
 
 
 class FunctionReward(Spec):
@@ -43,7 +46,7 @@ class FunctionReward(Spec):
         Rule(
             ("",),
             "must have exactly one of inline, file, configMapKeyRef, module",
-            "say in one way where the source is",
+            "set one and remove the others",
             lambda f: [f.inline, f.file, f.config_map_key_ref, f.module].count(None) == 3,
             "[has(self.inline), has(self.file), has(self.configMapKeyRef), has(self.module)]"
             ".filter(given, given).size() == 1",
@@ -53,129 +56,130 @@ class FunctionReward(Spec):
     inline: Annotated[str, Field(min_length=1, max_length=262144)] | None = None
     """Python source of the function, at most 256 KiB."""
     file: PathText | None = None
-    """Path of a Python file. `rljob run` reads it beside the job file; on a cluster it is a path inside the image."""
+    """Path of a Python file. With `rljob run` relative to the job file; on a cluster a path inside the image."""
     config_map_key_ref: ConfigMapKeyRef | None = None
-    """A ConfigMap's key that holds the source."""
+    """Key of a ConfigMap that holds the source."""
     module: Annotated[str, Field(min_length=1, max_length=256, pattern=MODULE_PATTERN)] | None = None
-    """A module to import, such as `trl.rewards`: of a package in requirements, or of the reward's image."""
+    """Module to import, such as `trl.rewards`, from a package in requirements or from the reward's image."""
     requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=REQUIREMENT_PATTERN)]] = Field(
         default=[], max_length=256
     )
-    """Packages that the function needs, as lines of a pip requirements file without options. Installed once when a Pod
-    starts, apart from the server's own packages. The index is told by env (UV_INDEX_URL, PIP_INDEX_URL)."""
+    """Packages that the function needs, as lines of a pip requirements file without options. Each Pod installs them
+    once at startup, separately from the server's packages. Set the package index in env (UV_INDEX_URL,
+    PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
-    """Name of the function; with scope sampleThenGroup, of the class. Null means the first of compute_score,
-    reward_func, reward that the source defines, or the first class with `compute_score` and `post_process_scores`."""
+    """Name of the function, or of the class with scope sampleThenGroup. Null: the first of compute_score, reward_func
+    and reward that the source defines, or the first class with `compute_score` and `post_process_scores`."""
     signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
     """Convention of the function: verl `(data_source, solution_str, ground_truth, extra_info)`, TRL
-    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. With scope group each gets lists with
-    one element a sample; verl's parameters are then called data_sources, solution_strs, ground_truths, extra_infos.
-    auto reads the parameter names."""
-    kwargs: dict[str, Any] = Field(default={}, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
-    """Further keyword arguments of each call; of a class, those that it is made with."""
+    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. With scope group each argument is a list
+    with one element per sample, and verl's parameters are data_sources, solution_strs, ground_truths, extra_infos.
+    auto: detected from the parameter names."""
+    kwargs: dict[str, Any] = Field(default={}, json_schema_extra=PRESERVE_UNKNOWN_FIELDS)
+    """Additional keyword arguments of each call, or of the constructor of a class."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
-    """Address space that one process of the function may use, in MiB."""
+    """Maximum address space of each process of the function, in MiB."""
     max_file_mib: int = Field(default=256, ge=1, alias="maxFileMiB")
-    """Size of one file that the function writes, and of its scratch directory together, in MiB."""
+    """Maximum size of each file that the function writes, and of its scratch directory in total, in MiB."""
     max_processes: int = Field(default=128, ge=0, le=100000)
-    """Processes and threads that one worker may have at a time, itself left out."""
+    """Maximum concurrent child processes and threads of one worker."""
     cpu_seconds: int | None = Field(default=None, ge=1)
-    """CPU time that one call may use, in seconds, of all its threads; a process that it starts, in its whole life.
-    Null means that timeoutSeconds alone ends it."""
+    """Maximum CPU time of one call over all its threads, and of each process that it starts, in seconds. Null: limited
+    only by timeoutSeconds."""
     network: bool = False
-    """Whether the function may open network connections. Without it sockets fail, and the NetworkPolicy of the reward's
-    Pods lets nothing out."""
+    """Whether the function may open network connections. If false, sockets fail, and the NetworkPolicy of the reward's
+    Pods blocks egress."""
 
 
 class HttpReward(Spec):
-    """An endpoint that is not ours. Nothing is deployed for it."""
+    """An external endpoint. RLJob deploys nothing for it."""
 
     url: str = Field(pattern=URL_PATTERN, max_length=2048)
-    """Where to POST."""
+    """URL that requests are posted to."""
     protocol: Literal["rljob", "openrlhf"] = "rljob"
-    """rljob: a ScoreRequest, answered by a ScoreResult. openrlhf: `{query, prompts, labels}`, by `{rewards}`."""
+    """rljob: the request is a ScoreRequest, the response a ScoreResult. openrlhf: `{query, prompts, labels}` and
+    `{rewards}`."""
 
 
 class FailurePolicy(Spec):
-    """What an invalid result (an exception, a time-out, NaN, a dead worker) means for its sample. Never a zero."""
+    """Handling of an invalid result (exception, timeout, NaN, dead worker). An invalid result never counts as zero."""
 
     retries: int = Field(default=2, ge=0, le=100)
-    """Further attempts, each on another replica where there is one."""
+    """Maximum retries, each on another replica if one exists."""
     action: Literal["dropSample", "dropGroup", "failJob"] = "dropSample"
-    """After the last attempt: mask the sample, mask its whole group, or fail the job."""
+    """Action after the last attempt: mask the sample, mask its whole group, or fail the job."""
 
 
 class Hedging(Spec):
-    """A second request for a sample that takes unusually long, to another replica. The first answer counts."""
+    """A second request to another replica for a sample that is unusually slow. The first result is used."""
 
     percentile: float = Field(default=95, ge=50, lt=100)
-    """A request is hedged once it has executed for longer than this percentile of the newest ones."""
+    """A request is hedged when it has executed for longer than this percentile of recent requests."""
     max_percent: float = Field(default=10, gt=0, le=100)
-    """Most requests that are hedged, in percent of all: a reward that is slow as a whole is not asked for twice as
-    much."""
+    """Maximum share of requests that are hedged, in percent. It bounds the extra load when the whole reward is slow."""
 
 
 class RewardServer(Role):
     """The Pods that run a reward."""
 
     replicas: int = Field(default=1, ge=0, le=4096)
-    """Number of reward Pods. May change while the job runs. Not read where autoscaling is set."""
+    """Number of reward Pods. May change while the job runs. Ignored if autoscaling is set."""
     autoscaling: Autoscaling | None = None
-    """Pods by demand. Null: as many as replicas says. May change while the job runs."""
+    """Scales the number of Pods with demand. Null: replicas applies. May change while the job runs."""
     slots: int = Field(default=16, ge=1, le=4096)
-    """Requests that one Pod executes at once: a function's each in a worker process of its own, a model's and a judge's
-    each as a question to vLLM or the endpoint."""
+    """Requests that one Pod executes concurrently. A function runs each in a separate worker process; a model or a
+    judge sends each to vLLM or to the endpoint."""
     queue_length: int = Field(default=4096, ge=1)
-    """Requests that may wait on one Pod. A further one is answered 429 with Retry-After."""
+    """Maximum queued requests per Pod. The server rejects further requests with 429 and Retry-After."""
     cache: bool = False
-    """Whether a request that equals an earlier one in all but its id and lane gets that one's valid result. For rewards
-    that give the same score for the same sample. With scope sampleThenGroup it is what each sample gets alone."""
+    """Whether a request that equals an earlier one, except for id and lane, reuses its valid result. Use it for rewards
+    that are deterministic. With scope sampleThenGroup only the results of single samples are cached."""
 
 
 class RewardBase(RewardServer):
-    """What a reward has, be it a job's own or a RewardModel."""
+    """Fields that rewards of a job and RewardModels share."""
 
     function: FunctionReward | None = None
     """A Python function."""
     model: ModelReward | None = None
-    """A sequence classifier, under vLLM beside the reward server."""
+    """A sequence classifier, served by vLLM as a sidecar of the reward server."""
     judge: JudgeReward | None = None
-    """A chat model that is asked for a verdict."""
+    """A chat model that judges."""
     http: HttpReward | None = None
-    """Someone else's endpoint."""
+    """An external endpoint."""
     scope: Scope = "sample"
-    """What is scored at once. sample: each trajectory alone, the moment it ends. group: all trajectories of a prompt,
-    the moment the last of them ends (rankings, pairwise judges, lengths relative to the group). sampleThenGroup: each
-    alone the moment it ends, and then the valid results of the group together, by a class with `compute_score` and
-    `post_process_scores`. With rewardModelRef: the RewardModel's."""
+    """What one request scores. sample: one trajectory, as soon as it ends. group: all trajectories of a prompt, as soon
+    as the last one ends (rankings, pairwise judges, lengths relative to the group). sampleThenGroup: each trajectory as
+    soon as it ends, then the valid results of the group together, by a class with `compute_score` and
+    `post_process_scores`. With rewardModelRef: the scope of the RewardModel."""
     timeout_seconds: float = Field(default=30, gt=0)
-    """Most time that one execution may take, from its start (waiting does not count); then it is killed. With scope
-    group an execution is that of the whole group; where a judge compares, each of its questions is one."""
+    """Maximum seconds of one execution, excluding queueing; then it is killed. With scope group one execution scores
+    the whole group. If a judge compares, each of its questions is one execution."""
 
     @property
     def is_served(self) -> bool:
-        """Whether it has Pods of its own here: not someone else's endpoint, and not a reference."""
+        """Whether RLJob deploys Pods for it: not for an external endpoint, and not for a reference."""
         return self.function is not None or self.model is not None or self.judge is not None
 
     @property
     def kind(self) -> str:
-        """The field that says what it is: function, model, judge or http; empty for a reference."""
+        """Name of the field that is set: function, model, judge or http. Empty for a reference."""
         return next((kind for kind in ("function", "model", "judge", "http") if getattr(self, kind) is not None), "")
 
     @property
     def served_model(self) -> ServedModel | None:
-        """The checkpoint that vLLM serves beside the reward server; None where there is none."""
+        """The checkpoint that vLLM serves as a sidecar of the reward server, if any."""
         return self.model or (self.judge.model if self.judge else None)
 
 
-def _given(reward: RewardBase) -> int:
+def _num_kinds(reward: RewardBase) -> int:
     return 4 - [reward.function, reward.model, reward.judge, reward.http].count(None)
 
 
-def _limit_is_enough(reward: RewardBase, limit: float | None, factor: int) -> bool:
-    """Whether each of the replicas gets enough of a limit to ask all votes of a question."""
-    most = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
-    return limit is None or reward.judge is None or limit >= factor * reward.judge.votes * most
+def _limit_suffices(reward: RewardBase, limit: float | None, factor: int) -> bool:
+    """Whether each replica's share of a limit suffices for all votes of a question."""
+    replicas = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
+    return limit is None or reward.judge is None or limit >= factor * reward.judge.votes * replicas
 
 
 def _limits_of(reward: RewardBase) -> EndpointLimits:
@@ -196,30 +200,30 @@ _LIMIT_REMEDY = "raise it, or lower replicas (autoscaling.maxReplicas) or judge.
 _LIMITS = (
     Rule(
         ("judge.endpoint.limits.concurrency", "judge.votes", "replicas"),
-        "must be at least votes x replicas: each replica holds a share of it",
+        "must be at least votes x replicas: each replica gets an equal share",
         _LIMIT_REMEDY,
-        lambda reward: _limit_is_enough(reward, _limits_of(reward).concurrency, 1),
+        lambda reward: _limit_suffices(reward, _limits_of(reward).concurrency, 1),
         _limit_cel("concurrency", 1),
     ),
     Rule(
         ("judge.endpoint.limits.requestsPerMinute", "judge.votes", "replicas"),
-        "must be at least 2 x votes x replicas: each replica holds a share of it",
+        "must be at least 2 x votes x replicas: each replica gets an equal share",
         _LIMIT_REMEDY,
-        lambda reward: _limit_is_enough(reward, _limits_of(reward).requests_per_minute, 2),
+        lambda reward: _limit_suffices(reward, _limits_of(reward).requests_per_minute, 2),
         _limit_cel("requestsPerMinute", 2),
     ),
 )
 _SCOPE = (
     Rule(
         ("scope", "model"),
-        "must be sample for a model: a classifier sees one text at a time",
+        "must be sample for a model: a classifier scores one text at a time",
         "remove scope, or use a judge with compare",
         lambda reward: reward.model is None or reward.scope == "sample",
         "!has(self.model) || !has(self.scope) || self.scope == 'sample'",
     ),
     Rule(
         ("scope", "judge.compare"),
-        "must be group exactly when judge.compare is given",
+        "must be group exactly when judge.compare is set",
         "set scope: group and judge.compare together",
         lambda reward: reward.judge is None or reward.scope == ("group" if reward.judge.compare else "sample"),
         "!has(self.judge) || (has(self.scope) ? self.scope : 'sample') == "
@@ -228,22 +232,22 @@ _SCOPE = (
     Rule(
         ("scope", "http"),
         "must be sample or group for an endpoint",
-        "sampleThenGroup is for a class of yours; use group",
+        "use group; sampleThenGroup needs a Python class",
         lambda reward: reward.http is None or reward.scope != "sampleThenGroup",
         "!has(self.http) || !has(self.scope) || self.scope != 'sampleThenGroup'",
     ),
     Rule(
         ("cache", "scope"),
-        "must be false where whole groups are scored: no group comes twice",
-        "remove cache; a retry gets the result of its first attempt anyway",
+        "must be false with scope group: groups do not repeat",
+        "remove cache; a retry reuses the result of its first attempt anyway",
         lambda reward: not reward.cache or reward.scope != "group",
         "!has(self.cache) || !self.cache || !has(self.scope) || self.scope != 'group'",
     ),
 )
 _NO_PODS_TO_SCALE = Rule(
     ("autoscaling", "http"),
-    "must not be set beside http",
-    "remove it: nothing of ours runs there",
+    "must not be set together with http",
+    "remove it: RLJob deploys no Pods for an endpoint",
     lambda reward: reward.autoscaling is None or reward.http is None,
     "!has(self.autoscaling) || !has(self.http)",
 )
@@ -257,8 +261,8 @@ class RewardModelSpec(RewardBase):
         Rule(
             ("",),
             "must have exactly one of function, model, judge, http",
-            "give a function of your own, a model, a judge, or the URL of an endpoint",
-            lambda reward: _given(reward) == 1,
+            "set one and remove the others",
+            lambda reward: _num_kinds(reward) == 1,
             "[has(self.function), has(self.model), has(self.judge), has(self.http)].filter(given, given).size() == 1",
         ),
         *_LIMITS,
@@ -270,7 +274,7 @@ class RewardModelSpec(RewardBase):
 class RewardModelRef(Spec):
     """A RewardModel in the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: ObjectName
     """Name of the RewardModel."""
 
 
@@ -283,8 +287,8 @@ class Reward(RewardBase):
         Rule(
             ("",),
             "must have exactly one of function, model, judge, http, rewardModelRef",
-            "give a function of your own, a model, a judge, the URL of an endpoint, or the name of a RewardModel",
-            lambda reward: _given(reward) + (reward.reward_model_ref is not None) == 1,
+            "set one and remove the others",
+            lambda reward: _num_kinds(reward) + (reward.reward_model_ref is not None) == 1,
             "[has(self.function), has(self.model), has(self.judge), has(self.http), has(self.rewardModelRef)]"
             ".filter(given, given).size() == 1",
         ),
@@ -293,57 +297,55 @@ class Reward(RewardBase):
         _NO_PODS_TO_SCALE,
         Rule(
             ("autoscaling", "rewardModelRef"),
-            "must not be set beside rewardModelRef",
-            "set it in the RewardModel, whose Pods they are",
+            "must not be set together with rewardModelRef",
+            "set it in the RewardModel, which owns the Pods",
             lambda reward: reward.autoscaling is None or reward.reward_model_ref is None,
             "!has(self.autoscaling) || !has(self.rewardModelRef)",
         ),
     )
 
-    # A reward's Service is called JOB-reward-NAME, and that must fit the 63 characters of a DNS label.
+    # The reward's Service is named JOB-reward-NAME, which must fit the 63 characters of a DNS label.
     name: str = Field(pattern=PART_NAME_PATTERN, max_length=15)
-    """Name, in metrics and in the names of children. Unique within the job."""
+    """Name in metrics and in the names of children. Unique within the job."""
     reward_model_ref: RewardModelRef | None = None
-    """A RewardModel that several jobs may share; where it runs, and how many replicas it has, is its own affair.
-    `rljob run` takes it from the same file."""
+    """A RewardModel, possibly shared by several jobs; it defines its own placement and replicas. `rljob run` reads it
+    from the job file."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     failure_policy: FailurePolicy = FailurePolicy()
-    """What an invalid result means."""
+    """Handling of invalid results."""
     deadline_seconds: float = Field(default=3600, gt=0)
-    """Most time from a trajectory's end (with scope group, that of the group's last) to its result, waits and retries
-    included; after it the sample is invalid, with reason deadline."""
+    """Maximum seconds from the end of a trajectory (with scope group, of the group's last) to its result, including
+    queueing and retries. Then the sample is invalid, with reason deadline."""
     hedging: Hedging | None = None
-    """Second requests for the slowest samples. Null: none."""
+    """Second requests for the slowest samples. Null: off."""
 
 
 class RewardModelStatus(Spec):
     """Observed state of a RewardModel."""
 
-    conditions: list[Condition] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    )
+    conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
     """Ready, Degraded, Scaling, Updating."""
     observed_generation: int = 0
-    """The generation of spec that this status speaks of."""
+    """Generation of spec that this status refers to."""
     replicas: int = 0
-    """Pods that exist."""
+    """Existing Pods."""
     ready_replicas: int = 0
-    """Pods that answer."""
+    """Ready Pods."""
     endpoints: list[str] = []
-    """Where it answers: host name and port of the Service of its ready Pods, or the URL of someone else's endpoint.
-    Empty while no Pod is ready."""
+    """Host name and port of the Service of its ready Pods, or the URL of an external endpoint. Empty while no Pod is
+    ready."""
     latency_p95_seconds: float | None = None
-    """Execution time that 95 % of the newest samples stayed below, as the drivers of its jobs saw it; of several, the
-    longest. It is written when it has changed by more than a tenth, and stays when no job runs."""
+    """95th percentile of the execution time of recent samples, as measured by the drivers of its jobs; the maximum over
+    jobs. Updated on changes of more than 10 %, and kept while no job runs."""
     scaling: RewardScaling | None = None
-    """The last decision of spec.autoscaling."""
+    """Last decision of spec.autoscaling."""
     selector: str = ""
     """Label selector of the Pods, for the scale subresource."""
 
 
 class RewardModel(Spec):
-    """A reward service of its own, shared by jobs."""
+    """A reward service that jobs can share."""
 
     api_version: Literal["rljob.dev/v1alpha1"] = API_VERSION
     kind: Literal["RewardModel"] = "RewardModel"

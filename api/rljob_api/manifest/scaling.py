@@ -1,7 +1,7 @@
-"""Autoscaling of a reward: what the user chooses, and what a status says of the last decision.
+"""Autoscaling of a reward: the user's settings, and the last decision in the status.
 
-Leaves the arithmetic to the operator's `autoscale`. Invariant: the status holds all that the next decision needs of the
-last one, so that a new operator goes on where the old one stopped.
+The operator's `autoscale` makes the decisions. Invariant: the status holds everything that the next decision needs from
+the last one, so that a restarted operator continues from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rljob_api.manifest.base import Rule, Spec
 
 
 class Autoscaling(Spec):
-    """Replicas by demand: slots = samples x seconds of one / time in which they shall be scored."""
+    """Scale replicas with demand: slots = samples x seconds per sample / target time."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -23,47 +23,48 @@ class Autoscaling(Spec):
             "must be at least minReplicas",
             "raise it, or lower minReplicas",
             lambda scaling: scaling.max_replicas >= scaling.min_replicas,
-            # has(): rules see an object before its own defaults are filled in.
+            # has(): the API server evaluates rules before it fills in an object's own defaults.
             "self.maxReplicas >= (has(self.minReplicas) ? self.minReplicas : 1)",
         ),
     )
 
     min_replicas: int = Field(default=1, ge=0, le=4096)
-    """Fewest Pods. 0 keeps none while nothing is to be scored; a request that comes before the first Pod waits."""
+    """Minimum number of Pods. With 0, all Pods are removed while there is no demand; requests wait for the first
+    Pod."""
     max_replicas: int = Field(ge=1, le=4096)
-    """Most Pods."""
+    """Maximum number of Pods."""
     target_seconds: float | None = Field(default=None, gt=0)
-    """Seconds from a step's begin in which all of its samples shall be scored. Null: the time that the GPUs need anyway
-    before they want the last scores, as the driver measures it."""
+    """Target time to score all samples of a step, in seconds from its start. Null: measured by the driver as the time
+    until the GPUs need the last scores."""
     scale_down_after_seconds: float = Field(default=300, ge=0)
-    """Seconds for which fewer must have been enough before Pods go. They never go inside a step. Longer than the pause
-    between two steps' scores, it keeps them from step to step."""
+    """Stabilization window in seconds: demand must stay lower for this long before Pods are removed. Pods are never
+    removed during a step. To keep Pods between steps, set it longer than the pause between their scores."""
     spare_replicas: int = Field(default=0, ge=0, le=4096)
-    """Pods beyond what demand asks for, while there is any: they take over at once from one that dies."""
+    """Extra Pods while there is demand, to replace a failed Pod immediately."""
     utilization: float = Field(default=0.8, gt=0, le=1)
-    """Share of the target that the slots may be busy; the rest is for uneven arrival and latency."""
+    """Target fraction of time that slots are busy. The rest is headroom for uneven arrival and latency."""
 
 
 class RewardScaling(Spec):
-    """The last decision on a reward's replicas. Inputs are those at the time when the replicas changed."""
+    """The last decision on a reward's replicas, with its inputs at the time when the replicas changed."""
 
     name: str
     """Name of the reward."""
     replicas: int = 0
-    """Pods decided on."""
+    """Number of Pods chosen."""
     slots: int = 0
-    """Slots that demand asked for."""
+    """Slots that the demand requires."""
     samples: int = 0
-    """Samples to score in a step, of all jobs together."""
+    """Samples to score per step, over all jobs."""
     latency_seconds: float | None = None
     """Mean execution time of one sample."""
     target_seconds: float | None = None
-    """Time in which a step's samples shall be scored."""
+    """Target time to score all samples of a step, in seconds."""
     message: str = ""
-    """The arithmetic in words: why so many."""
+    """Human-readable reason for the number of Pods."""
     last_scale_time: datetime | None = None
-    """When replicas last changed."""
+    """Time of the last change of replicas."""
     below_since: datetime | None = None
-    """Since when fewer have been enough; null while they have not."""
+    """Start of the current period of lower demand. Null: demand needs all replicas."""
     below_peak: int = 0
-    """Most Pods asked for since belowSince: what is kept when the others go."""
+    """Peak number of Pods required since belowSince, which a scale-down keeps."""

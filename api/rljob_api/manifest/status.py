@@ -1,4 +1,4 @@
-"""Observed state: conditions (the truth) and what is derived from them."""
+"""Observed state of an RLJob: conditions, and fields derived from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Spec
+from rljob_api.manifest.base import Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
 
 
@@ -17,15 +17,15 @@ class Condition(Spec):
     type: str
     """Name of the condition, in CamelCase."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
     reason: str
-    """One CamelCase word for programs."""
+    """Machine-readable reason, in CamelCase."""
     message: str = ""
-    """A sentence for people: what is so, and what would change it."""
+    """Human-readable message: the cause and the remedy."""
     last_transition_time: datetime
-    """When status last changed."""
+    """Time of the last change of status."""
     observed_generation: int = 0
-    """The generation of spec that this condition speaks of."""
+    """Generation of spec that this condition refers to."""
 
 
 class RoleStatus(Spec):
@@ -34,18 +34,18 @@ class RoleStatus(Spec):
     name: str
     """head, trainer, rollout, or reward-NAME."""
     desired: int = 0
-    """Pods wanted."""
+    """Desired Pods."""
     ready: int = 0
-    """Pods ready."""
+    """Ready Pods."""
     restarts: int = 0
     """Restarts so far."""
 
 
-class Progress(Spec):
-    """What the driver last said of itself. Advisory: it may be one poll old."""
+class JobProgress(Spec):
+    """The driver's last report. Advisory: it may be one poll old."""
 
     step: int = 0
-    """Optimizer steps done."""
+    """Completed optimizer steps."""
     total_steps: int = 0
     """Steps of the whole job."""
     reward: float | None = None
@@ -53,43 +53,37 @@ class Progress(Spec):
     weight_version: int = 0
     """Version of the newest published weights."""
     phase: str = ""
-    """What the driver is doing: starting, evaluate, generate, score, update, publish, checkpoint, done."""
+    """Current phase: starting, evaluate, generate, score, update, publish, checkpoint, done."""
     waits_for: str = ""
-    """In words, what it waits for; empty when nothing."""
+    """What the driver is waiting for; empty if nothing."""
 
 
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
-    conditions: list[Condition] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    )
+    conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
     """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed."""
     observed_generation: int = 0
-    """The generation of spec that this status speaks of."""
+    """Generation of spec that this status refers to."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""
     """Derived from the conditions, for the printed column."""
-    roles: list[RoleStatus] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-    )
-    """One entry a role."""
+    roles: list[RoleStatus] = Field(default=[], json_schema_extra=list_map("name"))
+    """One entry per role."""
     rollouts: str = ""
-    """Rollout replicas as READY/WANTED, for the printed column."""
+    """Rollout replicas as READY/DESIRED, for the printed column."""
     rewards: str = ""
-    """Reward Pods as READY/WANTED, for the printed column."""
-    scaling: list[RewardScaling] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-    )
-    """The last decision for each reward with autoscaling."""
-    progress: Progress = Field(default=Progress())
-    """What the driver last said."""
+    """Reward Pods as READY/DESIRED, for the printed column."""
+    scaling: list[RewardScaling] = Field(default=[], json_schema_extra=list_map("name"))
+    """Last decision for each reward with autoscaling."""
+    progress: JobProgress = Field(default=JobProgress())
+    """The driver's last report."""
     retried: str = ""
-    """The value of the annotation rljob.dev/retry that was acted on last (`kubectl rljob retry`)."""
+    """Last processed value of the annotation rljob.dev/retry (`kubectl rljob retry`)."""
     queued_since: datetime | None = None
-    """Since when the job waits to be whole (scheduling.gang)."""
+    """Start of the wait for a complete gang (scheduling.gang)."""
     not_before: datetime | None = None
-    """A job that gave its nodes back is not tried again before."""
+    """Time of the next attempt to start a gang that released its nodes."""
     start_time: datetime | None = None
-    """When the first Pod was asked for."""
+    """Time when the operator created the first Pod."""
     completion_time: datetime | None = None
-    """When the job ended."""
+    """Time when the job ended."""

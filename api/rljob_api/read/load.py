@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import API_VERSION
 from rljob_api.errors import UserError
 from rljob_api.manifest.base import DEFER_RULES, Spec, describe_violation
 from rljob_api.manifest.job import RLJob
@@ -29,6 +28,7 @@ from rljob_api.read.validation_messages import (
     suggest,
     type_at,
 )
+from rljob_api.version import API_VERSION
 
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
 
@@ -48,7 +48,7 @@ class Problem:
         return f"{self.path} {self.message}".strip()
 
 
-class InvalidManifestError(UserError):  # noqa: N818 - it says what the file is
+class InvalidManifestError(UserError):
     """A file that is no valid manifest, with everything that is wrong with it."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
@@ -69,7 +69,9 @@ def load_job(path: str | Path) -> RLJob:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     jobs = [manifest for manifest in load_manifests(text, str(path)) if isinstance(manifest, RLJob)]
     if len(jobs) != 1:
-        raise InvalidManifestError(str(path), [Problem("", 1, f"must hold exactly one RLJob, got {len(jobs) or 'none'}")])
+        raise InvalidManifestError(
+            str(path), [Problem("", 1, f"must hold exactly one RLJob, got {len(jobs) or 'none'}")]
+        )
     return jobs[0]
 
 
@@ -81,8 +83,7 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
         problems.append(Problem("", 1, "is empty; it must hold an RLJob or a RewardModel"))
     manifests: list[RLJob | RewardModel] = []
     for document in documents:
-        problems += [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
-        manifest, found = _read_manifest(document)
+        manifest, found = read_manifest(document)
         problems += found
         if manifest is not None:
             manifests.append(manifest)
@@ -91,13 +92,14 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
     return manifests
 
 
-def _read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+def read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+    """Validate one document. With problems, the manifest has defaults in place of wrong values, or is None."""
     data = document.data
+    problems = [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
     if not isinstance(data, dict):
-        return None, [
-            Problem("", document.line_of(()), f"must be a mapping with apiVersion and kind, got {format_value(data)}")
-        ]
-    problems = list(_check_header(document))
+        message = f"must be a mapping with apiVersion and kind, got {format_value(data)}"
+        return None, [*problems, Problem("", document.line_of(()), message)]
+    problems += _check_header(document)
     model = _KINDS.get(data["kind"]) if isinstance(data.get("kind"), str) else None
     if model is None:
         return None, problems

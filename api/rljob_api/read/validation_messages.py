@@ -141,7 +141,9 @@ def _meaning(root: type[Spec], location: Location) -> str:
         return ""
     for name, field in holder.model_fields.items():
         if (field.alias or name) == location[-1] and field.description:
-            return f": {textwrap.shorten(field.description.rstrip('.'), _MAX_DESCRIPTION_CHARACTERS, placeholder=' ...')}"
+            return (
+                f": {textwrap.shorten(field.description.rstrip('.'), _MAX_DESCRIPTION_CHARACTERS, placeholder=' ...')}"
+            )
     return ""
 
 

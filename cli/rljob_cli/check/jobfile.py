@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import DataSource, RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Location, format_path, read_documents
 from rljob_api.read.load import InvalidManifestError, Problem, load_job, load_manifests
-from rljob_cli.check.reward_models import locate, read_neighbours, to_text, write_in
+from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models, to_text
 
-_MAX_MENDINGS = 4
+_MAX_REPAIRS = 4
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -60,18 +61,18 @@ class JobFile:
 def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
     """Read a job file. UserError or InvalidManifestError say what is wrong with it. `keep_references`: rewardModelRef stays,
     as on a cluster; else the RewardModels of the file become the job's own rewards."""
-    file = load_partly(path, overrides, keep_references=keep_references)
+    file = load_partial(path, overrides, keep_references=keep_references)
     if file.problems:
         raise InvalidManifestError(str(path), list(file.problems))
     return file
 
 
-def load_partly(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
+def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
     """Read a job file with mistakes as far as may be, so that other checks can add theirs."""
     if not path.is_file():
         raise UserError(f"{path}: {'is no file' if path.exists() else 'there is no such file'}; name a job's YAML file")
     document, others = _documents(path)
-    neighbours, problems = read_neighbours(path, others)
+    models, problems = read_reward_models(path, others)
     for override in overrides:
         apply_override(document.data, override)
     problems += [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
@@ -79,9 +80,9 @@ def load_partly(path: Path, overrides: Iterable[str] = (), *, keep_references: b
     problems += found
     sources: dict[int, Document] = {}
     if not keep_references:
-        job, sources, found = write_in(job, document, neighbours)
+        job, sources, found = inline_reward_models(job, document, models)
         problems += found
-    models = [n.model for n in neighbours if n.model.metadata.namespace == job.metadata.namespace]
+    models = [n.model for n in models if n.model.metadata.namespace == job.metadata.namespace]
     by_name = {model.metadata.name: model for model in models}
     return JobFile(path, resolve(job, path.parent), document, tuple(problems), sources, by_name)
 
@@ -91,7 +92,7 @@ def _read_job(path: Path, document: Document, others: list[Problem]) -> tuple[RL
     problems of the file's `others`, when that is not enough."""
     data = copy.deepcopy(document.data)
     problems: list[Problem] = []
-    for _ in range(_MAX_MENDINGS):
+    for _ in range(_MAX_REPAIRS):
         try:
             jobs = [m for m in load_manifests(to_text(data), str(path)) if isinstance(m, RLJob)]
         except InvalidManifestError as error:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.functions import check_function
-from rljob_api.manifest.job import DataSource, RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
 from rljob_api.manifest.sources import parse_source
@@ -28,10 +29,10 @@ from rljob_operator.plan.validate import find_model_sources
 from rljob_operator.plan.validate import find_problems as find_operator_problems
 
 _GIB = 2**30
-_TRAINER_BYTES_A_PARAMETER = 12
+_TRAINER_BYTES_PER_PARAMETER = 12
 """fp32 master weights and AdamW's two moments: what a checkpoint holds."""
-_GRADIENT_BYTES_A_PARAMETER = 4
-_EXPORT_BYTES_A_PARAMETER = 2
+_GRADIENT_BYTES_PER_PARAMETER = 4
+_EXPORT_BYTES_PER_PARAMETER = 2
 _PROCESS_BYTES = 0.7 * _GIB
 """torch and Ray of one trainer or head, without the model."""
 _ROLLOUT_BYTES = 2.5 * _GIB
@@ -61,7 +62,7 @@ class Machine:
     has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 
 
-def find_findings(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> list[Finding]:
+def run_checks(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> list[Finding]:
     """Everything, errors and warnings."""
     findings = [*_check_operator(job), *_check_claims(job, claims), *_check_model(job, claims)]
     findings += _check_data(job, claims)
@@ -253,8 +254,8 @@ def _check_disk(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: 
     num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
     checkpoint = job.spec.checkpoint
     # One more than is kept: the oldest goes only when the newest is complete.
-    needed = num_parameters * _TRAINER_BYTES_A_PARAMETER * (checkpoint.keep + 1)
-    needed += num_parameters * _EXPORT_BYTES_A_PARAMETER * (1 + checkpoint.export)
+    needed = num_parameters * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
+    needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + checkpoint.export)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
     if needed > free:
@@ -272,7 +273,7 @@ def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> I
     num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
     needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
     if not spec.trainer.gpus_per_replica:
-        needed += num_parameters * (_TRAINER_BYTES_A_PARAMETER + _GRADIENT_BYTES_A_PARAMETER)
+        needed += num_parameters * (_TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER)
     if not spec.rollout.gpus_per_replica:
         kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
         needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)

@@ -16,37 +16,35 @@ from types import MappingProxyType
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.manifest.status import Progress, RLJobStatus, RoleStatus
-from rljob_operator.backend import ChildKey, Manifest, Observed, Plan, key_of
+from rljob_api.manifest.status import JobProgress, RLJobStatus, RoleStatus
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Manifest, ObservedState, Plan, key_of
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, HEAD, REWARD, ROLLOUT, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.children.gang import keep_gang
-from rljob_operator.children.reward_refs import find_held
+from rljob_operator.children.reward_refs import find_frozen_children
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.plan import conditions
 from rljob_operator.plan.apply_scaling import scale_job, scaling_events
 from rljob_operator.plan.causes import Cause, find_blocking_pods, find_causes
 from rljob_operator.plan.difference import is_stamped
-from rljob_operator.plan.gang import judge_gang
+from rljob_operator.plan.gang import evaluate_gang
 from rljob_operator.plan.lifecycle import (
-    Verdict,
-    asked_retry,
+    LifecycleDecision,
     count_restarts,
     deadline_of,
+    decide_lifecycle,
     expiry_of,
-    is_ours_to_manage,
-    judge,
-    wants_retry,
+    is_managed,
+    requested_retry,
+    should_retry,
 )
-from rljob_operator.plan.observed_job import World, describe_waiting, has_ended_well, observe_world
-from rljob_operator.plan.pool_isolation import judge_isolation
+from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, observe_job
+from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
 from rljob_operator.plan.validate import find_problems, find_size_problems, find_spec_problems
 
-POLL_SECONDS = 10.0
-"""How often the driver of an active job is asked for its progress."""
-BLOCKED_SECONDS = 1.0
+BLOCKED_RETRY_SECONDS = 1.0
 """How soon to look again whether a name has become free."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -57,7 +55,7 @@ def new_random_token() -> str:
 
 def plan(
     job: RLJob,
-    observed: Observed,
+    observed: ObservedState,
     now: datetime,
     *,
     defaults: Defaults = DEFAULTS,
@@ -65,12 +63,12 @@ def plan(
 ) -> Plan:
     """What should be now. Equal arguments give equal plans once the job's Secret exists."""
     now = now.replace(microsecond=0)  # Kubernetes' times have no more; the same world must give the same status
-    if not is_ours_to_manage(job):
+    if not is_managed(job):
         return Plan((), (), job.status)
     scaled = scale_job(job, observed, now)
-    world = observe_world(scaled.job, observed)
+    world = observe_job(scaled.job, observed)
     wanted = _plan_managed(scaled.job, world, observed, now, defaults, new_token)
-    waits = [seconds for seconds in (wanted.requeue_after_seconds, scaled.next_look_seconds) if seconds is not None]
+    waits = [seconds for seconds in (wanted.requeue_after_seconds, scaled.requeue_after_seconds) if seconds is not None]
     return replace(
         wanted,
         delete=wanted.delete + world.stale,
@@ -80,16 +78,21 @@ def plan(
 
 
 def _plan_managed(
-    job: RLJob, world: World, observed: Observed, now: datetime, defaults: Defaults, new_token: Callable[[], str]
+    job: RLJob,
+    world: ObservedJob,
+    observed: ObservedState,
+    now: datetime,
+    defaults: Defaults,
+    new_token: Callable[[], str],
 ) -> Plan:
-    if wants_retry(job):
+    if should_retry(job):
         return _plan_retry(job, world, now)
     if conditions.is_finished(job.status):
         return _plan_finished(job, world, now)
     restarts = count_restarts(job, world, observed)
-    verdict = judge(job, world, restarts, now)
-    if verdict.state in ("succeeded", "failed"):  # also of what runs of an earlier spec
-        return _plan_end(job, world, observed, restarts, verdict, now)
+    decision = decide_lifecycle(job, world, restarts, now)
+    if decision.state in ("succeeded", "failed"):  # also of what runs of an earlier spec
+        return _plan_end(job, world, observed, restarts, decision, now)
     if problems := find_spec_problems(job):
         return _plan_invalid(job, world, problems, now)
     try:
@@ -98,7 +101,7 @@ def _plan_managed(
         return _plan_invalid(job, world, [str(error)], now)
     if problems := list(find_size_problems(children)):
         return _plan_invalid(job, world, problems, now)
-    if verdict.state == "suspended":
+    if decision.state == "suspended":
         return _plan_suspended(job, world, observed, restarts, children, now)
     return _plan_active(job, world, observed, restarts, children, now)
 
@@ -138,7 +141,7 @@ def build_waiting_status(job: RLJob, reason: str, message: str, now: datetime) -
     )
 
 
-def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
+def _plan_finished(job: RLJob, world: ObservedJob, now: datetime) -> Plan:
     """After the end. The head's Job, once it has ended, stays for its log and takes nothing."""
     ended = world.head_job is not None and any(
         condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
@@ -168,18 +171,20 @@ def _plan_finished(job: RLJob, world: World, now: datetime) -> Plan:
     )
 
 
-def _plan_retry(job: RLJob, world: World, now: datetime) -> Plan:
+def _plan_retry(job: RLJob, world: ObservedJob, now: datetime) -> Plan:
     """A failed job that begins anew: first all that is left of its Pods goes, then the status forgets the failure."""
     workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS}
     if workloads or any(role.pods for role in world.roles):
-        return Plan((), tuple(sorted(workloads - world.blocked)), job.status, requeue_after_seconds=BLOCKED_SECONDS)
-    fresh = {"retried": asked_retry(job), "start_time": None, "completion_time": None}
+        return Plan(
+            (), tuple(sorted(workloads - world.blocked)), job.status, requeue_after_seconds=BLOCKED_RETRY_SECONDS
+        )
+    fresh = {"retried": requested_retry(job), "start_time": None, "completion_time": None}
     status = job.status.model_copy(update=fresh | {"roles": [], "queued_since": None, "not_before": None})
     status = _with_conditions(job, status, {}, {}, now)
     return Plan((), (), status, conditions.derive_retry_events(job.status, status), requeue_after_seconds=0.0)
 
 
-def _plan_invalid(job: RLJob, world: World, problems: list[str], now: datetime) -> Plan:
+def _plan_invalid(job: RLJob, world: ObservedJob, problems: list[str], now: datetime) -> Plan:
     """What runs of an earlier spec goes on, unless the job is to give its nodes back."""
     workloads = {key for key in world.children if key.kind in WORKLOAD_KINDS} if job.spec.suspend else set()
     status = build_invalid_status(job, problems, now, is_left=not job.spec.suspend)
@@ -188,9 +193,14 @@ def _plan_invalid(job: RLJob, world: World, problems: list[str], now: datetime) 
 
 
 def _plan_end(
-    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], verdict: Verdict, now: datetime
+    job: RLJob,
+    world: ObservedJob,
+    observed: ObservedState,
+    restarts: dict[str, int],
+    decision: LifecycleDecision,
+    now: datetime,
 ) -> Plan:
-    type_ = conditions.SUCCEEDED if verdict.state == "succeeded" else conditions.FAILED
+    type_ = conditions.SUCCEEDED if decision.state == "succeeded" else conditions.FAILED
     status = _observe_status(job, world, observed, restarts).model_copy(
         update={"completion_time": now, "queued_since": None, "not_before": None}
     )
@@ -198,12 +208,17 @@ def _plan_end(
         # The driver is gone before it could be asked for its last step; that it ended well says that all are done.
         done = {"step": max(status.progress.step, job.spec.schedule.steps), "phase": "done", "waits_for": ""}
         status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
-    status = _with_conditions(job, status, {type_: (verdict.reason, verdict.message)}, {}, now)
+    status = _with_conditions(job, status, {type_: (decision.reason, decision.message)}, {}, now)
     return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
 
 
 def _plan_suspended(
-    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], children: list[Manifest], now: datetime
+    job: RLJob,
+    world: ObservedJob,
+    observed: ObservedState,
+    restarts: dict[str, int],
+    children: list[Manifest],
+    now: datetime,
 ) -> Plan:
     kept = [child for child in children if child["kind"] not in WORKLOAD_KINDS]
     status = _observe_status(job, world, observed, restarts)
@@ -215,34 +230,41 @@ def _plan_suspended(
     blocked = world.blocked & {key_of(child) for child in kept}
     return Plan(
         children=tuple(child for child in kept if key_of(child) not in blocked),
-        delete=_extras(world, kept),
+        delete=_find_obsolete_children(world, kept),
         status=status,
         events=conditions.derive_events(job.status, status),
-        requeue_after_seconds=BLOCKED_SECONDS if blocked else None,
+        requeue_after_seconds=BLOCKED_RETRY_SECONDS if blocked else None,
     )
 
 
 def _plan_active(
-    job: RLJob, world: World, observed: Observed, restarts: dict[str, int], children: list[Manifest], now: datetime
+    job: RLJob,
+    world: ObservedJob,
+    observed: ObservedState,
+    restarts: dict[str, int],
+    children: list[Manifest],
+    now: datetime,
 ) -> Plan:
-    was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
-    gang = judge_gang(job, world, was_up, now)
+    has_been_running = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(
+        job.status, conditions.RESTARTING
+    )
+    gang = evaluate_gang(job, world, has_been_running, now)
     blocking = find_blocking_pods(job, world, observed)
     causes = find_causes(job, world, observed) + [cause for since, cause in blocking if since <= now]
-    if was_up:
+    if has_been_running:
         children = [
             keep_gang(child, world.children.get(key_of(child))) if child["kind"] in WORKLOAD_KINDS else child
             for child in children
         ]
-    if gang.resting:
+    if gang.is_backing_off:
         children = [child for child in children if child["kind"] not in WORKLOAD_KINDS]
-    delete = _extras(world, children)
+    delete = _find_obsolete_children(world, children)
     blocked = sorted(world.blocked & {key_of(child) for child in children})
     head_job = ChildKey("Job", child_name(job, HEAD))
     children = [_keep_head_template(child, world) if key_of(child) == head_job else child for child in children]
-    held = find_held(job, observed, children, world.head_job is not None)
+    held = find_frozen_children(job, observed, children, world.head_job is not None)
     children = [child for child in children if key_of(child) not in held]
-    if head_job not in {*blocked, *held} and not gang.resting and _head_is_outdated(children, head_job, world):
+    if head_job not in {*blocked, *held} and not gang.is_backing_off and _head_is_outdated(children, head_job, world):
         delete += (head_job,)
         blocked.append(head_job)
     if blocked:
@@ -252,41 +274,41 @@ def _plan_active(
     status = status.model_copy(
         update={
             "start_time": job.status.start_time or now,
-            "retried": asked_retry(job),  # of a job that has not failed it asks for nothing, now or later
+            "retried": requested_retry(job),  # of a job that has not failed it asks for nothing, now or later
             "queued_since": gang.queued_since,
             "not_before": gang.not_before,
         }
     )
-    true, why_not = _running_words(job, world, blocked, causes)
+    true, false_reasons = _running_conditions(job, world, blocked, causes)
     if gang.queued:
         reason, message = gang.queued
-        true[conditions.QUEUED] = (reason, "; ".join([message, *(cause.words for cause in causes)]))
-    if isolation := judge_isolation(world):
+        true[conditions.QUEUED] = (reason, "; ".join([message, *(cause.message for cause in causes)]))
+    if isolation := evaluate_isolation(world):
         holds, reason, message = isolation
-        (true if holds else why_not)[conditions.POOLS_ISOLATED] = (reason, message)
+        (true if holds else false_reasons)[conditions.POOLS_ISOLATED] = (reason, message)
     if mixed := describe_mixed_rewards(world.roles):
         true[conditions.REWARD_VERSIONS_MIXED] = (MIXED, mixed)
     elif conditions.find(job.status, conditions.REWARD_VERSIONS_MIXED):
-        why_not[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, "the ready Pods of each reward are of one version")
-    status = _with_conditions(job, status, true, why_not, now)
+        false_reasons[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, "the ready Pods of each reward are of one version")
+    status = _with_conditions(job, status, true, false_reasons, now)
     deadline = deadline_of(job)
-    moments = [moment for moment in (deadline, gang.next_look(job)) if moment]
+    moments = [moment for moment in (deadline, gang.next_deadline(job)) if moment]
     moments += [since for since, _ in blocking if since > now]
-    waits = [BLOCKED_SECONDS if blocked else POLL_SECONDS]
+    waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in moments]
     is_scaled = any(reward.autoscaling for reward in job.spec.rewards)
-    holds_until = None if blocked or is_scaled else min(moments, default=_NEVER)
-    told = [(cause.reason, cause.words) for cause in causes]
+    valid_until = None if blocked or is_scaled else min(moments, default=_NEVER)
+    told = [(cause.reason, cause.message) for cause in causes]
     events = conditions.derive_events(job.status, status, told)
-    return Plan(tuple(children), delete, status, events, max(0.0, min(waits)), gang.ungate, holds_until=holds_until)
+    return Plan(tuple(children), delete, status, events, max(0.0, min(waits)), gang.ungate, valid_until=valid_until)
 
 
-def _extras(world: World, wanted: list[Manifest]) -> tuple[ChildKey, ...]:
+def _find_obsolete_children(world: ObservedJob, wanted: list[Manifest]) -> tuple[ChildKey, ...]:
     """Children of ours that the plan no longer has."""
     return tuple(sorted(set(world.children) - {key_of(child) for child in wanted} - world.blocked))
 
 
-def _token(job: RLJob, world: World) -> str | None:
+def _token(job: RLJob, world: ObservedJob) -> str | None:
     secret = world.children.get(ChildKey("Secret", child_name(job, "token")))
     return read_token(secret) if secret else None
 
@@ -297,14 +319,14 @@ def _config_hash(workload: Manifest) -> str | None:
     return found
 
 
-def _head_is_outdated(children: list[Manifest], head_job: ChildKey, world: World) -> bool:
+def _head_is_outdated(children: list[Manifest], head_job: ChildKey, world: ObservedJob) -> bool:
     if world.head_job is None:
         return False
     wanted = next(child for child in children if key_of(child) == head_job)
     return _config_hash(wanted) != _config_hash(world.head_job)
 
 
-def _keep_head_template(wanted: Manifest, world: World) -> Manifest:
+def _keep_head_template(wanted: Manifest, world: ObservedJob) -> Manifest:
     """A Job's template cannot be changed. While nothing that the driver reads has changed, it keeps the one that it
     was made with, so that a new operator's other idea of a probe restarts no training."""
     running = world.head_job
@@ -314,7 +336,7 @@ def _keep_head_template(wanted: Manifest, world: World) -> Manifest:
     return wanted | {"spec": wanted["spec"] | kept}
 
 
-def _observe_status(job: RLJob, world: World, observed: Observed, restarts: dict[str, int]) -> RLJobStatus:
+def _observe_status(job: RLJob, world: ObservedJob, observed: ObservedState, restarts: dict[str, int]) -> RLJobStatus:
     """The old status with what was seen of roles and driver. A driver that did not answer said nothing new."""
     roles = [
         RoleStatus(name=role.name, desired=role.desired, ready=role.ready, restarts=restarts[role.name])
@@ -324,7 +346,7 @@ def _observe_status(job: RLJob, world: World, observed: Observed, restarts: dict
     if driver is None:
         progress = job.status.progress.model_copy(update={"total_steps": job.spec.schedule.steps})
     else:
-        progress = Progress(
+        progress = JobProgress(
             step=driver.step,
             total_steps=driver.total_steps or job.spec.schedule.steps,
             reward=None if driver.reward is None else round(driver.reward, 4),  # a column for people
@@ -345,23 +367,25 @@ def _count_ready(roles: list[RoleStatus]) -> dict[str, str]:
     }
 
 
-def _running_words(
-    job: RLJob, world: World, blocked: list[ChildKey], causes: list[Cause]
+def _running_conditions(
+    job: RLJob, world: ObservedJob, blocked: list[ChildKey], causes: list[Cause]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
     """What an active job's conditions say: those that hold, and why others do not."""
     # A driver that has said 'done' only tidies up: its Pod is no longer ready, and nobody waits for it.
     ending = job.status.progress.phase == "done"
     short = [role for role in world.roles if role.ready < role.needed and not ending]
-    waiting = conditions.describe_wait(map(describe_waiting, world.roles), [cause.words for cause in causes])
+    waiting = conditions.describe_wait(map(describe_waiting, world.roles), [cause.message for cause in causes])
     if blocked:
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)
         waiting = f"waits until an earlier {names} is gone"
-    was_up = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(job.status, conditions.RESTARTING)
-    if was_up and has_ended_well(world):
+    has_been_running = conditions.is_true(job.status, conditions.RUNNING) or conditions.is_true(
+        job.status, conditions.RESTARTING
+    )
+    if has_been_running and driver_succeeded(world):
         return {conditions.RUNNING: ("Running", "the driver has ended; its Job is about to complete")}, {}
     if not short and not blocked:
         return {conditions.RUNNING: ("Running", waiting or "all Pods are ready")}, {}
-    if not was_up:
+    if not has_been_running:
         return {}, {conditions.RUNNING: (causes[0].reason if causes else "WaitingForPods", waiting)}
     reason = f"{short[0].kind.capitalize()}Restarting" if short else "HeadRestarting"
     return {conditions.RESTARTING: (reason, waiting)}, {conditions.RUNNING: (reason, waiting)}
@@ -371,10 +395,10 @@ def _with_conditions(
     job: RLJob,
     status: RLJobStatus,
     true: dict[str, tuple[str, str]],
-    why_not: dict[str, tuple[str, str]],
+    false_reasons: dict[str, tuple[str, str]],
     now: datetime,
 ) -> RLJobStatus:
     generation = job.metadata.generation
-    built = conditions.build_conditions(job.status, true, why_not, generation, now)
+    built = conditions.build_conditions(job.status, true, false_reasons, generation, now)
     phase = conditions.derive_phase(built)
     return status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.functions import check_function
-from rljob_api.manifest.job import DataSource
+from rljob_api.manifest.job_sections import DataSource
 from rljob_api.read.load import load_job
 from tests.paths import ROOT
 

@@ -1,10 +1,11 @@
-"""Agent loops by the `type` that a job names. A new kind: its spec in rljob_api.manifest.job, its module here, one line
-below.
+"""Agent loops by the `type` in a job's spec.
+
+To add one: its spec in rljob_api.manifest.job, its module here, and one line below.
 """
 
 from __future__ import annotations
 
-from rljob_api.manifest.job import SingleTurnAgent
+from rljob_api.manifest.job_sections import SingleTurnAgent
 from rljob_trainer.agents.base import AgentLoop, Generate
 from rljob_trainer.agents.single_turn import SingleTurn
 
@@ -12,6 +13,6 @@ __all__ = ["AgentLoop", "Generate", "build_agent"]
 
 
 def build_agent(spec: SingleTurnAgent) -> AgentLoop:
-    """The agent loop that `spec` asks for."""
+    """Return the agent loop for `spec`."""
     loops = {"singleTurn": SingleTurn}
     return loops[spec.type]()

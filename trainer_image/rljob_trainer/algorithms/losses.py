@@ -1,8 +1,8 @@
 """The loss of a GRPO update, term by term, over a flat list of sampled tokens.
 
-Owns the algorithm's arithmetic; which tokens there are, and what each weighs, comes from micro_batches. Invariant: the
-loss is a weighted sum over tokens whose weights were fixed for the whole mini-batch beforehand, so that adding up over
-micro-batches and ranks gives the loss and the gradient of the mini-batch in one piece.
+Owns the algorithm's arithmetic; micro_batches selects the tokens and their weights. Invariant: the loss is a weighted
+sum over tokens, and the weights are fixed for the whole mini-batch beforehand. So the sum over micro-batches and ranks
+is the loss and the gradient of the mini-batch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rljob_api.manifest.job import Algorithm
+from rljob_api.manifest.job_sections import Algorithm
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What the loss reads of each sampled token. All [tokens]."""
+    """What the loss reads from each sampled token. All [tokens]."""
 
     advantages: Tensor
     rollout_logprobs: Tensor
@@ -43,14 +43,14 @@ SUMS = ("loss", "policy_loss", "kl", "entropy", "clipped", "logprob_difference")
 def clipped_objective(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:  # [tokens], [tokens] bool
-    """PPO's pessimistic surrogate as a loss, and where the clip took the gradient away."""
+    """Return PPO's pessimistic surrogate as a loss, and where clipping removed the gradient."""
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     unclipped, clipped = -advantages * ratio, -advantages * clipped_ratio
     return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:  # [tokens]
-    """Schulman's estimators of KL(policy || reference) from samples of the policy."""
+    """Estimate KL(policy || reference) from samples of the policy, with one of Schulman's estimators."""
     difference = reference - logprobs
     if estimator == "k1":
         return -difference
@@ -60,7 +60,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k
 
 
 def importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float | None) -> Tensor:  # [tokens]
-    """Truncated importance sampling: what corrects for the rollout engine's own arithmetic. No gradient."""
+    """Return truncated importance weights that correct for the rollout engine's arithmetic. No gradient."""
     if cap is None:
         return torch.ones_like(rollout_logprobs)
     return (old_logprobs.detach() - rollout_logprobs).exp().clamp(max=cap)
@@ -73,7 +73,7 @@ def grpo_loss(
     batch: TokenBatch,
     algorithm: Algorithm,
 ) -> LossTerms:
-    """Weighted sum of the clipped objective, the KL penalty and the entropy bonus."""
+    """Return the weighted sum of the clipped objective, the KL penalty and the entropy bonus."""
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     objective, clipped = clipped_objective(
         (logprobs - old).exp(), batch.advantages, algorithm.clip_low, algorithm.clip_high

@@ -1,34 +1,22 @@
-"""Scored groups to training samples and mini-batches. Pure.
+"""Scored groups to training samples. Pure.
 
-Owns which samples are masked (an invalid result is never a zero) and the weighted sum of several rewards. Leaves
-scores to `rewards` and the loss to `losses`. Invariant: each trajectory becomes exactly one sample, masked or not.
+Owns which samples are masked (an invalid result is never a zero) and the weighted sum of several rewards. Invariant:
+each trajectory becomes exactly one sample, masked or not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from rljob_api.manifest.job import Algorithm
+from rljob_api.manifest.job_sections import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import compute_advantages
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import TrainSample, Trajectory
+from rljob_trainer.episodes.types import Group, TrainSample, Trajectory
 
 
-@dataclass
-class Group:
-    """The trajectories of one prompt, in the order of `Trajectory.sample`."""
-
-    index: int
-    """Position within the step."""
-    prompt: Prompt
-    trajectories: list[Trajectory] = field(default_factory=list)
-
-
-def weigh_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | None:
-    """Weighted sum of a trajectory's rewards; None when one of them is missing or invalid, or no float holds it."""
+def weighted_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | None:
+    """Return the weighted sum of a trajectory's rewards; None if one is missing or invalid, or the sum overflows."""
     total = 0.0
     for reward in rewards:
         result = trajectory.results.get(reward.name)
@@ -39,7 +27,7 @@ def weigh_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | No
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
-    """The group's scores, None for each sample that must not be trained on.  [samples]"""
+    """Return the group's scores, None for each sample that must not be trained on.  [samples]"""
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
     for trajectory in group.trajectories:
         if any(not trajectory.results[name].valid for name in drops_group if name in trajectory.results):
@@ -48,7 +36,7 @@ def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]
 
 
 def build_samples(groups: Sequence[Group], rewards: Sequence[Reward], algorithm: Algorithm) -> list[TrainSample]:
-    """Training samples of `groups` in their order; a masked one has no sampled tokens left."""
+    """Return the training samples of `groups` in their order. The loss mask of a masked sample is all zeros."""
     scores = [usable_scores(group, rewards) for group in groups]
     advantages = compute_advantages(
         scores, normalization=algorithm.normalization, zero_std_threshold=algorithm.zero_std_threshold

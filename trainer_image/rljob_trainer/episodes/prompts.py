@@ -1,7 +1,7 @@
-"""Rows to prompts, and the order in which they are used.
+"""Rows to prompts, and the order of their use.
 
-Owns reading (JSONL, Parquet, hf://), rendering (template, chat template), tokenizing and the data cursor. Leaves the
-tokenizer itself to the caller. Invariant: the prompt at (epoch, position) is a pure function of the data, the seed
+Owns reading (JSONL, Parquet, hf://), rendering (template, chat template), tokenizing and the data cursor. The caller
+loads the tokenizer. Invariant: the prompt at (epoch, position) is a pure function of the data, the seed
 and that pair, so a cursor of two integers resumes exactly.
 """
 
@@ -10,33 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import Data, DataSource
+from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.wire.protocol import Message
+from rljob_trainer.episodes.types import Prompt
 
 Row = dict[str, Any]
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One row, ready to be sampled from and scored."""
-
-    index: int
-    """Row in its data set."""
-    prompt: str | list[Message]
-    """What the model is given, before tokenization."""
-    token_ids: list[int]
-    ground_truth: Any = None
-    data_source: str = ""
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    """Other columns, index and split."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class Cursor:
 
 
 def take(num_rows: int, cursor: Cursor, count: int, *, seed: int, shuffle: bool) -> tuple[list[int], Cursor]:
-    """The next `count` positions of the data set, over epoch ends, and the cursor behind them."""
+    """Return the next `count` rows of the dataset, across epoch ends, and the cursor after them."""
     taken: list[int] = []
     epoch, position = cursor.epoch, cursor.position
     while len(taken) < count:
@@ -62,14 +48,14 @@ def take(num_rows: int, cursor: Cursor, count: int, *, seed: int, shuffle: bool)
 
 
 def epoch_order(num_rows: int, epoch: int, *, seed: int, shuffle: bool) -> list[int]:
-    """Order of one epoch."""
+    """Return the rows in the order of one epoch."""
     if not shuffle:
         return list(range(num_rows))
     return [int(i) for i in np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows)]
 
 
 def load_prompts(data: Data, source: DataSource, where: str, tokenizer: Any, *, split: str) -> list[Prompt]:
-    """All prompts of `source`, read from `where` (a path or hf://); those with too many tokens are left out."""
+    """Return the prompts of `source`, read from `where` (a path or hf://), except those with too many tokens."""
     rows = read_rows(source, where, split=source.split or split)
     if not rows:
         raise UserError(f"spec.data.{split_field(split)}.source: {where} has no rows")
@@ -81,7 +67,7 @@ def load_prompts(data: Data, source: DataSource, where: str, tokenizer: Any, *, 
         shortest = min(len(prompt.token_ids) for prompt in prompts)
         raise UserError(
             f"spec.data.maxPromptTokens is {data.max_prompt_tokens}, but the shortest prompt of {where} has "
-            f"{shortest} tokens: raise it"
+            f"{shortest} tokens; raise it"
         )
     return kept
 
@@ -94,7 +80,7 @@ def split_field(split: str) -> str:
 
 
 def read_rows(source: DataSource, where: str, *, split: str) -> list[Row]:
-    """Rows of a file, of a folder of files, or of an hf:// data set."""
+    """Return the rows of a file, of a folder of files, or of an hf:// dataset."""
     if where.startswith("hf://"):
         rows = _read_hub(source, where, split)
     else:
@@ -107,17 +93,17 @@ def _data_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(
-            f"{path}: no such file or folder (spec.data): give a .jsonl or .parquet file, or a folder of them"
+            f"{path}: no such file or folder (spec.data); use a .jsonl or .parquet file, or a folder of such files"
         )
     files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
     if not files:
-        raise UserError(f"{path} (spec.data) has no .jsonl and no .parquet file")
+        raise UserError(f"{path}: the folder (spec.data) has no .jsonl and no .parquet file")
     return files
 
 
 def _read_file(path: Path) -> list[Row]:
     if path.suffix == ".parquet":
-        import pyarrow.parquet  # heavy, and most jobs need it not
+        import pyarrow.parquet  # heavy, and most jobs do not need it
 
         try:
             rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
@@ -141,13 +127,13 @@ def _parse_line(path: Path, number: int, line: str) -> Row:
 
 
 def _read_hub(source: DataSource, where: str, split: str) -> list[Row]:
-    import datasets  # heavy, and a file needs it not
+    import datasets  # heavy, and files do not need it
 
     name = where.removeprefix("hf://")
     try:
         table = datasets.load_dataset(name, name=source.subset, split=split)
     except Exception as error:  # `datasets` and its hub client raise dozens of types
-        raise UserError(f"{where} (subset {source.subset}, split {split}) cannot be loaded: {error}") from error
+        raise UserError(f"{where} (subset {source.subset}, split {split}): cannot load the dataset: {error}") from error
     if source.limit is not None:
         table = table.select(range(min(source.limit, len(table))))
     return [dict(row) for row in table]
@@ -157,14 +143,14 @@ def _read_hub(source: DataSource, where: str, split: str) -> list[Row]:
 
 
 def build_prompt(data: Data, source: DataSource, row: Row, index: int, tokenizer: Any, *, split: str) -> Prompt:
-    """One prompt. Raises UserError where a column is missing or has the wrong type."""
+    """Return one prompt. Raise UserError if a column is missing or has the wrong type."""
     text_or_messages = _column(row, source.prompt, split, "prompt")
     ground_truth = None if source.answer is None else _column(row, source.answer, split, "answer")
     rendered = _render(data, text_or_messages, row)
     token_ids = _tokenize(data, rendered, tokenizer)
     given = row.get("extra_info")
     others = {name: value for name, value in row.items() if name not in (source.prompt, source.answer, "extra_info")}
-    if isinstance(given, dict):  # verl's files keep their extra columns in a column of this name
+    if isinstance(given, dict):  # verl's files keep extra columns in a column of this name
         others |= given
     elif given is not None:
         others["extra_info"] = given
@@ -181,22 +167,21 @@ def build_prompt(data: Data, source: DataSource, row: Row, index: int, tokenizer
 
 
 def _column(row: Row, name: str, split: str, what: str) -> Any:
-    """A column; `a.b` looks into a column of objects (verl: reward_model.ground_truth)."""
+    """Return a column's value; `a.b` reads key b in a column of objects (verl: reward_model.ground_truth)."""
     if name in row:
         return row[name]
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
             raise UserError(
-                f"spec.data.{split_field(split)}.{what} names the column {name}, which the data does not have; "
-                f"its columns: {', '.join(row)}"
+                f"spec.data.{split_field(split)}.{what}: column {name} not found; columns of the data: {', '.join(row)}"
             )
         value = value[part]
     return value
 
 
 def _render(data: Data, prompt: Any, row: Row) -> str | list[Message]:
-    """The template filled in, and for chat the list of messages."""
+    """Fill in the template; for chat, return the list of messages."""
     if isinstance(prompt, str):
         text = fill_template(data.template, {**row, "prompt": prompt})
         if data.format == "text":
@@ -204,7 +189,7 @@ def _render(data: Data, prompt: Any, row: Row) -> str | list[Message]:
         messages: list[Message] = [{"role": "user", "content": text}]
     elif _are_messages(prompt):
         if data.format == "text":
-            raise UserError("spec.data.format is text, but the prompt column holds chat messages: set it to chat")
+            raise UserError("spec.data.format is text, but the prompt column holds chat messages; set it to chat")
         messages = [dict(message) for message in prompt]
         if data.template != "{prompt}" and messages:
             content = messages[-1]["content"]
@@ -214,7 +199,7 @@ def _render(data: Data, prompt: Any, row: Row) -> str | list[Message]:
             f"the prompt column must hold strings or lists of {{role, content}} messages, got {type(prompt).__name__}"
         )
     if data.system_prompt is not None and messages[0].get("role") != "system":
-        # An empty system message keeps templates that have a system prompt of their own from adding it.
+        # An empty system message stops a template from adding its default system prompt.
         messages.insert(0, {"role": "system", "content": data.system_prompt})
     return messages
 
@@ -228,7 +213,7 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def fill_template(template: str, values: Row) -> str:
-    """`{name}` is filled in, `{{` and `}}` are braces, anything else (LaTeX, JSON) stays as it is."""
+    """Replace `{name}` by its value and `{{`, `}}` by braces; keep anything else (LaTeX, JSON) unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]
@@ -236,8 +221,8 @@ def fill_template(template: str, values: Row) -> str:
             return match[0][0]
         if name not in values:
             raise UserError(
-                f"spec.data.template names {{{name}}}, which is no column; columns: {', '.join(values)} "
-                f"(write {{{{{name}}}}} for the braces themselves)"
+                f"spec.data.template: {{{name}}} is not a column; columns: {', '.join(values)} "
+                f"(write {{{{{name}}}}} for literal braces)"
             )
         return str(values[name])
 
@@ -250,15 +235,15 @@ def _tokenize(data: Data, rendered: str | list[Message], tokenizer: Any) -> list
     else:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
-                "spec.data.format is chat, but the model has no chat template: set spec.data.format to text"
+                "spec.data.format is chat, but the model has no chat template; set spec.data.format to text"
             )
         text = tokenizer.apply_chat_template(rendered, add_generation_prompt=True, tokenize=False)
-        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote them
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template adds them
     if not token_ids:
         raise UserError("a prompt of the data is empty after rendering (spec.data.template)")
     return [int(token_id) for token_id in token_ids]
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would carry it: reward servers get nothing else."""
+    """Return `value` as JSON carries it: reward servers receive only JSON."""
     return json.loads(json.dumps(value, default=str))

@@ -1,20 +1,19 @@
-"""The learning rate of each optimizer update, as a pure function of its index and of the job's length. No state, so
-that resume is exact.
+"""The learning rate of each optimizer update: a pure function of its index and the job's length, so resume is exact.
 
-When schedule.steps changes while the job runs, each update from then on has the rate that it would have had in a job
-of the new length. Constant rates and warm-ups stay as they are; a linear decay that is at half of its peak, since 50 of
-100 steps are done, is at three quarters once there are to be 200.
+If schedule.steps changes while the job runs, each later update uses the rate of a job with the new length. Constant
+rates and warm-ups do not change. A linear decay at 50 of 100 steps is at half of its peak; once the job has 200 steps,
+it is at three quarters.
 """
 
 from __future__ import annotations
 
 import math
 
-from rljob_api.manifest.job import Optimizer
+from rljob_api.manifest.job_sections import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Rate of the 0-based `update`. The warm-up ends at the peak; linear and cosine end at peak * min_ratio."""
+    """Return the rate of the 0-based `update`. A warm-up ends at the peak; linear and cosine end at peak * min_ratio."""
     peak = optimizer.learning_rate
     if update < optimizer.warmup_steps:
         return peak * (update + 1) / optimizer.warmup_steps

@@ -1,8 +1,8 @@
 """One rank of the policy: an FSDP2 module with its optimizer. Plain torch.distributed: no Ray, no HTTP.
 
-Owns parameters, optimizer state and the update; what a token weighs comes with the plan (micro_batches), where the
-state goes is checkpoints'. Every method is a collective: all ranks call it, in the same order, with plans of the same
-shape. Invariant: an update depends on nothing but parameters, optimizer state, its index and the plan.
+Owns parameters, optimizer state and the update. The plan (micro_batches) sets the weight of each token; checkpoints
+stores the state. Every method is a collective: all ranks call it in the same order, with plans of the same shape.
+Invariant: an update depends only on parameters, optimizer state, its index and the plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rljob_api.manifest.job import Algorithm, RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Algorithm
 from rljob_trainer.algorithms.losses import SUMS, TokenBatch, grpo_loss
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
@@ -30,16 +31,16 @@ from rljob_trainer.policy.model_loading import ScoringModel, can_share_prompts, 
 log = logging.getLogger(__name__)
 
 _GATHERED_SHARE_OF_DEVICE_MEMORY = 0.25
-"""Parameters stay gathered from the first forward to the last backward when they take no more of a GPU than this."""
+"""Parameters up to this share of a GPU's memory stay gathered from the first forward to the last backward."""
 _PREFIX = "network."
-"""Of parameter names in ScoringModel; the rest is the Hugging Face name."""
+"""Prefix of parameter names in ScoringModel; the rest is the Hugging Face name."""
 _HALF_LOSS_SCALE = 2.0**12
-"""Keeps gradients of float16 activations out of its denormals. Taken out again before the clip."""
+"""Keeps float16 gradients out of the denormal range. Divided out before the clip."""
 
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What of a job a rank needs."""
+    """The settings of a job that a rank needs."""
 
     model: str
     """Folder, or hf://org/name."""
@@ -62,7 +63,7 @@ class PolicySettings:
             total_updates=spec.schedule.steps * spec.schedule.mini_batches,
             dtype=spec.trainer.dtype,
             attention=spec.trainer.attention,
-            # Greedy sampling has no distribution; its tokens are judged by the model's own.
+            # Greedy sampling has no distribution; use the model's.
             temperature=spec.rollout.sampling.temperature or 1.0,
             gradient_checkpointing=spec.trainer.gradient_checkpointing,
             revision=spec.model.revision,
@@ -73,7 +74,7 @@ class PolicySettings:
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """An update as seen by all ranks together: `sums` are reduced, so every rank holds the same."""
+    """Metrics of one update. `sums` are reduced over the ranks, so every rank has the same."""
 
     sums: dict[str, float]
     grad_norm: float
@@ -81,7 +82,7 @@ class RankMetrics:
 
 
 class Policy:
-    """The rank of the default process group that this process is."""
+    """This process's rank of the default process group."""
 
     def __init__(self, settings: PolicySettings, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -105,20 +106,20 @@ class Policy:
         )
         _init_optimizer_state(self.optimizer)
         self.num_updates = 0
-        # FSDP sets its streams up in the first forward; before it, parameters can only be gathered one by one.
+        # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
         self.reference: ScoringModel | None = None
         if settings.algorithm.kl.coefficient > 0:
             self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
 
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Log-probabilities of each micro-batch's targets, in fp32 on the CPU."""
+        """Return the log-probabilities of each micro-batch's targets, in fp32 on the CPU."""
         self._has_run_forward = True
         with torch.no_grad():
             return [self.model(batch, self.settings.temperature)[0].cpu() for batch in batches]
 
     def update(self, plan: RankPlan) -> RankMetrics:
-        """One optimizer update over one mini-batch. A mini-batch without any token to learn from changes nothing."""
+        """Run one optimizer update over one mini-batch. Without a token to train on, it changes nothing."""
         sums = torch.zeros(len(SUMS) + 1, dtype=torch.float64, device=self.device)
         references = self._reference_logprobs(plan)
         self._has_run_forward = True
@@ -139,11 +140,11 @@ class Policy:
         return RankMetrics(metrics, grad_norm, rate)
 
     def set_total_updates(self, total_updates: int) -> None:
-        """The job has become longer or shorter; see lr_schedule for what that means."""
+        """Set the job's new length (see lr_schedule)."""
         self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
 
     def full_parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole, in `dtype`, by its Hugging Face name; a tied one once. All ranks must exhaust it."""
+        """Yield all parameters unsharded, in `dtype`, by Hugging Face name; tied ones once. All ranks must exhaust it."""
         self.reshard()
         for name, parameter in self.model.named_parameters():
             assert isinstance(parameter, DTensor)
@@ -151,25 +152,26 @@ class Policy:
             yield name.removeprefix(_PREFIX), shard.full_tensor()
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """All parameters in the compute dtype, on rank 0's CPU, to be used before the next update; empty on the others.
+        """Return all parameters in the compute dtype on rank 0's CPU, valid until the next update; {} on other ranks.
 
-        What the next forward would gather is gathered here, and stays: publishing costs no further transfer.
+        The parameters stay gathered for the next forward, so publishing costs no extra transfer.
         """
         keep = dist.get_rank() == 0
         if self._keep_gathered and self._has_run_forward:
-            for module in self.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.unshard()
+            for module in self._fsdp_modules():
+                module.unshard()
             named = self.model.named_parameters() if keep else ()
             return {name.removeprefix(_PREFIX): parameter.detach().cpu() for name, parameter in named}
         gathered = ((name, tensor.cpu() if keep else None) for name, tensor in self.full_parameters(self.dtype))
         return {name: tensor for name, tensor in gathered if tensor is not None}
 
     def reshard(self) -> None:
-        """Free what the last forward gathered, so that parameters are the shards that the optimizer steps on."""
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
+        for module in self._fsdp_modules():
+            module.reshard()
+
+    def _fsdp_modules(self) -> list[FSDPModule]:
+        return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
     @property
     def _loss_scale(self) -> float:
@@ -189,7 +191,7 @@ class Policy:
         return terms.loss, torch.cat([terms.sums, num_tokens[None]])
 
     def _reference_logprobs(self, plan: RankPlan) -> Iterator[Tensor | None]:
-        """Of each micro-batch in the order of the update."""
+        """Yield the reference log-probabilities of each micro-batch, in the order of the update."""
         batches = [*plan.forward_only, *plan.train]
         if self.reference is None:
             return iter([None] * len(batches))
@@ -197,7 +199,7 @@ class Policy:
             return iter([self.reference(batch, self.settings.temperature)[0] for batch in batches])
 
     def _expect_backward(self, *, is_last: bool) -> None:
-        """Gradients add up on each rank, unreduced, until the last backward reduces them once."""
+        """Accumulate gradients on each rank without communication; the last backward reduces them once."""
         model = cast(FSDPModule, self.model)
         model.set_requires_gradient_sync(is_last)
         model.set_is_last_backward(is_last)
@@ -205,13 +207,13 @@ class Policy:
             model.set_reshard_after_backward(is_last)
 
     def _apply_gradients(self, rate: float) -> float:
-        """Clip and step; returns the norm before the clip. Gradients that are not finite are left out, loudly."""
+        """Clip and step. Return the norm before the clip. Skip the step and log a warning if the norm is not finite."""
         shards = [p.grad.to_local() for p in self.model.parameters() if isinstance(p.grad, DTensor)]
         squares = torch.stack(torch._foreach_norm(shards)).double().square().sum()
         dist.all_reduce(squares)
         norm = math.sqrt(squares.item()) / self._loss_scale
         if not math.isfinite(norm):
-            log.warning("update %d: the gradient's norm is %s; the update is left out", self.num_updates, norm)
+            log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
             return norm
         max_norm = self.settings.algorithm.optimizer.max_grad_norm
         factor = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
@@ -254,7 +256,7 @@ class Policy:
 
 
 def _init_optimizer_state(optimizer: torch.optim.AdamW) -> None:
-    """Give every parameter its state at step 0. Left to itself, a checkpoint of a fresh optimizer would count one."""
+    """Give every parameter its state at step 0. Otherwise a checkpoint of a new optimizer would save step 1."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {

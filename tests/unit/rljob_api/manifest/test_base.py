@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.manifest.base import DEFER_RULES, Rule, Spec
-from rljob_api.manifest.job import Optimizer
+from rljob_api.manifest.job_sections import Optimizer
 
 
 class Inner(Spec):

@@ -89,15 +89,15 @@ def test_one_mistake_gives_one_line_with_place_and_remedy(added: str, expected: 
 
 REPLACED = [
     ("steps: 1", "miniBatches: 3", "job.yaml:11: spec.schedule.miniBatches must divide schedule.promptsPerStep, got 3 "
-     "(schedule.promptsPerStep is 8); change one of them"),
+     "(schedule.promptsPerStep is 8); change either"),
     ("file: reward.py", "file: a.py, inline: x", "job.yaml:10: spec.rewards[0].function must have exactly one of "
-     "inline, file, configMapKeyRef, module; say in one way where the source is"),
+     "inline, file, configMapKeyRef, module; set one and remove the others"),
     ("../model", "s3://bucket/model", "job.yaml:5: spec.model.source must be hf://org/name, pvc://claim/path or a "
      "path, got s3://bucket/model; correct the scheme"),
     ("name: sums", "name: My_Sums", "job.yaml:3: metadata.name must be lower-case letters, digits and '-', and begin "
      'with a letter, got "My_Sums"'),
     ("name: sums", "names: x", "job.yaml:3: metadata.name is required: Name of the object: a DNS label of at most 40 "
-     "characters that begins with a letter, since ..."),
+     "characters that begins with a letter. Children ..."),
     ("train: {source", "train: {sorce", "job.yaml:7: spec.data.train.sorce is unknown; did you mean source?"),
     ("kind: RLJob", "kind: RlJobs", 'job.yaml:2: kind must be RLJob or RewardModel, got "RlJobs"; did you mean RLJob?'),
     ("kind: RLJob\n", "", "job.yaml:1: kind is required; write kind: RLJob or RewardModel"),

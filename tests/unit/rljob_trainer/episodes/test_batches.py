@@ -2,12 +2,11 @@
 
 import pytest
 
-from rljob_api.manifest.job import Algorithm
+from rljob_api.manifest.job_sections import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
-from rljob_trainer.episodes.batches import Group, build_samples, usable_scores, weigh_score
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.episodes.batches import build_samples, usable_scores, weighted_score
+from rljob_trainer.episodes.types import Group, Prompt, Trajectory
 
 
 def reward(name="r", **fields):
@@ -26,23 +25,23 @@ def trajectory(sample, **scores):
 def group_of(rewards, *scores):
     group = Group(0, Prompt(0, "p", [1]), [trajectory(i, **given) for i, given in enumerate(scores)])
     for each in group.trajectories:
-        each.score = weigh_score(each, rewards)
+        each.score = weighted_score(each, rewards)
     return group
 
 
 def test_the_score_is_the_weighted_sum():
     rewards = [reward("a", weight=2.0), reward("b", weight=-1.0)]
-    assert weigh_score(trajectory(0, a=1.5, b=0.5), rewards) == 2.5
+    assert weighted_score(trajectory(0, a=1.5, b=0.5), rewards) == 2.5
 
 
 @pytest.mark.parametrize("scores", [{"a": 1.0, "b": None}, {"a": 1.0}])
 def test_one_invalid_or_missing_reward_leaves_no_score(scores):
-    assert weigh_score(trajectory(0, **scores), [reward("a"), reward("b", weight=0.0)]) is None
+    assert weighted_score(trajectory(0, **scores), [reward("a"), reward("b", weight=0.0)]) is None
 
 
 def test_a_sum_that_no_float_holds_is_no_score():
     rewards = [reward("a", weight=10.0), reward("b")]
-    assert weigh_score(trajectory(0, a=1.5e308, b=1.0), rewards) is None
+    assert weighted_score(trajectory(0, a=1.5e308, b=1.0), rewards) is None
     found = usable_scores(group_of(rewards, {"a": 1.5e308, "b": 1.0}, {"a": 0.5, "b": 1.0}), rewards)
     assert found == [None, 6.0], "an infinite score would leave its whole group without a signal"
 

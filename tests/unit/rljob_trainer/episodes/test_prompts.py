@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import Data, DataSource
+from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_trainer.episodes.prompts import Cursor, build_prompt, epoch_order, fill_template, load_prompts, take
 
 

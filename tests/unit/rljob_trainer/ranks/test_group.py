@@ -5,7 +5,8 @@ import torch
 from ray.exceptions import RayActorError
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import Algorithm, RLJob
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Algorithm
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics

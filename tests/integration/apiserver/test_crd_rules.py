@@ -83,7 +83,7 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
             ("must be sample for a model", {**WITHOUT_FUNCTION, "model": {"source": "/m"}, "scope": "group"}),
             ("must be group exactly when", {**WITHOUT_FUNCTION, "judge": judge(compare="pairwise")}),
             ("must be sample or group", {**WITHOUT_FUNCTION, **ENDPOINT, "scope": "sampleThenGroup"}),
-            ("must be false where whole groups", {"cache": True, "scope": "group"}),
+            ("must be false with scope group", {"cache": True, "scope": "group"}),
         )
     ),
     ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": LESS_THAN_LEAST}),

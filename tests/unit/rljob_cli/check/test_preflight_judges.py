@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.check.jobfile import resolve
-from rljob_cli.check.preflight import Machine, find_findings
+from rljob_cli.check.preflight import Machine, run_checks
 
 MACHINE = Machine(
     num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True
@@ -24,7 +24,7 @@ def findings(tmp_path, **reward):
         "rewards": [{"name": "r", **reward}],
     }
     job = resolve(RLJob.model_validate({"metadata": {"name": "j"}, "spec": spec}), tmp_path)
-    return [f"{f.path} {f.message}" for f in find_findings(job, tmp_path, {}, MACHINE)]
+    return [f"{f.path} {f.message}" for f in run_checks(job, tmp_path, {}, MACHINE)]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def findings(tmp_path, **reward):
         ({"judge": JUDGE | {"endpoint": ENDPOINT, "parser": {"regex": "x"}}}, "judge.parser.regex has no group"),
         (
             {"judge": RANKING, "scope": "group"},
-            "judge.parser.scorePath names score, which is of type integer; compare: ranking and listwise need an array",
+            "judge.parser.scorePath refers to score, which has type integer; compare: ranking and listwise need an array",
         ),
         ({"judge": JUDGE | {"model": {"source": "./nowhere"}}}, "judge.model.source"),
         ({"model": {"source": "./nowhere"}}, "spec.rewards[0].model.source"),

@@ -1,7 +1,7 @@
 """Mutation check: `python dev/mutation/run.py [--sample N] [NAME...]`.
 
-Breaks the pure cores (targets.yaml) one small change at a time, with the operators of cosmic-ray, and runs their unit tests
-against each. Prints the survivors with their lines, then one JSON object with the share of mutants that a test noticed.
+Breaks the pure cores (targets.yaml) one small change at a time, with the operators of cosmic-ray, and runs their unit
+tests against each. Prints the survivors with their lines, then one JSON object with the share that a test noticed.
 
 A mutant exists in the memory of a forked process alone: the working tree is never changed, whatever interrupts the run.
 """

@@ -16,11 +16,11 @@ from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
 
 if TYPE_CHECKING:
-    from rljob_reward.server.served_reward import Program
+    from rljob_reward.server.served_reward import ServedReward
 
 
 def main() -> int:
-    # The first process of a container has no default action for SIGTERM: until the server takes it, it would be lost.
+    # Process 1 of a container has no default action for SIGTERM: without a handler the signal would be lost.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.ExitCode.SUCCEEDED))
     options = _parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -44,56 +44,60 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         default=Path(contract.PATH_CONFIG, contract.FILE_REWARD),
         help="one Reward as YAML (default: %(default)s)",
     )
-    parser.add_argument("--function", type=Path, help="source of the function (default: function.py beside --config)")
+    parser.add_argument("--function", type=Path, help="source of the function (default: function.py next to --config)")
     parser.add_argument("--host", help=f"address to listen on (default: ${contract.ENV_POD_IP})")
     parser.add_argument("--port", type=int, default=contract.PORT_REWARD, help="(default: %(default)s)")
     parser.add_argument(
         "--scratch",
         type=Path,
         default=Path(contract.PATH_SCRATCH),
-        help="folder for the workers' directories (default: %(default)s; where that is missing, one in $TMPDIR)",
+        help="folder for the workers' directories (default: %(default)s; if that is missing, one in $TMPDIR)",
     )
     parser.add_argument(
-        "--grace", type=float, default=25.0, metavar="SECONDS", help="for accepted requests after SIGTERM (default: 25)"
+        "--grace",
+        type=float,
+        default=25.0,
+        metavar="SECONDS",
+        help="time for accepted requests after SIGTERM (default: 25)",
     )
-    parser.add_argument("--check", action="store_true", help="start the function once, say what it is, and exit")
+    parser.add_argument("--check", action="store_true", help="load the function, print its signature, and exit")
     return parser.parse_args(arguments)
 
 
 def _serve(options: argparse.Namespace) -> None:
     import uvloop
 
-    from rljob_reward.server import lifecycle as server
-    from rljob_reward.server.served_reward import read_program
+    from rljob_reward.server import lifecycle
+    from rljob_reward.server.served_reward import load_reward
 
     images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
-    program = _provide(read_program(options.config, options.function, images), options.scratch)
+    reward = _prepare(load_reward(options.config, options.function, images), options.scratch)
     if options.check:
-        started = uvloop.run(server.check(program))
-        print(f"{program.name}: {started.entrypoint}, {started.signature} signature, version {program.version[:12]}")
+        started = uvloop.run(lifecycle.check(reward))
+        print(f"{reward.name}: {started.entrypoint}, {started.signature} signature, version {reward.version[:12]}")
         return
     host = options.host or os.environ.get(contract.ENV_POD_IP)
     token = os.environ.get(contract.ENV_TOKEN)
     if not host:
-        raise UserError(f"no address to listen on: set {contract.ENV_POD_IP} or give --host")
+        raise UserError(f"no address to listen on; set {contract.ENV_POD_IP} or pass --host")
     if not token:
         raise UserError(f"{contract.ENV_TOKEN} is not set: a reward server never runs without a token")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server.run(program, host, options.port, token, options.grace))
+        runner.run(lifecycle.run(reward, host, options.port, token, options.grace))
 
 
-def _provide(program: Program, scratch: Path) -> Program:
-    """What a function's workers need before the first can start."""
-    from rljob_reward.worker.loading import Settings
-    from rljob_reward.workers import requirements
-    from rljob_reward.workers.isolation import protect_server
+def _prepare(reward: ServedReward, scratch: Path) -> ServedReward:
+    """Prepare what a function's workers need before the first can start."""
+    from rljob_reward.worker.loading import FunctionSettings
+    from rljob_reward.worker_pool import requirements
+    from rljob_reward.worker_pool.isolation import protect_server
 
     protect_server()
-    if not isinstance(program.backend, Settings):
-        return program
-    lines = program.backend.requirements
-    python = requirements.provide(lines) if lines else ""
-    return replace(program, backend=program.backend._replace(python=python, scratch=str(scratch)))
+    if not isinstance(reward.backend, FunctionSettings):
+        return reward
+    lines = reward.backend.requirements
+    python = requirements.ensure_environment(lines) if lines else ""
+    return replace(reward, backend=reward.backend._replace(python=python, scratch=str(scratch)))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,32 @@
-"""What executes requests, as Scorer and Watchdog see it: a pool of slots, each with one request (a sample or a group)
-at a time.
+"""What executes requests, as Scorer sees it: a pool of slots, each with at most one request (a sample or a group).
 
-Worker processes (pool, process) are one implementation, calls of a model's server (calls) the other. Invariant: a slot
-gives exactly one verdict for each request, also when it is killed.
+Worker processes (worker_pool) are one implementation, calls of a model's server (models) the other. Invariant: a slot
+gives exactly one result for each request, also when it is killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Protocol
 
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.workers.process import Started, Verdict
+from rljob_reward.results import ExecutionResult, StartupReport
 
 
-class Slot(Hashable, Protocol):
+class Slot(Protocol):
     """Executes one request at a time."""
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[Verdict], None]) -> None:
-        """Run one request; `callback` gets its verdict. The slot must be idle."""
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+        """Run one request and call `callback` with its result. The slot must be idle."""
         ...
 
     def kill(self, reason: InvalidReason, message: str) -> None:
-        """End the request under way with this verdict. Harmless without one."""
+        """Fail the running request with this reason. No effect without one."""
         ...
 
 
 class SlotPool(Protocol):
-    """Slots of one reward. Tells by a callback (on_idle) when one has become idle."""
+    """Slots of one reward. Calls on_idle when one has become idle."""
 
     @property
     def can_serve(self) -> bool:
@@ -36,24 +35,24 @@ class SlotPool(Protocol):
 
     @property
     def has_idle(self) -> bool:
-        """Whether acquire() has a slot to give, now."""
+        """Whether acquire() can return a slot now."""
         ...
 
     @property
-    def keeps_time(self) -> bool:
-        """Whether its slots see to timeoutSeconds themselves. Else a slot is killed after that long."""
+    def enforces_timeout(self) -> bool:
+        """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a slot after that time."""
         ...
 
     def owns(self, pid: int) -> bool:
-        """Whether that process is the pool's to wait for."""
+        """Whether the pool waits for that process."""
         ...
 
-    async def start_first(self) -> Started:
-        """Make the pool able to serve. UserError when the reward cannot be served."""
+    async def start_first(self) -> StartupReport:
+        """Make the pool able to serve. Raise UserError if the reward cannot be served."""
         ...
 
     def acquire(self) -> Slot:
-        """An idle slot, which is the caller's until its verdict."""
+        """Return an idle slot, reserved for the caller until its result."""
         ...
 
     def ensure(self, demand: int) -> None:
@@ -61,5 +60,5 @@ class SlotPool(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every request under way as cancelled, and what the pool started."""
+        """Cancel every running request, and end what the pool started."""
         ...

@@ -20,7 +20,7 @@ from rljob_reward.models.model_slots import NoScoreError, OpenGate, Progress, Sc
 from rljob_reward.models.texts import describe, turns_of
 from rljob_reward.models.upstream import Asker
 from rljob_reward.models.vllm_sidecar import Beside
-from rljob_reward.workers.process import Started
+from rljob_reward.results import StartupReport
 
 _SIDES = {"truncateLeft": "left", "truncateRight": "right"}
 _WHOLE = -1
@@ -43,10 +43,10 @@ class ModelCaller:
         return self._beside.is_up
 
     @property
-    def keeps_time(self) -> bool:
+    def enforces_timeout(self) -> bool:
         return False
 
-    async def start(self) -> Started:
+    async def start(self) -> StartupReport:
         """One question tells how many outputs there are, and whether the model takes such questions at all."""
         await self._beside.wait()
         probe = ScoreRequest(id="warm-up", prompt="Hello", completion="Hello")
@@ -57,7 +57,7 @@ class ModelCaller:
             raise UserError(f"model cannot be asked: {error}") from error
         if problem := find_label_problem(self._model.label, len(logits)):
             raise UserError(f"model.label {problem}")
-        return Started(entrypoint=self._model.source, signature="model")
+        return StartupReport(entrypoint=self._model.source, signature="model")
 
     async def call(self, body: bytes, progress: Progress) -> list[Score]:
         logits = await self._ask(ScoreRequest.model_validate_json(body), progress)

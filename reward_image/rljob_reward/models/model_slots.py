@@ -13,11 +13,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.workers.process import Ended, Reply, Started, Verdict
+from rljob_reward.results import MAX_MESSAGE_CHARACTERS, ExecutionResult, SampleReply, StartupReport, failure
 
 _LONGEST_NAP_SECONDS = 1.0
 """Most time until a closed gate is asked again: what it waits for may come sooner than it thought."""
-_MAX_MESSAGE_CHARACTERS = 2000
 
 
 class NoScoreError(Exception):
@@ -82,11 +81,11 @@ class Caller(Protocol):
     def can_serve(self) -> bool: ...
 
     @property
-    def keeps_time(self) -> bool:
+    def enforces_timeout(self) -> bool:
         """Whether it sees to timeoutSeconds itself."""
         ...
 
-    async def start(self) -> Started:
+    async def start(self) -> StartupReport:
         """Wait until its server answers. UserError when the reward cannot be served."""
         ...
 
@@ -122,7 +121,7 @@ class CallSlot:
         self._caller = caller
         self._timeout_seconds = timeout_seconds
         self._on_idle = on_idle
-        self._callback: Callable[[Verdict], None] | None = None
+        self._callback: Callable[[ExecutionResult], None] | None = None
         self._charged = 0.0
         self._progress = Progress(0.0)
         self.task: asyncio.Task[None] | None = None
@@ -131,7 +130,7 @@ class CallSlot:
         """Pass the gate; execute() follows."""
         self._charged = self._caller.gate.enter()
 
-    def execute(self, body: bytes, num_samples: int, callback: Callable[[Verdict], None]) -> None:
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
         self._callback = callback
         self._progress = Progress(time.monotonic() + self._timeout_seconds, self._charged)
         self.task = asyncio.get_running_loop().create_task(self._run(body))
@@ -139,7 +138,7 @@ class CallSlot:
 
     def kill(self, reason: InvalidReason, message: str) -> None:
         doing = f"; it was {self._progress.now}" if self._progress.now else ""
-        self._tell(Ended(reason, f"{message}{doing}"[:_MAX_MESSAGE_CHARACTERS]))
+        self._tell(failure(reason, f"{message}{doing}"))
         if self.task is not None:
             self.task.cancel()
 
@@ -149,29 +148,29 @@ class CallSlot:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Its connections are free only now."""
         self.task = None
-        self._tell(Ended(InvalidReason.EXCEPTION, "the call ended without an answer"))  # unless there was a verdict
+        self._tell(failure(InvalidReason.EXCEPTION, "the call ended without an answer"))  # unless there was a verdict
         self._caller.gate.leave(self._progress.charged, self._progress.used)
         self._on_idle(self)
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: ExecutionResult) -> None:
         callback, self._callback = self._callback, None
         if callback is not None:
             callback(verdict)
 
 
-async def _verdict_of(call: Coroutine[Any, Any, Sequence[Score | NoScoreError]]) -> Verdict:
+async def _verdict_of(call: Coroutine[Any, Any, Sequence[Score | NoScoreError]]) -> ExecutionResult:
     try:
         return [_reply_of(score) for score in await call]
     except NoScoreError as error:
-        return Ended(error.reason, error.message[:_MAX_MESSAGE_CHARACTERS])
+        return failure(error.reason, error.message)
     except Exception as error:  # a bug of ours costs one sample, with its name
-        return Ended(InvalidReason.EXCEPTION, f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_CHARACTERS])
+        return failure(InvalidReason.EXCEPTION, f"{type(error).__name__}: {error}")
 
 
-def _reply_of(score: Score | NoScoreError) -> Reply:
+def _reply_of(score: Score | NoScoreError) -> SampleReply:
     if isinstance(score, Score):
-        return Reply(score=score.value, components=score.components, reason=None, message="")
-    return Reply(score=None, components={}, reason=score.reason, message=score.message[:_MAX_MESSAGE_CHARACTERS])
+        return SampleReply(score=score.value, components=score.components, reason=None, message="")
+    return SampleReply(score=None, components={}, reason=score.reason, message=score.message[:MAX_MESSAGE_CHARACTERS])
 
 
 class CallPool:
@@ -195,13 +194,13 @@ class CallPool:
         return bool(self._idle) and not self._ending and not self._caller.gate.closed()[0]
 
     @property
-    def keeps_time(self) -> bool:
-        return self._caller.keeps_time
+    def enforces_timeout(self) -> bool:
+        return self._caller.enforces_timeout
 
     def owns(self, pid: int) -> bool:
         return False
 
-    async def start_first(self) -> Started:
+    async def start_first(self) -> StartupReport:
         return await self._caller.start()
 
     def acquire(self) -> CallSlot:

@@ -1,6 +1,6 @@
-"""The life of the server process: check the function, listen, serve, drain on SIGTERM, leave no process behind.
+"""The lifecycle of the server process: check the function, listen, serve, drain on SIGTERM, leave no process behind.
 
-Nothing listens before the function is known to be good, and readiness goes down before the last request is done.
+The server listens only after the function has loaded, and reports unready before it finishes its last requests.
 """
 
 from __future__ import annotations
@@ -18,74 +18,74 @@ from typing import Any
 import uvicorn
 
 from rljob_api.errors import TransientError
+from rljob_reward.results import StartupReport
 from rljob_reward.server.app import App
 from rljob_reward.server.metrics import Metrics
 from rljob_reward.server.scoring import Scorer
-from rljob_reward.server.served_reward import Program
-from rljob_reward.workers.orphans import Orphans
-from rljob_reward.workers.process import Started
+from rljob_reward.server.served_reward import ServedReward
+from rljob_reward.worker_pool.orphans import Orphans
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 8192
 _KEEP_ALIVE_SECONDS = 120
-"""Longer than clients keep an idle connection, so that it is they who close it and no request meets a closed one."""
+"""Longer than clients keep an idle connection: they close it first, so no request meets a closed connection."""
 _GC_ALLOCATIONS = 50_000
-_ANSWER_SECONDS = 5
-"""Time for the last answers to leave after all work has ended."""
+_RESPONSE_SECONDS = 5
+"""Time to send the last responses after all work has ended."""
 
 
 class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to run(), which drains first."""
+        """Do not handle signals: run() does, and drains first."""
         yield
 
 
-async def check(program: Program) -> Started:
-    """Start one worker and end it again: UserError when the function cannot be served."""
-    scorer = Scorer(program, Metrics(program.name, program.slots))
+async def check(reward: ServedReward) -> StartupReport:
+    """Start one worker and end it again. Raise UserError if the function cannot be served."""
+    scorer = Scorer(reward, Metrics(reward.name, reward.slots))
     try:
         return await scorer.start()
     finally:
         await scorer.close()
 
 
-async def run(program: Program, host: str, port: int, token: str, grace_seconds: float) -> None:
-    """Serve until SIGTERM or SIGINT. TransientError when the port is taken or workers cannot be kept alive."""
+async def run(reward: ServedReward, host: str, port: int, token: str, grace_seconds: float) -> None:
+    """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying."""
     _raise_open_files_limit()
     listener = _bind(host, port)
-    metrics = Metrics(program.name, program.slots)
-    scorer = Scorer(program, metrics)
+    metrics = Metrics(reward.name, reward.slots)
+    scorer = Scorer(reward, metrics)
     stop = _catch_signals()
     orphans = Orphans(scorer.pool.owns)
     try:
-        started = await _start_unless(stop, scorer)
+        started = await _start_unless_stopped(stop, scorer)
         if started is None:
             return
-        app = App(program, started, scorer, metrics, token)
+        app = App(reward, started, scorer, metrics, token)
         http = _build_http(app)
-        # What exists now stays; what comes later are requests, which reference counts alone free.
+        # Objects that exist now are permanent; later ones belong to requests, and reference counting frees them.
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        what = f"{started.signature}, scope {program.scope}"
-        logger.info("reward %s (%s) on http://%s:%d", program.name, what, host, port)
-        ends: set[asyncio.Future[Any]] = {serving, stop, scorer.hopeless}
+        what = f"{started.signature}, scope {reward.scope}"
+        logger.info("reward %s (%s) on http://%s:%d", reward.name, what, host, port)
+        ends: set[asyncio.Future[Any]] = {serving, stop, scorer.fatal_error}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _drain(app, scorer, grace_seconds)
         http.should_exit = True
         await serving
-        if scorer.hopeless.done():
-            raise scorer.hopeless.result()
+        if scorer.fatal_error.done():
+            raise scorer.fatal_error.result()
     finally:
         await scorer.close()
         await orphans.end()
         listener.close()
 
 
-async def _start_unless(stop: asyncio.Future[None], scorer: Scorer) -> Started | None:
-    """Start the first worker; None when `stop` came first, since an import may take minutes."""
+async def _start_unless_stopped(stop: asyncio.Future[None], scorer: Scorer) -> StartupReport | None:
+    """Start the first worker; None if `stop` came first. An import may take minutes."""
     starting = asyncio.create_task(scorer.start())
     first: set[asyncio.Future[Any]] = {starting, stop}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -97,10 +97,10 @@ async def _start_unless(stop: asyncio.Future[None], scorer: Scorer) -> Started |
 
 
 async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:
-    """Refuse new work, finish what was accepted, cancel what does not end within the grace."""
+    """Refuse new requests, finish accepted ones, cancel those that do not end within the grace period."""
     app.draining = True
-    if not scorer.hopeless.done():
-        logger.info("shutting down: at most %g s for the requests that were accepted", grace_seconds)
+    if not scorer.fatal_error.done():
+        logger.info("shutting down: at most %g s for accepted requests", grace_seconds)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await scorer.drained()
@@ -108,7 +108,7 @@ async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:
 
 
 def _catch_signals() -> asyncio.Future[None]:
-    """Done at the first SIGTERM or SIGINT; later ones change nothing."""
+    """Return a future that the first SIGTERM or SIGINT completes; later ones have no effect."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
 
@@ -122,7 +122,7 @@ def _catch_signals() -> asyncio.Future[None]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """The address, taken at once but not yet listening."""
+    """Bind the address without listening yet."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -130,7 +130,8 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise TransientError(
-            f"cannot listen on {host}:{port}: {error.strerror}. End what uses it, or give another --host or --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; "
+            "stop the process that uses it, or pass another --host or --port"
         ) from error
     return listener
 
@@ -150,12 +151,12 @@ def _build_http(app: App) -> uvicorn.Server:
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_ANSWER_SECONDS,
+            timeout_graceful_shutdown=_RESPONSE_SECONDS,
         )
     )
 
 
 def _raise_open_files_limit() -> None:
-    """Each connection is a file, and the default soft limit of 1,024 is less than one queue."""
+    """Each connection is an open file, and the default soft limit of 1,024 is less than one queue."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

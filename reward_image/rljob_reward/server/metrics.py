@@ -1,5 +1,4 @@
-"""Prometheus metrics of a reward server: queue and execution time by lane and outcome, slots, queues and their age,
-refusals."""
+"""Prometheus metrics of a reward server: queue and execution time by lane and outcome, slots, queues, refusals."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ class Queued(Hashable, Protocol):
 
     @property
     def arrived(self) -> float:
-        """time.perf_counter() of its arrival."""
+        """time.perf_counter() at its arrival."""
         ...
 
 
-_Job = TypeVar("_Job", bound=Queued)
+_Item = TypeVar("_Item", bound=Queued)
 
 
 class Metrics:
-    """One registry a server, so that tests may hold several."""
+    """Metrics of one server, with their own registry."""
 
     def __init__(self, reward: str, slots: int) -> None:
         self._reward = reward
@@ -68,7 +67,7 @@ class Metrics:
             ("reward", "outcome"),
             registry=self._registry,
         )
-        for lane in LANES:  # what appears with its first event has no rate
+        for lane in LANES:  # exported as 0 from the start, so that rate() sees the first event
             self._refused.labels(reward, lane)
             self._queue.labels(reward, lane, VALID)
             self._execute.labels(reward, lane, VALID)
@@ -81,13 +80,13 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """For what a kind of reward has to tell besides."""
+        """For metrics of one kind of reward."""
         return self._registry
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, ("reward", *labels), registry=self._registry)
 
-    def watch(self, lanes: Lanes[_Job]) -> None:
+    def watch(self, lanes: Lanes[_Item]) -> None:
         """Read slots in use and queues at each scrape."""
         in_use = self._gauge("rljob_reward_slots_in_use", "Requests that execute now.", "lane")
         waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
@@ -118,6 +117,6 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def _age_of_oldest(lanes: Lanes[_Job], lane: Lane) -> float:
+def _age_of_oldest(lanes: Lanes[_Item], lane: Lane) -> float:
     oldest = lanes.oldest_waiting(lane)
     return 0.0 if oldest is None else time.perf_counter() - oldest.arrived

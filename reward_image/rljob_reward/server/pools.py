@@ -1,4 +1,4 @@
-"""Which pool a reward's kind has. Imports of models and judges stay out of a server that runs a function."""
+"""Build the pool of a reward's kind. A server that runs a function imports neither models nor judges."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 from rljob_api.errors import TransientError
 from rljob_api.manifest.scorers import JudgeReward
 from rljob_reward.server.metrics import Metrics
-from rljob_reward.server.served_reward import Program
+from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.slots import SlotPool
-from rljob_reward.worker.loading import Settings
-from rljob_reward.workers.pool import Pool
+from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker_pool.pool import WorkerPool
 
 
 def build_pool(
-    program: Program,
+    reward: ServedReward,
     metrics: Metrics,
     *,
     on_idle: Callable[[], None],
-    on_hopeless: Callable[[TransientError], None],
+    on_fatal_error: Callable[[TransientError], None],
 ) -> SlotPool:
-    """The pool of this reward's kind."""
-    backend = program.backend
-    if isinstance(backend, Settings):
-        return Pool(
+    """Return the pool of this reward's kind."""
+    backend = reward.backend
+    if isinstance(backend, FunctionSettings):
+        return WorkerPool(
             backend,
-            program.slots,
+            reward.slots,
             on_idle=on_idle,
             on_restart=metrics.record_restart,
-            on_hopeless=on_hopeless,
+            on_fatal_error=on_fatal_error,
         )
     from rljob_reward.models.metrics import CallMetrics
     from rljob_reward.models.model_slots import Caller, CallPool
@@ -37,9 +37,9 @@ def build_pool(
     if isinstance(backend, JudgeReward):
         from rljob_reward.models.judge.caller import JudgeCaller
 
-        caller = JudgeCaller(backend, program.slots, program.timeout_seconds, CallMetrics(metrics))
+        caller = JudgeCaller(backend, reward.slots, reward.timeout_seconds, CallMetrics(metrics))
     else:
         from rljob_reward.models.classifier import ModelCaller
 
         caller = ModelCaller(backend, CallMetrics(metrics))
-    return CallPool(caller, program.slots, program.timeout_seconds, on_idle=on_idle)
+    return CallPool(caller, reward.slots, reward.timeout_seconds, on_idle=on_idle)

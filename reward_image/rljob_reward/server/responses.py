@@ -1,22 +1,21 @@
-"""From a verdict to the answer on the wire: a ScoreResult for a sample, a GroupResult for a group.
+"""From the replies of a slot to the response on the wire: a ScoreResult for a sample, a GroupResult for a group.
 
-Owns the one difference between the two: an execution is over samples, one or several, and everything before this
-module is the same for both. Invariant: each sample gets one result; what ended the execution is the result of all.
+Owns the one difference between the two; everything before this module treats both as an execution over samples.
+Invariant: each sample gets one result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from rljob_api.wire.protocol import GroupRequest, GroupResult, Lane, ScoreRequest, ScoreResult
-from rljob_reward.workers.process import Ended, Reply, Verdict
+from rljob_reward.results import ExecutionResult, SampleReply
 
 Request = ScoreRequest | GroupRequest
 
 
-class Asked(NamedTuple):
-    """What is kept of a request while it waits: enough to answer it."""
+class RequestSummary(NamedTuple):
+    """The parts of a request that the response needs; the rest is freed while the request waits."""
 
     id: str
     lane: Lane
@@ -24,14 +23,14 @@ class Asked(NamedTuple):
     is_group: bool
 
     @classmethod
-    def of(cls, request: Request) -> Asked:
+    def of(cls, request: Request) -> RequestSummary:
         if isinstance(request, GroupRequest):
             return cls(request.id, request.lane, tuple(sample.id for sample in request.samples), True)
         return cls(request.id, request.lane, (request.id,), False)
 
 
-class Answer(NamedTuple):
-    """What a request is answered."""
+class ScoreResponse(NamedTuple):
+    """The response to one request."""
 
     results: list[ScoreResult]
     """[samples]"""
@@ -39,31 +38,34 @@ class Answer(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether nothing is left to be tried again."""
+        """Whether all results are valid, so that a retry could not improve them."""
         return all(result.valid for result in self.results)
 
 
-def build_answer(asked: Asked, verdict: Verdict, queue_seconds: float, execute_seconds: float, version: str) -> Answer:
-    """All samples of an execution have its times."""
-    replies: Sequence[Reply | Ended] = [verdict] * len(asked.sample_ids) if isinstance(verdict, Ended) else verdict
+def build_response(
+    summary: RequestSummary, replies: ExecutionResult, queue_seconds: float, execute_seconds: float, version: str
+) -> ScoreResponse:
+    """Build the response to a request. All samples of an execution share its times."""
+    if len(replies) == 1 and replies[0].reason is not None:
+        replies = replies * len(summary.sample_ids)
     results = [
         _build_result(sample_id, reply, queue_seconds, execute_seconds, version)
-        for sample_id, reply in zip(asked.sample_ids, replies, strict=True)
+        for sample_id, reply in zip(summary.sample_ids, replies, strict=True)
     ]
-    answer = GroupResult(id=asked.id, results=results) if asked.is_group else results[0]
-    return Answer(results, answer.model_dump_json().encode())
+    response = GroupResult(id=summary.id, results=results) if summary.is_group else results[0]
+    return ScoreResponse(results, response.model_dump_json().encode())
 
 
 def _build_result(
-    sample_id: str, reply: Reply | Ended, queue_seconds: float, execute_seconds: float, version: str
+    sample_id: str, reply: SampleReply, queue_seconds: float, execute_seconds: float, version: str
 ) -> ScoreResult:
     return ScoreResult(
         id=sample_id,
         valid=reply.reason is None,
-        score=None if isinstance(reply, Ended) else reply.score,
-        components={} if isinstance(reply, Ended) else reply.components,
+        score=reply.score,
+        components=reply.components,
         reason=reply.reason,
-        message=reply.message[:2000],
+        message=reply.message,
         queue_seconds=queue_seconds,
         execute_seconds=execute_seconds,
         version=version,

@@ -1,4 +1,4 @@
-"""The reward that this server runs: its settings, its source, and the digest of what decides a score.
+"""The reward that this server runs: its settings, its source, and the digest of everything that decides a score.
 
 Reads files; never runs user code. Errors are UserErrors that name the path.
 """
@@ -18,45 +18,46 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.loading import Settings
+from rljob_reward.worker.loading import FunctionSettings
 
-_NO_MATTER_OF_SCORE = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
+_SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
 
 @dataclass(frozen=True)
-class Program:
+class ServedReward:
     """One reward, ready to be started."""
 
     name: str
     slots: int
     queue_length: int
     timeout_seconds: float
-    backend: Settings | JudgeReward | ModelReward
-    """What its pool needs: for a function, what a worker is told."""
+    backend: FunctionSettings | JudgeReward | ModelReward
+    """What its pool needs; for a function, the settings of a worker."""
     version: str
-    """sha256 of source, settings and images: results of different versions do not compare."""
+    """sha256 of source, settings and images: scores of different versions are not comparable."""
     cache: bool = False
     """Whether equal requests share a result."""
     kind: str = "function"
     """For messages: function, judge or model."""
     scope: Scope = "sample"
-    """What is scored at once."""
+    """Whether requests carry samples, groups, or first one and then the other."""
 
 
-def read_program(config_path: Path, function_path: Path | None = None, images: str = "") -> Program:
-    """The Reward of `config_path` with the source that it names, or that of `function_path`; `images` are those that
-    it runs in."""
+def load_reward(config_path: Path, function_path: Path | None = None, images: str = "") -> ServedReward:
+    """Read the Reward at `config_path` and its source, or the source at `function_path`; `images` enter the version."""
     reward = _read_reward(config_path)
     scorer = reward.judge or reward.model
     if scorer is not None:
-        backend: Settings | JudgeReward | ModelReward = scorer
+        backend: FunctionSettings | JudgeReward | ModelReward = scorer
         settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path)
         settings = _read_function(backend)
     else:
-        raise UserError(f"{config_path}: reward {reward.name} is served elsewhere: it has no function, model or judge")
-    return Program(
+        raise UserError(
+            f"{config_path}: reward {reward.name} has no function, model or judge, so another server serves it"
+        )
+    return ServedReward(
         name=reward.name,
         slots=reward.slots,
         queue_length=reward.queue_length,
@@ -69,10 +70,12 @@ def read_program(config_path: Path, function_path: Path | None = None, images: s
     )
 
 
-def _build_settings(function: FunctionReward, scope: Scope, config_path: Path, function_path: Path | None) -> Settings:
+def _build_settings(
+    function: FunctionReward, scope: Scope, config_path: Path, function_path: Path | None
+) -> FunctionSettings:
     module = function.module if function_path is None else None
     path, source = (module, "") if module else _read_source(function, config_path, function_path)
-    return Settings(
+    return FunctionSettings(
         source=source,
         path=path,
         entrypoint=function.entrypoint,
@@ -93,16 +96,16 @@ def _read_reward(path: Path) -> Reward:
     try:
         return Reward.model_validate(yaml.safe_load(path.read_text()))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}. --config names one Reward as YAML") from error
+        raise UserError(f"{path}: {error.strerror}; pass the path of one Reward as YAML to --config") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reward'}: {e['msg']}" for e in error.errors())
-        raise UserError(f"{path}: {wrong}") from error
+        problems = (f"{'.'.join(map(str, e['loc'])) or 'reward'}: {e['msg']}" for e in error.errors())
+        raise UserError(f"{path}: {'; '.join(problems)}") from error
 
 
 def _read_source(function: FunctionReward, config_path: Path, override: Path | None) -> tuple[str, str]:
-    """Path and text: the override, an absolute function.file, function.py beside the config, or the inline text."""
+    """Return path and text: of the override, an absolute function.file, function.py next to the config, or inline."""
     path = override
     if path is None and function.file is not None and Path(function.file).is_absolute():
         path = Path(function.file)
@@ -115,20 +118,20 @@ def _read_source(function: FunctionReward, config_path: Path, override: Path | N
     except OSError as error:
         raise UserError(f"{path}: the reward's source cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the reward's source is no UTF-8 text: {error}") from error
+        raise UserError(f"{path}: the reward's source is not valid UTF-8: {error}") from error
 
 
 def _read_scorer(scorer: JudgeReward | ModelReward) -> dict[str, Any]:
-    """What decides a score: template, model, parser. Where and how fast the model runs is left out."""
+    """Return what decides a score: template, model, parser. Where and how fast the model runs is excluded."""
     parts = scorer.model_dump(mode="json", exclude={"endpoint": {"limits", "api_key_secret_ref"}})
     for model in (parts, parts.get("model") or {}):
-        for name in _NO_MATTER_OF_SCORE:
+        for name in _SCORE_NEUTRAL_FIELDS:
             model.pop(name, None)
     return parts
 
 
-def _read_function(settings: Settings) -> dict[str, Any]:
-    """Where files lie is left out: the same function elsewhere is the same function."""
+def _read_function(settings: FunctionSettings) -> dict[str, Any]:
+    """Return what decides a score. Paths are excluded: a function does not change when its files move."""
     return {name: value for name, value in settings._asdict().items() if name not in ("path", "python", "scratch")}
 
 

@@ -1,4 +1,4 @@
-"""Length-prefixed frames: what server and worker say to each other over their socket pair.
+"""Length-prefixed frames: the protocol between server and worker over their socket pair.
 
 Both sides import this, so it uses the standard library alone. A frame is a 4-byte big-endian length and that many
 bytes of JSON. A length over the limit means that the stream is broken, never that a message is long.
@@ -15,7 +15,7 @@ MAX_FRAME_BYTES = 64 << 20
 
 
 class BrokenFrameError(Exception):
-    """The other side wrote something that is no frame."""
+    """The other side wrote something that is not a frame."""
 
 
 def encode(payload: bytes) -> bytes:
@@ -23,13 +23,13 @@ def encode(payload: bytes) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes in, whole frames out."""
+    """Bytes in, complete frames out."""
 
     def __init__(self) -> None:
         self._bytes = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes."""
+        """Return the frames that `data` completes."""
         buffer = self._bytes + data if self._bytes else data
         frames: list[bytes] = []
         start = 0
@@ -55,7 +55,7 @@ class BlockingChannel:
         self._frames: list[bytes] = []
 
     def read(self) -> bytes | None:
-        """The next frame; None once the other side has gone."""
+        """Return the next frame; None once the other side has closed."""
         while not self._frames:
             data = self._sock.recv(_READ_BYTES)
             if not data:

@@ -1,7 +1,7 @@
 """From source text to a bound function, inside a worker process.
 
-Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. Leaves the
-choice of convention to adapters. The standard library alone.
+Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. The adapters
+choose the convention. Standard library alone.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from typing import Any, NamedTuple, cast
 
 from rljob_api.errors import UserError
 from rljob_reward.worker import adapters, sandbox
-from rljob_reward.worker.adapters import sample_then_group as two_steps
+from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
 
 _MODULE_NAME = "rljob_reward_function"
 DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
-_TWO_STEPS = "set scope: sampleThenGroup"
+_SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sampleThenGroup"
 
 
-class Settings(NamedTuple):
-    """What a worker is told at its start."""
+class FunctionSettings(NamedTuple):
+    """Everything that a worker needs to load a function. Field names enter the reward's version: do not rename them."""
 
     source: str
     path: str
-    """Where the source came from: for messages, tracebacks and imports of files beside it."""
+    """Path of the source, for messages, tracebacks and imports of files next to it."""
     entrypoint: str | None
     signature: str
     kwargs: dict[str, Any]
     max_memory_mib: int
     module: str | None = None
-    """A module that is installed, in place of source."""
+    """An installed module instead of source."""
     max_file_mib: int = 256
     max_processes: int = 128
     network: bool = False
     cpu_seconds: int | None = None
     requirements: tuple[str, ...] = ()
-    """Packages that `python` has."""
+    """Packages that are installed for `python`."""
     python: str = ""
-    """Interpreter of the workers: that of the function's own requirements. Empty: the server's."""
+    """Interpreter with the requirements. Empty: the server's."""
     scratch: str = ""
-    """Where workers get their directories. Empty: in a folder of the server's own."""
+    """Folder for the workers' directories. Empty: a temporary folder."""
     scope: str = "sample"
     """sample, group, or sampleThenGroup."""
 
 
-class Bound(NamedTuple):
+class BoundFunction(NamedTuple):
     """A function, or an instance of a class, ready to be called."""
 
     sample: Binding | None
-    """Scores a sample alone."""
+    """Scores one sample."""
     group: Binding | None
     """Scores a group."""
     entrypoint: str
     signature: str
     path: str
-    """File that errors are told of."""
+    """File named in errors."""
 
 
-def load(settings: Settings) -> Bound:
-    """Run the source, or import the module, and bind its function. UserError says what is wrong with it."""
+def load(settings: FunctionSettings) -> BoundFunction:
+    """Run the source, or import the module, and bind its function. Raise UserError for errors in it."""
     module = _execute(settings)
     path = getattr(module, "__file__", None) or settings.path
     if settings.scope == "sampleThenGroup":
@@ -77,23 +77,23 @@ def load(settings: Settings) -> Bound:
     name = getattr(function, "__name__", found_as)
     place = f"{_place_of(function, path)}: {name}"
     for_groups = settings.scope == "group"
-    adapter = adapters.choose(function, settings.signature, place, for_groups=for_groups)
+    adapter = adapters.choose_adapter(function, settings.signature, place, for_groups=for_groups)
     binding = adapter.bind(function, settings.kwargs, place)
     sample, group = (None, binding) if for_groups else (binding, None)
-    return Bound(sample, group, name, adapter.NAME, path)
+    return BoundFunction(sample, group, name, adapter.NAME, path)
 
 
-def _bind_class(cls: type, settings: Settings, path: str) -> Bound:
+def _bind_class(cls: type, settings: FunctionSettings, path: str) -> BoundFunction:
     try:
         instance = cls(**settings.kwargs)
     except (Exception, SystemExit) as error:
-        hint = limit_hit(error, settings) or f" (while {cls.__name__} was made of function.kwargs)"
+        hint = describe_limit(error, settings) or f" (while {cls.__name__} was created with function.kwargs)"
         raise UserError(f"{explain(error, path)}{hint}") from error
-    sample, group = two_steps.bind(instance, f"{path}: {cls.__name__}")
-    return Bound(sample, group, cls.__name__, two_steps.NAME, path)
+    sample, group = sample_then_group.bind(instance, f"{path}: {cls.__name__}")
+    return BoundFunction(sample, group, cls.__name__, sample_then_group.NAME, path)
 
 
-def _execute(settings: Settings) -> types.ModuleType:
+def _execute(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
     try:
         return importlib.import_module(settings.module) if settings.module else _run(settings)
@@ -105,17 +105,17 @@ def _execute(settings: Settings) -> types.ModuleType:
         raise UserError(f"{explain(error, path)}{_remedy(error, settings)}") from error
 
 
-def _run(settings: Settings) -> types.ModuleType:
+def _run(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
     try:
         code = compile(settings.source, path, "exec", dont_inherit=True)
     except SyntaxError:
         raise
     except ValueError as error:
-        raise ValueError(f"the source is no Python text: {error}") from error
+        raise ValueError(f"the source is not Python text: {error}") from error
     module = types.ModuleType(_MODULE_NAME)
     module.__file__ = path
-    # Pickling (multiprocessing), dataclasses and tracebacks look these up.
+    # Pickling (multiprocessing), dataclasses and tracebacks need these entries.
     sys.modules[_MODULE_NAME] = module
     linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
     if os.path.isabs(path):
@@ -124,22 +124,19 @@ def _run(settings: Settings) -> types.ModuleType:
     return module
 
 
-def _remedy(error: BaseException, settings: Settings) -> str:
-    hint = limit_hit(error, settings)
+def _remedy(error: BaseException, settings: FunctionSettings) -> str:
+    hint = describe_limit(error, settings)
     if hint:
         return hint
     if isinstance(error, ModuleNotFoundError):
-        return (
-            f". Name its package in function.requirements, install it into the reward's image (rewards[].image), "
-            f"or do without {error.name}"
-        )
+        return "; add its package to function.requirements, or install it into the reward's image (rewards[].image)"
     if isinstance(error, (OSError, ImportError)):
-        return f". If memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
+        return f"; if memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
     return " (while the file was imported)"
 
 
-def limit_hit(error: BaseException, settings: Settings) -> str:
-    """Which field of the function allows what this error comes from; empty when none does."""
+def describe_limit(error: BaseException, settings: FunctionSettings) -> str:
+    """Return the field of the function whose limit causes this error; empty if none does."""
     for cause in _chain(error):
         if isinstance(cause, MemoryError):
             return f" (maxMemoryMiB is {settings.max_memory_mib} MiB of address space)"
@@ -150,12 +147,12 @@ def limit_hit(error: BaseException, settings: Settings) -> str:
         if cause.errno == errno.EFBIG:
             return f" (function.maxFileMiB is {settings.max_file_mib})"
         if cause.errno == errno.EACCES and cause.filename is not None:
-            return " (a function may write to its scratch directory alone, $TMPDIR)"
+            return " (a function may write only to its scratch directory, $TMPDIR)"
     return ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from: libraries wrap."""
+    """Yield the error and its causes: libraries wrap errors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -164,43 +161,43 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _find(module: types.ModuleType, settings: Settings) -> tuple[str, Callable[..., Any]]:
+def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, Callable[..., Any]]:
     names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
     for name in names:
         function = getattr(module, name, None)
         if function is None:
             continue
-        if two_steps.is_one(function):
-            raise UserError(f"{settings.path}: {name} is a class that scores samples and groups: {_TWO_STEPS}")
+        if sample_then_group.is_scorer_class(function):
+            raise UserError(f"{settings.path}: {name} {_SCORER_CLASS_REMEDY}")
         if not callable(function) or inspect.isclass(function):
             raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
         return name, function
     defined = [name for name, value in _own(module, settings) if inspect.isfunction(value) and name[0] != "_"]
-    remedy = f"it defines {', '.join(defined)}: set function.entrypoint" if defined else "it defines no function"
-    classes = [name for name, value in _own(module, settings) if two_steps.is_one(value)]
+    remedy = f"it defines {', '.join(defined)}, set function.entrypoint" if defined else "it defines no function"
+    classes = [name for name, value in _own(module, settings) if sample_then_group.is_scorer_class(value)]
     if classes and not settings.entrypoint:
-        remedy = f"{classes[0]} is a class that scores samples and groups: {_TWO_STEPS}"
+        remedy = f"{classes[0]} {_SCORER_CLASS_REMEDY}"
     raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
 
 
-def _find_class(module: types.ModuleType, settings: Settings) -> type:
-    methods = " and ".join(two_steps.METHODS)
+def _find_class(module: types.ModuleType, settings: FunctionSettings) -> type:
+    methods = " and ".join(sample_then_group.METHODS)
     name = settings.entrypoint
     if name:
         found = getattr(module, name, None)
-        candidates = [found] if two_steps.is_one(found) else []
+        candidates = [found] if sample_then_group.is_scorer_class(found) else []
     else:
-        candidates = [value for _, value in _own(module, settings) if two_steps.is_one(value)]
+        candidates = [value for _, value in _own(module, settings) if sample_then_group.is_scorer_class(value)]
     if candidates:
         return cast(type, candidates[0])
-    blamed = f"{name} is no class with {methods}" if name else f"no class with {methods}"
+    problem = f"{name} is not a class with {methods}" if name else f"no class with {methods}"
     defined = [name for name, value in _own(module, settings) if inspect.isclass(value)]
     found_instead = f"it defines {', '.join(defined)}" if defined else "it defines no class"
-    raise UserError(f"{settings.path}: {blamed}, which scope: sampleThenGroup needs; {found_instead}")
+    raise UserError(f"{settings.path}: {problem}, which scope: sampleThenGroup needs; {found_instead}")
 
 
-def _own(module: types.ModuleType, settings: Settings) -> list[tuple[str, Any]]:
-    """What a module defines itself, in its order; what it imported left out."""
+def _own(module: types.ModuleType, settings: FunctionSettings) -> list[tuple[str, Any]]:
+    """Return what a module defines, in its order, without what it imports."""
     own = settings.module or _MODULE_NAME
     named = [(name, value, getattr(value, "__module__", None) or "") for name, value in vars(module).items()]
     return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
@@ -215,7 +212,7 @@ def _place_of(function: Any, path: str) -> str:
 
 
 def explain(error: BaseException, path: str) -> str:
-    """An exception in one line: where in the user's file, its type, and what it says. Of a group, its first."""
+    """Return an exception as one line: place in the user's file, type, message. For a group: the first one."""
     if isinstance(error, BaseExceptionGroup):
         return f"{explain(error.exceptions[0], path)} (the first of {len(error.exceptions)})"
     frames = traceback.extract_tb(error.__traceback__)

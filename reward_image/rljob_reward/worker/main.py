@@ -1,8 +1,8 @@
 """One worker process: `python -m rljob_reward.worker FD PARENT_PID HANDOVER_FD`. It executes one request at a time.
 
-Owns the execution and its verdict. Leaves time-outs to the server, which kills the process. Frames go over a socket
-of their own, so nothing that user code prints can disturb them. It never outlives the server: the kernel kills it.
-Invariant: no user code runs before the cage is closed (sandbox).
+Owns the execution and its outcomes. Leaves timeouts to the server, which kills the process. Frames have a dedicated
+socket, so output of user code cannot disturb them. The kernel kills the worker when the server dies. Invariant: no user
+code runs outside the sandbox.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rljob_reward.worker import sandbox
 from rljob_reward.worker.adapters.binding import Sample
 from rljob_reward.worker.adapters.outcome import EXCEPTION, Outcome, invalid
 from rljob_reward.worker.frames import BlockingChannel
-from rljob_reward.worker.loading import Bound, Settings, explain, limit_hit, load
-from rljob_reward.worker.sandbox import Cage, Limits
-from rljob_reward.worker.scratch import Wiper
+from rljob_reward.worker.loading import BoundFunction, FunctionSettings, describe_limit, explain, load
+from rljob_reward.worker.sandbox import Limits, WorkerSandbox
+from rljob_reward.worker.scratch import ScratchCleaner
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,9 +34,9 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> int:
     descriptor, parent_pid, handover = map(int, arguments)
     _die_with(parent_pid)
-    # A woken worker must not take the processor from the server in the middle of its loop: that costs every request.
+    # A woken worker must not preempt the server in the middle of its loop: that would delay every request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    # A process that the user's code starts must not hold this socket open.
+    # A process that user code starts must not hold this socket open.
     os.set_inheritable(descriptor, False)
     channel = BlockingChannel(socket.socket(fileno=descriptor))
     for stream in (sys.stdout, sys.stderr):
@@ -44,29 +44,29 @@ def main(arguments: list[str]) -> int:
     first = channel.read()
     if first is None:
         return 0
-    told = json.loads(first)
-    settings, cage = Settings(**told["settings"]), Cage(**told["cage"])
+    message = json.loads(first)
+    settings, worker_sandbox = FunctionSettings(**message["settings"]), WorkerSandbox(**message["sandbox"])
     with socket.socket(fileno=handover) as sock:
-        missing = sandbox.enter(_limits_of(settings), cage, sock)
+        missing = sandbox.enter(_limits_of(settings), worker_sandbox, sock)
     _limit_cpu(settings)
     try:
         bound = load(settings)
     except UserError as error:
         channel.write(json.dumps({"error": str(error)}).encode())
         return 0
-    about = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
-    executor = Executor(bound, settings, Wiper(cage.scratch))
-    channel.write(json.dumps(about).encode())
+    report = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
+    executor = Executor(bound, settings, ScratchCleaner(worker_sandbox.scratch))
+    channel.write(json.dumps(report).encode())
     _serve(channel, executor)
     return 0
 
 
-def _limits_of(settings: Settings) -> Limits:
+def _limits_of(settings: FunctionSettings) -> Limits:
     return Limits(settings.max_memory_mib, settings.max_file_mib, settings.max_processes, settings.network)
 
 
-def _limit_cpu(settings: Settings) -> None:
-    """The kernel counts a process's whole life, so what a call may use begins where the last one ended."""
+def _limit_cpu(settings: FunctionSettings) -> None:
+    """Set the CPU limit of one call: the kernel counts the whole life of a process, so start from the time used."""
     if settings.cpu_seconds is not None:
         used = math.ceil(time.process_time())
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -74,9 +74,9 @@ def _limit_cpu(settings: Settings) -> None:
 
 
 def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when the server dies, however it dies."""
+    """Make the kernel kill this process when the server dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the server died before the line above
         os._exit(1)
 
 
@@ -85,42 +85,42 @@ def _serve(channel: BlockingChannel, executor: Executor) -> None:
     while (body := channel.read()) is not None:
         outcomes = [outcome._asdict() for outcome in executor.execute(body)]
         if os.getpid() != own_pid:
-            os._exit(0)  # a child that the user's code forked and let return: it may not answer in our name
+            os._exit(0)  # a child that user code forked and let return: it must not answer for the worker
         channel.write(json.dumps(outcomes, allow_nan=False).encode())
 
 
 class Executor:
     """Calls the bound function, awaits it where it is async, and turns every failure into a reason."""
 
-    def __init__(self, bound: Bound, settings: Settings, wiper: Wiper | None = None) -> None:
+    def __init__(self, bound: BoundFunction, settings: FunctionSettings, cleaner: ScratchCleaner | None = None) -> None:
         self._bound = bound
         self._settings = settings
-        self._wiper = wiper
+        self._cleaner = cleaner
         self._loop: Any = None
 
     def execute(self, body: bytes) -> list[Outcome]:
-        """One outcome a sample; or a single one with a reason, which is that of all samples."""
+        """Return one outcome per sample; or a single one with a reason, which applies to all samples."""
         try:
             _limit_cpu(self._settings)
             request = json.loads(body)
             binding = self._bound.group if "samples" in request else self._bound.sample
             if binding is None:
-                raise UserError(f"nothing scores that with scope: {self._settings.scope}")
+                raise UserError(f"scope: {self._settings.scope} does not score requests of this kind")
             samples = _samples_of(request)
             value = binding.call(samples)
             if inspect.isawaitable(value):
                 value = self._wait(value)
             outcomes = binding.read(value, samples)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: only this request fails
-            outcomes = [invalid(EXCEPTION, explain(error, self._bound.path) + limit_hit(error, self._settings))]
-        if self._wiper is not None:
-            self._wiper.wipe()
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt: only this request fails
+            outcomes = [invalid(EXCEPTION, explain(error, self._bound.path) + describe_limit(error, self._settings))]
+        if self._cleaner is not None:
+            self._cleaner.clean()
         return outcomes
 
     def _wait(self, value: Any) -> Any:
-        """One event loop for the worker's life, so that the function may keep sessions open across calls."""
+        """Run on one event loop for the worker's life, so that the function may keep sessions open across calls."""
         if self._loop is None:
-            import asyncio  # only here: sync functions need not pay for it
+            import asyncio  # here, since sync functions do not need it
 
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
@@ -128,7 +128,7 @@ class Executor:
 
 
 def _samples_of(request: dict[str, Any]) -> list[Sample]:
-    """A ScoreRequest's one sample, or those of a GroupRequest, each with the result that it got alone."""
+    """Return a ScoreRequest as the only sample, or a GroupRequest's samples, each with its individual result."""
     if "samples" not in request:
         return [request]
     samples, results = request["samples"], request.get("results")

@@ -1,7 +1,7 @@
-"""Scratch directories: one a worker, the only place that a function may write to.
+"""Scratch directories: one per worker, the only place that a function may write to.
 
-What a request left is removed before its answer; what was there after the import stays; all goes with the worker.
-The worker wipes (it pays, within its own time-out), the server removes. Standard library alone.
+Files from the import stay; files of a request are removed before its answer; all are removed after the worker. The
+worker cleans up after requests, within their timeout; the server removes the directory. Standard library alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 _FOLDER = "workers"
 _MAX_ENTRIES_COUNTED = 100_000
-_LEAST_BYTES = 512
-"""An empty file is not nothing."""
+_MIN_FILE_BYTES = 512
+"""Counted for an empty file."""
 
 
 def prepare(root: Path) -> Path:
-    """The folder of all workers' directories, empty: what a server before this one left is removed."""
+    """Create the folder for all workers' directories, and remove the remains of an earlier server."""
     folder = root / _FOLDER
     remove(folder)
     folder.mkdir(parents=True)
@@ -36,14 +36,14 @@ def make(folder: Path, mark: int, uid: int | None) -> Path:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a tree, however its owner may have closed its folders. What cannot be removed stays."""
+    """Remove a tree, even if its owner has revoked permissions on its folders. What cannot be removed stays."""
     top = os.fspath(path)
 
     def open_up(_: object, failed: str, __: object) -> None:
         with contextlib.suppress(OSError):
             if failed == top and not os.path.lexists(top):
                 return
-            if failed != top:  # what is above the tree is not ours to open
+            if failed != top:  # never change permissions above the tree
                 os.chmod(os.path.dirname(failed), stat.S_IRWXU)
             if os.path.isdir(failed) and not os.path.islink(failed):
                 os.chmod(failed, stat.S_IRWXU)
@@ -54,15 +54,16 @@ def remove(path: str | Path) -> None:
     shutil.rmtree(top, onerror=open_up)
 
 
-class Wiper:
-    """Removes what requests leave in `path`; made when the import has ended."""
+class ScratchCleaner:
+    """Removes what requests leave in `path`; created when the import has ended."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._kept = frozenset(os.listdir(path))
 
-    def wipe(self) -> None:
-        """A function may have closed the directory to itself or changed into another; neither must fail the next."""
+    def clean(self) -> None:
+        """Clean up. A function may have revoked its own access or changed the directory: undo both for the next
+        call."""
         os.chmod(self._path, stat.S_IRWXU)
         for entry in os.listdir(self._path):
             if entry not in self._kept:
@@ -79,14 +80,14 @@ def _remove_entry(path: str) -> None:
 
 
 def used_bytes(path: str | Path, limit: int) -> int:
-    """What the files below `path` take on disk; counting ends once it is more than `limit`, or endless."""
+    """Return the disk usage below `path`; stops counting above `limit`, and at too many entries."""
     total, num_entries, folders = 0, 0, [os.fspath(path)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 num_entries += 1
                 status = entry.stat(follow_symlinks=False)
-                total += max(status.st_blocks * 512, _LEAST_BYTES)
+                total += max(status.st_blocks * 512, _MIN_FILE_BYTES)
                 if stat.S_ISDIR(status.st_mode):
                     folders.append(entry.path)
                 if total > limit or num_entries > _MAX_ENTRIES_COUNTED:

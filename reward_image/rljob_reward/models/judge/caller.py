@@ -39,7 +39,7 @@ from rljob_reward.models.metrics import CallMetrics
 from rljob_reward.models.model_slots import Gate, NoScoreError, OpenGate, Progress, Score
 from rljob_reward.models.upstream import Asker
 from rljob_reward.models.vllm_sidecar import Beside
-from rljob_reward.workers.process import Started
+from rljob_reward.results import StartupReport
 
 _PATH = "/chat/completions"
 _FIRST_PROMPT_TOKENS = 1000
@@ -75,16 +75,16 @@ class JudgeCaller:
         return self._beside is None or self._beside.is_up
 
     @property
-    def keeps_time(self) -> bool:
+    def enforces_timeout(self) -> bool:
         return self._judge.compare is not None
 
-    async def start(self) -> Started:
+    async def start(self) -> StartupReport:
         if self._peers is not None:
             self._peers.start()
         if self._beside is not None:
             await self._beside.wait()
             await self._warm_up()
-        return Started(entrypoint=self._voting.model, signature="judge")
+        return StartupReport(entrypoint=self._voting.model, signature="judge")
 
     async def _warm_up(self) -> None:
         """The first request pays for what is set up lazily; and a model that refuses such requests (it has no chat

@@ -1,4 +1,4 @@
-"""What an adapter makes of a user's function: how it is called for some samples, and how its answer is read."""
+"""A user's function, bound by an adapter: how to call it for samples, and how to read its return value."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from rljob_reward.worker.adapters.outcome import Outcome
 
 Sample = dict[str, Any]
-"""A ScoreRequest as JSON gave it; fields with defaults may be missing. `result` is the ScoreResult that it got when it
-was scored alone, if it was."""
+"""A ScoreRequest from JSON; fields with defaults may be missing. `result` is its ScoreResult from the first step of
+scope: sampleThenGroup."""
 
 
 class Binding(NamedTuple):
-    """A function ready to be called. One that takes a sample alone is given lists of one."""
+    """A function ready to be called. One that takes a single sample gets lists of length one."""
 
     call: Callable[[list[Sample]], Any]
-    """Calls the user's function. May return an awaitable."""
+    """Call the user's function. May return an awaitable."""
     read: Callable[[Any, list[Sample]], list[Outcome]]
-    """Reads what it returned: one outcome a sample, or a single one with a reason, which is that of all samples."""
+    """Read its return value: one outcome per sample, or a single one with a reason, which applies to all samples."""

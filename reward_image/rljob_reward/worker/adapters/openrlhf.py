@@ -1,8 +1,8 @@
 """OpenRLHF: reward_func(queries, prompts, labels, **kwargs).
 
-A query is the prompt's text and the completion. Returns a dict with "rewards" (and "scores", "extra_logs", which
-become components), or the rewards alone as a tensor, array or list. A sample is a batch of one, and may have its reward
-as a number; a group is a batch.
+A query is the prompt's text and the completion. Returns a dict with "rewards" (and "scores", "extra_logs", which become
+components), or only the rewards as a tensor, array or list. A group is one batch; so is a single sample, whose reward may
+be a number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Bi
 
 
 def _columns_of(samples: list[Sample]) -> tuple[list[Any], ...]:
-    """What OpenRLHF tells of a group, in the order of the parameters."""
+    """Return OpenRLHF's arguments for a batch, in the order of the parameters."""
     prompts = [_text(sample["prompt"]) for sample in samples]
     queries = [prompt + sample["completion"] for prompt, sample in zip(prompts, samples, strict=True)]
     return queries, prompts, [sample.get("ground_truth") for sample in samples]
 
 
 def _text(prompt: str | list[dict[str, Any]]) -> str:
-    """OpenRLHF hands out templated text. The template is the trainer's, so a chat is its contents, line by line."""
+    """Return the prompt as text. OpenRLHF applies the trainer's chat template; here a chat is its contents as lines."""
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{message.get('content') or ''}\n" for message in prompt)
@@ -63,7 +63,7 @@ def read(value: Any, num_samples: int) -> list[Outcome]:
 
 
 def _elements(value: Any, num_samples: int) -> list[Any] | None:
-    """What there is for each sample; None where it is something else."""
+    """Return one element per sample; None if `value` has another form."""
     if value is None:
         return [None] * num_samples
     if isinstance(value, (str, bytes, dict)):

@@ -1,7 +1,7 @@
-"""What one call came to, and the reading of numbers that user code returns.
+"""The outcome of a call for one sample, and the reading of numbers that user code returns.
 
-Owns the rule that a failure is never a zero: whatever is not a finite number becomes a reason. The reasons are values
-of rljob_api.wire.protocol.InvalidReason, spelled out since workers do not import pydantic (a test compares them).
+Owns the rule that a failure is never a zero: everything except a finite number becomes a reason. The reasons are values
+of rljob_api.wire.protocol.InvalidReason, repeated here since workers do not import pydantic (a test compares them).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def invalid(reason: str, message: str, components: dict[str, float] | None = Non
 
 
 def encodable(text: str) -> str:
-    """`text` without lone surrogates, which UTF-8 and so the protocol cannot carry."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> Outcome:
-    """`value` as the score, and those of `extras` that are finite numbers as its components."""
+    """Read `value` as the score, and the finite numbers among `extras` as its components."""
     components = read_components(extras)
     if value is None:
         return invalid(ABSTAINED, "the function returned None for this sample", components)
@@ -52,12 +52,12 @@ def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> 
 
 
 def read_each(value: Any, num_samples: int, expected: str, read: Callable[[Any], Outcome]) -> list[Outcome]:
-    """One outcome for each element of a list, array or tensor; a single one where `value` is no such thing."""
+    """Read one outcome per element of a list, array or tensor; a single failure if `value` is something else."""
     elements = None
     if not isinstance(value, (str, bytes, dict)):
         try:
             elements = list(value)
-        except TypeError:  # no sequence, or a tensor without dimensions
+        except TypeError:  # not a sequence, or a tensor without dimensions
             elements = None
     if elements is None or len(elements) != num_samples:
         samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
@@ -66,7 +66,7 @@ def read_each(value: Any, num_samples: int, expected: str, read: Callable[[Any],
 
 
 def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    """The finite numbers among `extras`, bools as 0 and 1; anything else is left out."""
+    """Return the finite numbers among `extras`, with bools as 0 and 1."""
     components: dict[str, float] = {}
     for name, value in extras:
         number = read_number(value)
@@ -76,23 +76,23 @@ def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:
 
 
 def read_number(value: Any) -> float | None:
-    """A number, bool, or a NumPy or torch value of one element, as a float. None: it is none of these."""
+    """Return a number, bool, or a NumPy or torch value with one element as a float; None for anything else."""
     if type(value) is float:
         return value
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(value, "__float__"):
         return None
     try:
-        # NumPy's and torch's way to the one element. What has no dimensions says itself what it is: a masked value's
-        # item is 0, itself is NaN.
+        # item() returns the only element. Not for values without dimensions: item() of a masked value is 0, while
+        # float() returns NaN.
         return float(value.item() if getattr(value, "ndim", 0) else value)
     except OverflowError:
         return math.inf
-    except Exception:  # an array of several elements; and a class of the user's may raise anything
+    except Exception:  # an array of several elements; a user's class may raise anything
         return None
 
 
 def describe(value: Any) -> str:
-    """Type and a glimpse of a value that user code made; its repr may itself fail."""
+    """Return type and abbreviated repr of a value from user code; repr() itself may fail."""
     try:
         text = repr(value)
     except Exception:

@@ -1,9 +1,9 @@
 """A class that scores samples first and then their group: compute_score(...), as verl calls it, and
 post_process_scores(group).
 
-`group` is a list of dicts, one a valid sample in order: prompt, completion, ground_truth, data_source, extra_info, and
-the score and components that it got alone. What is returned for a sample (a number, or a dict with "score") takes the
-place of its score; the components of both are kept. One instance lives as long as its worker.
+`group` is a list with one dict per valid sample, in order: prompt, completion, ground_truth, data_source, extra_info,
+and the score and components from the first step. The value returned for a sample (a number, or a dict with "score")
+replaces its score; the components of both steps are kept. One instance lives as long as its worker.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ METHODS = ("compute_score", "post_process_scores")
 _EXPECTED_RETURN = 'a list with a number, a dict with "score" or None for each sample of the group'
 
 
-def is_one(value: Any) -> bool:
+def is_scorer_class(value: Any) -> bool:
     """Whether `value` is a class with both methods."""
     return inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in METHODS)
 
 
 def bind(instance: Any, place: str) -> tuple[Binding, Binding]:
-    """How a sample is scored, and how a group is."""
+    """Return the bindings for samples and for groups."""
     post_process: Callable[..., Any] = instance.post_process_scores
     try:
         inspect.signature(post_process).bind([])
     except TypeError as error:
-        raise UserError(f"{place}.post_process_scores: {error}. Expected post_process_scores(self, group)") from None
+        raise UserError(f"{place}.post_process_scores: {error}; expected post_process_scores(self, group)") from None
     group = Binding(lambda samples: post_process([_describe(sample) for sample in samples]), _read)
     return verl.bind(instance.compute_score, {}, f"{place}.compute_score"), group
 

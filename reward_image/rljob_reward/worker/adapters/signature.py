@@ -1,4 +1,4 @@
-"""What adapters share about a function's parameters: what it takes, what it lacks, and how to say so."""
+"""Checks of a user function's parameters, shared by the adapters."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class Parameters:
-    """The parameters of a user's function, all of which adapters pass by keyword."""
+    """The parameters of a user's function. Adapters pass all of them by keyword."""
 
     def __init__(self, function: Callable[..., Any], place: str) -> None:
         self._place = place
         parameters = inspect.signature(function).parameters.values()
         self.names = frozenset(p.name for p in parameters if p.kind in _NAMED)
         self.required = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
-        self.open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
         if positional:
             raise UserError(f"{place}: {', '.join(positional)} cannot be passed by name; remove the `/`")
 
     def accepts(self, name: str) -> bool:
-        return self.open or name in self.names
+        return self.takes_any or name in self.names
 
     def check(self, given: Iterable[str], expected: str, needs: str = "") -> None:
-        """UserError unless all required parameters are among `given` and `needs` is one that the function takes."""
+        """Raise UserError unless `given` has all required parameters and the function accepts `needs`."""
         missing = sorted(self.required - set(given))
         if missing:
             raise UserError(
-                f"{self._place}: no value for the parameter {', '.join(missing)}. Expected {expected}; "
+                f"{self._place}: no value for the parameter {', '.join(missing)}, expected {expected}; "
                 "give it a default, or a value in function.kwargs"
             )
         if needs and not self.accepts(needs):
-            raise UserError(f"{self._place}: takes no {needs}. Expected {expected}, or another function.signature")
+            raise UserError(f"{self._place}: takes no {needs}; expected {expected}, or another function.signature")
 
     def check_kwargs(self, kwargs: Iterable[str]) -> None:
-        """UserError when function.kwargs has a name that the function does not take."""
+        """Raise UserError if function.kwargs has a name that the function does not take."""
         unknown = sorted(name for name in kwargs if not self.accepts(name))
         if unknown:
             raise UserError(
@@ -57,8 +57,10 @@ def call_by_name(
     expected: str,
     marker: str,
 ) -> Callable[[Iterable[Any]], Any]:
-    """A call of `function` for values in the order of `names`: it gets those that it takes, and `kwargs`. UserError
-    where its parameters do not fit."""
+    """Return a call of `function` for values in the order of `names`, which passes those that it takes, and `kwargs`.
+
+    Raise UserError if its parameters do not fit.
+    """
     parameters = Parameters(function, place)
     parameters.check({*names, *kwargs}, expected, needs=marker)
     parameters.check_kwargs(kwargs)

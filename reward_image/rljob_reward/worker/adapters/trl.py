@@ -1,7 +1,7 @@
 """TRL: reward(prompts, completions, **columns) -> list[float | None].
 
-A sample is a batch of one, a group a batch. A chat prompt makes a chat completion, as GRPOTrainer does. Columns are the
-answer (as answer, ground_truth and solution, the names that TRL's own functions use) and every key of extra_info.
+A batch is a group, or a single sample. A chat prompt has a chat completion, as in GRPOTrainer. Columns are the
+answer (as answer, ground_truth and solution, the names in TRL's functions) and every key of extra_info.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TOKEN_PARAMETERS = ("completion_ids", "environments", "trainer_state")
 
 def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
     parameters = Parameters(function, place)
-    inside = sorted((parameters.required & set(_TOKEN_PARAMETERS)) - set(kwargs))
-    if inside:
+    unavailable = sorted((parameters.required & set(_TOKEN_PARAMETERS)) - set(kwargs))
+    if unavailable:
         raise UserError(
-            f"{place}: {', '.join(inside)} lives inside TRL's trainer and is not sent to a reward server. "
-            "Score from prompts, completions and columns, or give the parameter a default"
+            f"{place}: {', '.join(unavailable)} exists only in TRL's trainer and is not sent to a reward server; "
+            "score from prompts, completions and columns, or give the parameter a default"
         )
-    # Other required parameters may be columns, which only a request can tell: a missing one is that call's TypeError.
+    # Other required parameters may be columns, which only a request names: a missing one is a TypeError of that call.
     parameters.check(parameters.required, _EXPECTED, needs=MARKER)
     parameters.check_kwargs(kwargs)
     logged: dict[str, float] = {}
@@ -65,4 +65,4 @@ def _completion_of(sample: Sample) -> str | list[dict[str, str]]:
 
 
 def _log_nothing(column: str, values: Any) -> None:
-    """TRL's log_extra fills its table of completions; the run's trajectories already hold them."""
+    """Ignore log_extra: it fills TRL's table of completions, which the run's trajectories already contain."""

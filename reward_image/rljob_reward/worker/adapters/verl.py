@@ -1,7 +1,7 @@
-"""verl: compute_score(data_source, solution_str, ground_truth, extra_info=None), one sample a call.
+"""verl: compute_score(data_source, solution_str, ground_truth, extra_info=None), one sample per call.
 
-Returns a number, a bool, a dict with "score" (its other numbers become components), a sequence that begins with the
-score, or None to abstain.
+Returns a number, a bool, a dict with "score" (its other numbers become components), a sequence whose first element is
+the score, or None to abstain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Bi
 
 
 def arguments_of(sample: Sample) -> tuple[Any, ...]:
-    """What verl tells of a sample, in the order of the parameters."""
+    """Return verl's arguments for a sample, in the order of the parameters."""
     return sample.get("data_source", ""), sample["completion"], sample.get("ground_truth"), sample.get("extra_info", {})
 
 

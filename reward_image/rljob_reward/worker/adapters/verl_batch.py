@@ -1,5 +1,7 @@
-"""verl's batches: compute_score(data_sources, solution_strs, ground_truths, extra_infos), as its batch reward manager
-calls it. Returns a list with, for each sample, what a function of one sample returns."""
+"""verl's batch reward manager: compute_score(data_sources, solution_strs, ground_truths, extra_infos).
+
+Returns a list with one element per sample, in the form that a function of one sample returns.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The cage of a worker process: what user code may not do, enforced by the kernel and without privileges.
+"""The sandbox of a worker process: restrictions on user code, enforced by the kernel and without privileges.
 
-Runs in the worker before any user code, and uses the standard library alone. What a kernel does not offer is named in
-what enter() returns, never passed over in silence. docs/isolation.md says what each means protects from.
+Runs in the worker before any user code, and uses the standard library alone. enter() returns what the kernel does not
+offer. docs/isolation.md lists what each mechanism protects from.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 _OPEN_FILES = (1024, 4096)
 RLIMIT_LOCKS = 10
-"""No kernel since 2.4 reads this limit, but each process inherits it and none can raise it: a worker's mark."""
+"""Holds a worker's mark: no kernel since 2.4 enforces this limit, each process inherits it, and none can raise it."""
 BLOCKED_ERRNO = errno.ENETDOWN
-"""What socket() fails with where there is no network: nothing else makes it fail so."""
+"""Error of socket() without function.network; no other cause produces it."""
 
-UID, LANDLOCK, SECCOMP, GATE = "uid", "landlock", "seccomp", "gate"
-MEANS = (UID, LANDLOCK, SECCOMP, GATE)
-"""What can be turned off by name ($RLJOB_REWARD_DISABLE_ISOLATION), should it stand in the way of a function."""
+UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER = "uid", "landlock", "seccomp", "seccomp-listener"
+MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER)
+"""Can be disabled by name ($RLJOB_REWARD_DISABLE_ISOLATION), if one prevents a function from working."""
 
 
 class Limits(NamedTuple):
-    """What user code may use, from the reward's manifest."""
+    """Resources that user code may use, from the reward's manifest."""
 
     memory_mib: int
     file_mib: int
@@ -42,60 +42,62 @@ class Limits(NamedTuple):
     network: bool
 
 
-class Cage(NamedTuple):
-    """Where one worker lives."""
+class WorkerSandbox(NamedTuple):
+    """Directory, user and mark of one worker."""
 
     scratch: str
-    """Its own directory, the only place that it may write to."""
+    """The only directory that it may write to."""
     mark: int
-    """Its number, by which the server knows its processes."""
+    """Identifies the worker's processes for the server."""
     uid: int | None
-    """Another user than the server's, its own; None where that is not possible."""
+    """A dedicated user; None where that is not possible."""
     server_pid: int
-    without: list[str]
-    """Means that are turned off."""
+    disabled: list[str]
+    """Mechanisms that are disabled."""
 
 
-def enter(limits: Limits, cage: Cage, handover: socket.socket) -> list[str]:
-    """Lock this process in, for good. Sends the gate's descriptor through `handover`; returns what is not enforced."""
-    _be_first_to_die()
-    _become(cage)
-    os.chdir(cage.scratch)
-    _set_limits(limits, cage)
+def enter(limits: Limits, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
+    """Restrict this process permanently. Send the seccomp listener through `handover`; return what is not enforced."""
+    _prefer_oom_kill()
+    _switch_user(worker_sandbox)
+    os.chdir(worker_sandbox.scratch)
+    _set_limits(limits, worker_sandbox)
     if libc_prctl(_PR_SET_NO_NEW_PRIVS, 1) != 0:
         raise_errno("prctl(PR_SET_NO_NEW_PRIVS)")
     missing: list[str] = []
     scopes = 0
-    if LANDLOCK in cage.without:
+    if LANDLOCK in worker_sandbox.disabled:
         missing.append("landlock: turned off")
     else:
-        scopes, lacking = landlock.restrict(cage.scratch)
+        scopes, lacking = landlock.restrict(worker_sandbox.scratch)
         missing += lacking
-    if SECCOMP in cage.without:
+    if SECCOMP in worker_sandbox.disabled:
         missing.append("seccomp: turned off: the network, the number of processes and signals are not restricted")
     else:
-        missing += _filter_calls(limits, cage, handover, signals_are_scoped=bool(scopes & landlock.SCOPE_SIGNAL))
+        missing += _filter_calls(
+            limits, worker_sandbox, handover, signals_are_scoped=bool(scopes & landlock.SCOPE_SIGNAL)
+        )
     return missing
 
 
-def _be_first_to_die() -> None:
-    """When memory runs out, the kernel takes this process and not the server."""
+def _prefer_oom_kill() -> None:
+    """Make the kernel kill this process rather than the server when memory runs out."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
-def _become(cage: Cage) -> None:
-    """The other user, or the same one without its privileges."""
-    if cage.uid is None:
+def _switch_user(worker_sandbox: WorkerSandbox) -> None:
+    """Become the dedicated user, or drop the privileges of the current one."""
+    if worker_sandbox.uid is None:
         _drop_capabilities()
         return
     os.setgroups([])
-    os.setresgid(cage.uid, cage.uid, cage.uid)
-    os.setresuid(cage.uid, cage.uid, cage.uid)
-    libc_prctl(_PR_SET_DUMPABLE, 1)  # its own /proc/self is its own again
-    # The kernel forgets this with a change of user.
+    os.setresgid(worker_sandbox.uid, worker_sandbox.uid, worker_sandbox.uid)
+    os.setresuid(worker_sandbox.uid, worker_sandbox.uid, worker_sandbox.uid)
+    libc_prctl(_PR_SET_DUMPABLE, 1)  # lets it read its own /proc/self again
+    # The kernel resets this when the user changes.
     libc_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != cage.server_pid:
+    if os.getppid() != worker_sandbox.server_pid:
         os._exit(1)
 
 
@@ -109,41 +111,46 @@ def _drop_capabilities() -> None:
         raise_errno("capset")
 
 
-def _set_limits(limits: Limits, cage: Cage) -> None:
+def _set_limits(limits: Limits, worker_sandbox: WorkerSandbox) -> None:
     memory, file = limits.memory_mib << 20, limits.file_mib << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(min(wanted, hard) for wanted in _OPEN_FILES))  # type: ignore[arg-type]
-    resource.setrlimit(RLIMIT_LOCKS, (cage.mark, cage.mark))
+    resource.setrlimit(RLIMIT_LOCKS, (worker_sandbox.mark, worker_sandbox.mark))
 
 
-def _limit_processes(limits: Limits, cage: Cage) -> list[str]:
-    """Where no gate counts: the kernel counts by user over the whole machine, which makes sense for a user of one's own
-    alone. The dead that nobody waited for count too, so a worker that hit it may fail its next calls as well."""
-    if cage.uid is None:
+def _limit_processes(limits: Limits, worker_sandbox: WorkerSandbox) -> list[str]:
+    """Limit processes without a supervisor: the kernel counts per user and machine, so only a dedicated user has a
+    limit.
+
+    Zombies count too, so a worker at its limit may also fail its next calls.
+    """
+    if worker_sandbox.uid is None:
         return ["the number of processes is not restricted"]
-    most = limits.processes + 1
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    max_processes = limits.processes + 1
+    resource.setrlimit(resource.RLIMIT_NPROC, (max_processes, max_processes))
     return []
 
 
-def _filter_calls(limits: Limits, cage: Cage, handover: socket.socket, *, signals_are_scoped: bool) -> list[str]:
-    def build(gated: bool) -> list[seccomp.Rule]:
+def _filter_calls(
+    limits: Limits, worker_sandbox: WorkerSandbox, handover: socket.socket, *, signals_are_scoped: bool
+) -> list[str]:
+    def build(supervised: bool) -> list[seccomp.Rule]:
         return seccomp.build_rules(
             os.getpid(),
-            cage.server_pid,
+            worker_sandbox.server_pid,
             network=limits.network,
-            gated=gated,
+            supervised=supervised,
             signals_are_scoped=signals_are_scoped,
             blocked_errno=BLOCKED_ERRNO,
         )
 
     try:
-        if GATE not in cage.without:
+        if SECCOMP_LISTENER not in worker_sandbox.disabled:
             listener = seccomp.install(build(True), listen=True)
-            socket.send_fds(handover, [b"g"], [listener])
+            socket.send_fds(handover, [b"l"], [listener])
             os.close(listener)  # user code must not answer for the server
             return []
         reason = "turned off"
@@ -153,7 +160,7 @@ def _filter_calls(limits: Limits, cage: Cage, handover: socket.socket, *, signal
         seccomp.install(build(False), listen=False)
     except OSError as error:
         return [f"seccomp: {error}: the network, the number of processes and signals are not restricted"]
-    lacking = [f"gate: {reason}: {what}" for what in _limit_processes(limits, cage)]
-    if not signals_are_scoped and cage.uid is None:
-        lacking.append("gate: signals to other workers are not refused")
+    lacking = [f"{SECCOMP_LISTENER}: {reason}: {what}" for what in _limit_processes(limits, worker_sandbox)]
+    if not signals_are_scoped and worker_sandbox.uid is None:
+        lacking.append(f"{SECCOMP_LISTENER}: signals to other workers are not refused")
     return lacking

@@ -29,15 +29,15 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def abi() -> int:
-    """What this kernel offers; 0 when nothing."""
+    """Return the ABI version of this kernel; 0 if it has no landlock."""
     return max(0, syscall(_CREATE_RULESET, 0, 0, _CREATE_RULESET_VERSION))
 
 
 def restrict(scratch: str) -> tuple[int, list[str]]:
-    """Lock this process in. The scopes that hold, and what this kernel cannot enforce."""
+    """Restrict this process. Return the active scopes, and what this kernel cannot enforce."""
     version = abi()
     if version == 0:
-        return 0, ["landlock: this kernel has none: files of this user elsewhere can be written, other workers traced"]
+        return 0, ["landlock: missing here: files of this user elsewhere can be written, other workers traced"]
     writes = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE
     writes |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     scopes = (_SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) if version >= 6 else 0
@@ -66,7 +66,7 @@ def _create_ruleset(writes: int, scopes: int) -> int:
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
-    """Allow `access` below `path`; nothing where it does not exist."""
+    """Allow `access` below `path`; no effect if it does not exist."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Seccomp: which system calls user code may make, as a BPF program that its descendants inherit and cannot leave.
 
-build_rules() is the policy and pure, assemble() its translation, install() the only effect. Calls that need judgement
-(starting a process, touching another one) are handed to the server, which answers through a listener (gate.py).
-Arguments that matter are compared as the kernel reads them: integers of 32 bits.
+build_rules() is the policy and pure, assemble() its translation, install() the only effect. The kernel passes calls
+that depend on other processes (starting or signalling one) to the server (worker_pool/seccomp_supervisor.py). Arguments
+are compared as the kernel reads them: integers of 32 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rljob_reward.worker.sandbox.calls import AUDIT_ARCH, numbers
+from rljob_reward.worker.sandbox.syscall_numbers import AUDIT_ARCH, numbers
 from rljob_reward.worker.sandbox.system import raise_errno, syscall
 
 KILL = 0x80000000
@@ -46,22 +46,22 @@ _REFUSED = (
     *("shmget", "semget", "msgget", "mq_open"),
 )
 _UNKNOWN = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "memfd_create", "memfd_secret")
-"""Answered as by a kernel that lacks them: libraries have another way, one that can be judged."""
+"""Fail as in a kernel that lacks them: libraries then use older calls, which the rules can restrict."""
 _SIGNALS = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _SCHEDULING = ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
 
 SPAWNING = ("fork", "vfork", "clone")
 PID_ARGUMENT = {"setpriority": 1, "ioprio_set": 1, "prlimit64": 0} | dict.fromkeys((*_SIGNALS, *_SCHEDULING), 0)
-"""Which argument of a call that the server judges names the other process."""
+"""For calls that the supervisor decides: the index of the argument with the other process's pid."""
 
 
 def refuse(code: int) -> int:
-    """The action that makes a call fail with this errno."""
+    """Return the action that makes a call fail with this errno."""
     return 0x00050000 | code
 
 
 class Case(NamedTuple):
-    """If the argument compares so, then this action."""
+    """An action for calls whose argument satisfies this test."""
 
     argument: int
     test: str
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What becomes of one call: the action of the first case that is true, else `otherwise`."""
+    """The policy for one call: the action of the first matching case, else `otherwise`."""
 
     call: str
     otherwise: int
@@ -78,23 +78,23 @@ class Rule(NamedTuple):
 
 
 def build_rules(
-    own_pid: int, server_pid: int, *, network: bool, gated: bool, signals_are_scoped: bool, blocked_errno: int
+    own_pid: int, server_pid: int, *, network: bool, supervised: bool, signals_are_scoped: bool, blocked_errno: int
 ) -> list[Rule]:
-    """The policy. `gated`: a server answers for what needs judgement."""
+    """Return the policy. `supervised`: a server answers notifications."""
     denied = refuse(errno.EPERM)
     rules = [Rule(call, denied) for call in _REFUSED] + [Rule(call, refuse(errno.ENOSYS)) for call in _UNKNOWN]
-    spawn = NOTIFY if gated else ALLOW
+    spawn = NOTIFY if supervised else ALLOW
     rules += [Rule("fork", spawn), Rule("vfork", spawn)]
     rules.append(Rule("clone", spawn, (Case(0, ANY_BIT, _CLONE_NAMESPACES, denied),)))
     if not signals_are_scoped:
-        rules += [Rule("pidfd_send_signal", denied), *_build_signal_rules(own_pid, server_pid, gated)]
-    touch = NOTIFY if gated else denied
-    rules += [Rule(call, touch, _on_itself(0, own_pid)) for call in _SCHEDULING]
+        rules += [Rule("pidfd_send_signal", denied), *_build_signal_rules(own_pid, server_pid, supervised)]
+    touch = NOTIFY if supervised else denied
+    rules += [Rule(call, touch, _allow_on_itself(0, own_pid)) for call in _SCHEDULING]
     rules += [
-        Rule("setpriority", touch, (Case(0, NOT_EQUAL, _PRIO_PROCESS, denied), *_on_itself(1, own_pid))),
-        Rule("ioprio_set", touch, (Case(0, NOT_EQUAL, _IOPRIO_WHO_PROCESS, denied), *_on_itself(1, own_pid))),
-        # The mark by which the server knows its own.
-        Rule("prlimit64", touch, (Case(1, EQUAL, _RLIMIT_LOCKS, denied), *_on_itself(0, own_pid))),
+        Rule("setpriority", touch, (Case(0, NOT_EQUAL, _PRIO_PROCESS, denied), *_allow_on_itself(1, own_pid))),
+        Rule("ioprio_set", touch, (Case(0, NOT_EQUAL, _IOPRIO_WHO_PROCESS, denied), *_allow_on_itself(1, own_pid))),
+        # The mark that identifies a worker's processes.
+        Rule("prlimit64", touch, (Case(1, EQUAL, _RLIMIT_LOCKS, denied), *_allow_on_itself(0, own_pid))),
         Rule("setrlimit", ALLOW, (Case(0, EQUAL, _RLIMIT_LOCKS, denied),)),
     ]
     if not network:
@@ -102,25 +102,25 @@ def build_rules(
     return rules
 
 
-def _on_itself(argument: int, own_pid: int) -> tuple[Case, ...]:
+def _allow_on_itself(argument: int, own_pid: int) -> tuple[Case, ...]:
     return Case(argument, EQUAL, 0, ALLOW), Case(argument, EQUAL, own_pid, ALLOW)
 
 
-def _build_signal_rules(own_pid: int, server_pid: int, gated: bool) -> list[Rule]:
+def _build_signal_rules(own_pid: int, server_pid: int, supervised: bool) -> list[Rule]:
     denied = refuse(errno.EPERM)
-    cases = (*_on_itself(0, own_pid), Case(0, EQUAL, -1, denied))
-    if not gated:
-        # No one judges, and a function must be able to end what it started: the server alone is safe.
+    cases = (*_allow_on_itself(0, own_pid), Case(0, EQUAL, -1, denied))
+    if not supervised:
+        # A function must be able to kill what it started: without a supervisor only the server is protected.
         cases += (Case(0, EQUAL, server_pid, denied), Case(0, EQUAL, -server_pid, denied))
-    return [Rule(call, NOTIFY if gated else ALLOW, cases) for call in _SIGNALS]
+    return [Rule(call, NOTIFY if supervised else ALLOW, cases) for call in _SIGNALS]
 
 
 def assemble(rules: Iterable[Rule], machine: str | None = None) -> bytes:
-    """The rules as a BPF program. Whatever speaks another architecture's calls is killed: its numbers differ."""
+    """The rules as a BPF program. Calls of another architecture kill the process: their numbers differ."""
     machine = machine or os.uname().machine
     known = numbers(machine)
     if machine not in AUDIT_ARCH:
-        raise OSError(errno.ENOSYS, f"system calls of {machine} are not known here")
+        raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are unknown")
     program = [(_LOAD, 0, 0, _OFFSET_ARCH), (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]), (_RETURN, 0, 0, KILL)]
     program += [(_LOAD, 0, 0, _OFFSET_NUMBER), (_JUMP_BITS, 0, 1, _X32_BIT), (_RETURN, 0, 0, KILL)]
     for rule in rules:
@@ -142,7 +142,7 @@ def _translate(rule: Rule) -> list[tuple[int, int, int, int]]:
 
 
 def install(rules: list[Rule], *, listen: bool) -> int:
-    """Filter this process's calls from here on. The listener's descriptor when `listen`."""
+    """Filter this process's calls from now on. Return the listener's descriptor if `listen`."""
     program = assemble(rules)
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))

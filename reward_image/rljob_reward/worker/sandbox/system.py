@@ -10,7 +10,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *arguments: int) -> int:
-    """-1 and errno set, or what the call returned. Arguments are integers and addresses."""
+    """Return the call's result; -1 with errno set on failure. Arguments are integers and addresses."""
     return int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments)))
 
 

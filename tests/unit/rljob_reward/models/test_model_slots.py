@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.models.model_slots import CallPool, Ended, OpenGate
-from rljob_reward.workers.process import Started, Verdict
+from rljob_reward.models.model_slots import CallPool, OpenGate
+from rljob_reward.results import ExecutionResult, StartupReport
 
 
 class Broken:
@@ -14,10 +14,10 @@ class Broken:
 
     gate = OpenGate()
     can_serve = True
-    keeps_time = False
+    enforces_timeout = False
 
-    async def start(self) -> Started:
-        return Started()
+    async def start(self) -> StartupReport:
+        return StartupReport()
 
     async def call(self, body, progress):
         raise asyncio.CancelledError
@@ -29,10 +29,9 @@ class Broken:
 
 async def test_a_call_that_ends_without_an_answer_has_a_verdict_too():
     pool = CallPool(Broken(), 1, 60.0, on_idle=lambda: None)
-    verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    verdict: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
     pool.acquire().execute(b"{}", 1, verdict.set_result)
     async with asyncio.timeout(60):
-        ended = await verdict
-    assert isinstance(ended, Ended)
-    assert ended.reason is InvalidReason.EXCEPTION
+        (reply,) = await verdict
+    assert reply.reason is InvalidReason.EXCEPTION
     await pool.close()

@@ -1,6 +1,6 @@
 """How many executions may begin at once."""
 
-from rljob_reward.server.pacing import BEGINNING_SECONDS, Pacing
+from rljob_reward.server.pacing import START_WINDOW_SECONDS, Pacing
 
 
 def count_begun(pacing, mean_seconds, now, names=range(100)):
@@ -22,7 +22,7 @@ def test_short_executions_take_two_workers_a_processor():
 def test_executions_that_last_hold_nothing_back():
     pacing = Pacing(num_processors=2)
     count_begun(pacing, 0.0001, 1.0)
-    assert count_begun(pacing, 0.0001, 1.0 + BEGINNING_SECONDS) == 4, "whatever the mean of the others says"
+    assert count_begun(pacing, 0.0001, 1.0 + START_WINDOW_SECONDS) == 4, "whatever the mean of the others says"
 
 
 def test_long_executions_begin_all_at_once():

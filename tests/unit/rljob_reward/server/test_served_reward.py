@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
-from rljob_reward.server.served_reward import read_program
+from rljob_reward.server.served_reward import load_reward
 
 FUNCTION = {"name": "r", "timeoutSeconds": 5, "function": {"inline": "def compute_score(solution_str): return 1.0\n"}}
 JUDGE = {
@@ -23,7 +23,7 @@ MODEL = {"name": "r", "model": {"source": "/m"}}
 def version_of(folder, config, images=""):
     folder.mkdir(exist_ok=True)
     (folder / "reward.yaml").write_text(yaml.safe_dump(config))
-    return read_program(folder / "reward.yaml", images=images).version
+    return load_reward(folder / "reward.yaml", images=images).version
 
 
 def changed(config, path, value):

@@ -16,13 +16,13 @@ def test_wiping_removes_what_came_after_the_import_and_nothing_else(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").touch()
-    wiper = scratch.Wiper(str(tmp_path))
+    cleaner = scratch.ScratchCleaner(str(tmp_path))
     (tmp_path / "answer.py").touch()
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "model")
     os.chmod(tmp_path / "deep", 0)
     os.chdir(tmp_path / "model")
-    wiper.wipe()
+    cleaner.clean()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "weights"]
     assert Path.cwd() == tmp_path
 

@@ -14,9 +14,9 @@ from rljob_api.manifest import functions
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.worker import adapters, loading
 from rljob_reward.worker.adapters import outcome
-from rljob_reward.worker.adapters import sample_then_group as two_steps
+from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.outcome import Outcome
-from rljob_reward.worker.loading import Settings, load
+from rljob_reward.worker.loading import FunctionSettings, load
 from rljob_reward.worker.main import Executor
 from tests.paths import ROOT
 
@@ -27,7 +27,7 @@ OPENRLHF = "def reward_func(queries, prompts, labels):\n    return "
 
 
 def run(source: str, kwargs: dict[str, Any] | None = None, **request: Any) -> Outcome:
-    settings = Settings(source, "function.py", None, "auto", kwargs or {}, 2048)
+    settings = FunctionSettings(source, "function.py", None, "auto", kwargs or {}, 2048)
     body = {"id": "1", "prompt": "2+2?", "completion": "4", "ground_truth": "4", **request}
     (outcome,) = Executor(load(settings), settings).execute(json.dumps(body).encode())
     return outcome
@@ -93,7 +93,7 @@ def test_conventions_are_told_apart_as_validation_does() -> None:
     assert loading.DEFAULT_ENTRYPOINTS == functions.DEFAULT_ENTRYPOINTS
     told = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
     assert told == [(variant.convention, variant.marker, variant.takes_groups) for variant in functions.SIGNATURE_VARIANTS]
-    assert two_steps.METHODS == functions.CLASS_METHODS
+    assert sample_then_group.METHODS == functions.CLASS_METHODS
 
 
 def test_verls_function_gets_its_four_arguments() -> None:
@@ -117,7 +117,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     loops.add(asyncio.get_running_loop())
     return len(loops)
 """
-    settings = Settings(source, "function.py", None, "auto", {}, 2048)
+    settings = FunctionSettings(source, "function.py", None, "auto", {}, 2048)
     executor = Executor(load(settings), settings)
     body = json.dumps({"prompt": "p", "completion": "c"}).encode()
     assert [executor.execute(body)[0].score for _ in range(2)] == [1.0, 1.0]
@@ -204,14 +204,14 @@ def test_the_openrlhf_fixture_runs_with_real_tensors() -> None:
 )
 def test_a_file_that_cannot_be_served_is_an_error_with_place_and_remedy(source: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        load(Settings(source, "function.py", None, "auto", {}, 2048))
+        load(FunctionSettings(source, "function.py", None, "auto", {}, 2048))
     assert said in str(caught.value)
     assert str(caught.value).count("\n") <= 1
 
 
 def test_kwargs_that_the_function_does_not_take_are_refused() -> None:
     with pytest.raises(UserError, match=r"function\.kwargs has factr.*it takes factor, solution_str"):
-        load(Settings("def compute_score(solution_str, factor=1): ...", "f.py", None, "auto", {"factr": 1}, 2048))
+        load(FunctionSettings("def compute_score(solution_str, factor=1): ...", "f.py", None, "auto", {"factr": 1}, 2048))
 
 
 def test_an_exceptions_message_says_where_and_survives_the_wire() -> None:
@@ -235,7 +235,7 @@ def test_infinite_components_are_left_out() -> None:
 def test_what_has_no_name_of_its_own_is_called_by_the_one_that_it_was_found_by(made: str) -> None:
     inner = "import functools\ndef inner(completions): return [1.0]\n"
     called = "class Called:\n    def __call__(self, completions): return [1.0]\n"
-    assert load(Settings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"
+    assert load(FunctionSettings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"
 
 
 def test_of_a_group_of_exceptions_the_first_is_told() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rljob_api.errors import UserError
 from rljob_reward.worker.adapters import openrlhf, trl, verl_batch
 from rljob_reward.worker.adapters.outcome import Outcome
-from rljob_reward.worker.loading import Settings, load
+from rljob_reward.worker.loading import FunctionSettings, load
 from rljob_reward.worker.main import Executor
 
 COMPLETIONS = ["4", "five", "6!"]
@@ -41,7 +41,7 @@ class LengthPenalty:
 
 
 def execute(source: str, request: dict[str, Any], scope: str = "group", **settings: Any) -> list[Outcome]:
-    made = Settings(source, "function.py", None, "auto", settings.pop("kwargs", {}), 2048, scope=scope, **settings)
+    made = FunctionSettings(source, "function.py", None, "auto", settings.pop("kwargs", {}), 2048, scope=scope, **settings)
     return Executor(load(made), made).execute(json.dumps(request).encode())
 
 
@@ -169,7 +169,7 @@ def with_results(request: dict[str, Any], scores: list[float]) -> dict[str, Any]
 
 
 def test_a_class_scores_samples_and_then_their_group_in_one_instance() -> None:
-    made = Settings(TWO_STEPS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
+    made = FunctionSettings(TWO_STEPS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
     executor = Executor(load(made), made)
     request = group()
     alone = [executor.execute(json.dumps(sample).encode())[0] for sample in request["samples"]]
@@ -227,5 +227,5 @@ def test_what_cannot_score_in_that_scope_is_told_at_the_start(
     source: str, scope: str, kwargs: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        load(Settings(source, "function.py", None, "auto", kwargs, 2048, scope=scope))
+        load(FunctionSettings(source, "function.py", None, "auto", kwargs, 2048, scope=scope))
     assert said in str(caught.value)

@@ -12,7 +12,7 @@ import struct
 import pytest
 
 from rljob_reward.worker.sandbox import seccomp
-from rljob_reward.worker.sandbox.calls import AUDIT_ARCH, numbers
+from rljob_reward.worker.sandbox.syscall_numbers import AUDIT_ARCH, numbers
 from rljob_reward.worker.sandbox.seccomp import ALLOW, KILL, NOTIFY, refuse
 
 OWN, SERVER, OTHER = 4000, 1, 5000

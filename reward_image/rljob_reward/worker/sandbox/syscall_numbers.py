@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What seccomp calls an architecture."""
+"""Seccomp's identifiers of architectures."""
 
 _NUMBERS = {
     "acct": (163, 89),
@@ -89,7 +89,7 @@ _NUMBERS = {
 
 
 def numbers(machine: str | None = None) -> dict[str, int]:
-    """Name -> number on this machine; empty on an architecture that is not known here."""
+    """Return name -> number on this machine; empty on an unknown architecture."""
     column = {"x86_64": 0, "aarch64": 1}.get(machine or os.uname().machine)
     if column is None:
         return {}

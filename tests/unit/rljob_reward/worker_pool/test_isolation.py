@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_reward.server.served_reward import read_program
-from rljob_reward.worker.loading import Settings
-from rljob_reward.workers.isolation import Isolation
+from rljob_reward.server.served_reward import load_reward
+from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker_pool.isolation import Isolation
 from tests.support.reward_process import TOKEN, Server, wait_for
 
 StartServer = Callable[..., Server]
@@ -118,7 +118,7 @@ def look_around(_):
     return float(os.listdir(SCRATCH) == ["from-import"] and os.getcwd() == SCRATCH)
 
 def ordinary_work(_):
-    with multiprocessing.get_context("fork").Pool(2) as pool:
+    with multiprocessing.get_context("fork").WorkerPool(2) as pool:
         assert pool.map(abs, [-1, -2]) == [1, 2]
     child = subprocess.Popen(["sleep", "1000"])
     child.terminate()
@@ -324,4 +324,4 @@ def test_a_means_that_does_not_exist_cannot_be_turned_off(tmp_path: Path, monkey
     monkeypatch.setenv("RLJOB_REWARD_DISABLE_ISOLATION", "landlock, uids")
     (tmp_path / "reward.yaml").write_text('{name: r, function: {inline: "def compute_score(solution_str): ..."}}')
     with pytest.raises(UserError, match=r"^RLJOB_REWARD_DISABLE_ISOLATION may name uid, landlock, seccomp, gate, got uids$"):
-        Isolation(cast(Settings, read_program(tmp_path / "reward.yaml").backend))
+        Isolation(cast(FunctionSettings, load_reward(tmp_path / "reward.yaml").backend))

@@ -1,7 +1,7 @@
 """The worker processes of one reward: started a few at a time as demand grows, replaced when they die.
 
-Owns how many there are. Consumes demand (ensure), produces idle workers (acquire, and on_idle when there is one again).
-Never more than `size` exist; the first must start, or the reward is not served at all.
+Owns their number. Consumes demand (ensure), produces idle workers (acquire, and on_idle when one becomes idle). At most
+`size` exist. If the first cannot start, the reward is not served.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ from typing import Any
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.results import StartupReport
 from rljob_reward.worker import scratch
-from rljob_reward.worker.loading import Settings
-from rljob_reward.workers.isolation import Isolation
-from rljob_reward.workers.output import OutputLog
-from rljob_reward.workers.process import Started, WorkerProcess
+from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker_pool.isolation import Isolation
+from rljob_reward.worker_pool.output import OutputLog
+from rljob_reward.worker_pool.process import WorkerProcess
 
 _WARM_WORKERS = 2
-"""Kept from the start; more come with demand."""
+"""Kept from the start; more start with demand."""
 _START_TIMEOUT_SECONDS = 300.0
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
-_SCRATCH_LOOK_SECONDS = 0.5
+_SCRATCH_POLL_SECONDS = 0.5
 _SCRATCH_SLACK_BYTES = 1 << 20
-"""So that one file of the size that is allowed is no excess."""
+"""So that one file of the allowed size does not exceed the limit."""
 
 
-class Pool:
+class WorkerPool:
     """Workers of one function."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: FunctionSettings,
         size: int,
         *,
         on_idle: Callable[[], None],
         on_restart: Callable[[], None],
-        on_hopeless: Callable[[TransientError], None],
+        on_fatal_error: Callable[[TransientError], None],
     ) -> None:
         self._settings = settings
         self._isolation = Isolation(settings)
         self._size = size
         self._on_idle = on_idle
         self._on_restart = on_restart
-        self._on_hopeless = on_hopeless
+        self._on_hopeless = on_fatal_error
         self._output = OutputLog()
         self._idle: list[WorkerProcess] = []
         self._workers: set[WorkerProcess] = set()
@@ -60,7 +61,7 @@ class Pool:
 
     @property
     def can_serve(self) -> bool:
-        """A worker is up, or is on its way and the last one started well."""
+        """Whether a worker is ready, or is starting and no start has failed since the last success."""
         return bool(self._ready) or not self._num_failed_starts
 
     @property
@@ -68,15 +69,15 @@ class Pool:
         return bool(self._idle)
 
     @property
-    def keeps_time(self) -> bool:
+    def enforces_timeout(self) -> bool:
         return False
 
     def owns(self, pid: int) -> bool:
-        """Whether that process is a worker whose end is still to be noticed."""
+        """Whether that process is a worker that is not reaped yet."""
         return any(worker.pid == pid for worker in self._workers)
 
-    async def start_first(self) -> Started:
-        """Start one worker; what it found in the source. UserError when the source cannot be served."""
+    async def start_first(self) -> StartupReport:
+        """Start one worker and return its report. Raise UserError if the source cannot be served."""
         worker = self._spawn()
         started = await self._await_start(worker)
         if started.error:
@@ -84,15 +85,15 @@ class Pool:
             raise UserError(started.error)
         self._isolation.record(started.missing)
         self._keep(self._watch_scratch())
-        self._welcome(worker)
+        self._on_worker_ready(worker)
         return started.model_copy(update={"missing": self._isolation.missing})
 
     def acquire(self) -> WorkerProcess:
-        """An idle worker, the one used last: its memory is warm, and the others stay swapped out."""
+        """Return the idle worker that was used last: its memory is warm, and the others stay swapped out."""
         return self._idle.pop()
 
     def ensure(self, demand: int) -> None:
-        """Grow towards `demand` workers, and back to what was there after a death."""
+        """Grow towards `demand` workers, and replace dead ones."""
         self._demand = max(_WARM_WORKERS, demand)
         num_wanted = min(self._size, self._demand)
         max_starting = 1 if self._num_failed_starts else self._max_starting
@@ -105,7 +106,7 @@ class Pool:
             self._keep(self._start())
 
     async def close(self) -> None:
-        """Kill every worker and wait until all are gone."""
+        """Kill every worker and wait until all have exited."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -121,10 +122,10 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch_scratch(self) -> None:
-        """No kernel without quotas limits a directory, so look at those of workers that run, and end the excessive."""
+        """Kill workers whose directory exceeds the limit. Without disk quotas no kernel limits a directory, so poll."""
         limit = (self._settings.max_file_mib << 20) + _SCRATCH_SLACK_BYTES
         while True:
-            await asyncio.sleep(_SCRATCH_LOOK_SECONDS)
+            await asyncio.sleep(_SCRATCH_POLL_SECONDS)
             running = [worker for worker in self._workers if worker.is_busy]
             if not running:
                 continue
@@ -136,19 +137,19 @@ class Pool:
                 worker.kill(InvalidReason.WORKER_DIED, message)
 
     async def _start(self) -> None:
-        """Start one more worker; after a failed start wait first, longer each time."""
+        """Start one more worker, with backoff after failed starts."""
         try:
             if self._num_failed_starts:
                 await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 0.1 * 2**self._num_failed_starts))
             worker = self._spawn()
             started = await self._await_start(worker)
         except OSError as error:
-            started = Started(error=f"cannot start a process: {error}")
+            started = StartupReport(error=f"cannot start a process: {error}")
         finally:
             self._num_starting -= 1
         if not started.error:
             self._num_failed_starts = 0
-            self._welcome(worker)
+            self._on_worker_ready(worker)
         else:
             self._num_failed_starts += 1
             if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._ready:
@@ -156,11 +157,13 @@ class Pool:
         self.ensure(self._demand)
 
     def _spawn(self) -> WorkerProcess:
-        worker = WorkerProcess(self._settings, self._isolation, self._output, self._idle_again, self._exited)
+        worker = WorkerProcess(
+            self._settings, self._isolation, self._output, self._on_worker_idle, self._on_worker_exit
+        )
         self._workers.add(worker)
         return worker
 
-    async def _await_start(self, worker: WorkerProcess) -> Started:
+    async def _await_start(self, worker: WorkerProcess) -> StartupReport:
         await worker.connect()
         try:
             async with asyncio.timeout(_START_TIMEOUT_SECONDS):
@@ -170,17 +173,17 @@ class Pool:
             worker.kill(InvalidReason.TIMEOUT, message)
             return await worker.started
 
-    def _welcome(self, worker: WorkerProcess) -> None:
+    def _on_worker_ready(self, worker: WorkerProcess) -> None:
         if worker.exited.done():
             return
         self._ready.add(worker)
-        self._idle_again(worker)
+        self._on_worker_idle(worker)
 
-    def _idle_again(self, worker: WorkerProcess) -> None:
+    def _on_worker_idle(self, worker: WorkerProcess) -> None:
         self._idle.append(worker)
         self._on_idle()
 
-    def _exited(self, worker: WorkerProcess) -> None:
+    def _on_worker_exit(self, worker: WorkerProcess) -> None:
         self._workers.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)

@@ -1,4 +1,4 @@
-"""What user code prints: passed on to the server's log within a budget, so that printing never fills a disk."""
+"""Output of user code, passed on to the server's log within a budget, so that printing never fills a disk."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 _BURST_BYTES = 256 << 10
-_BYTES_A_SECOND = 16 << 10
+_BYTES_PER_SECOND = 16 << 10
 
 
 class OutputLimit:
-    """A token bucket over bytes of output. Says once, when it flows again, how much was left out."""
+    """A token bucket over bytes of output. After a drop, the next admitted output reports how much was dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,9 +20,9 @@ class OutputLimit:
         self._num_dropped = 0
 
     def admit(self, data: bytes) -> bytes:
-        """What of `data` to log."""
+        """Return the bytes to log for `data`."""
         now = self._clock()
-        self._budget = min(_BURST_BYTES, self._budget + (now - self._at) * _BYTES_A_SECOND)
+        self._budget = min(_BURST_BYTES, self._budget + (now - self._at) * _BYTES_PER_SECOND)
         self._at = now
         if len(data) > self._budget:
             self._num_dropped += len(data)
@@ -34,10 +34,10 @@ class OutputLimit:
 
 
 class OutputLog:
-    """Writes the admitted part to standard error. A full or closed standard error loses lines, not requests."""
+    """Writes the admitted part to standard error. If that is full or closed, lines are lost, but no requests."""
 
-    def __init__(self, limit: OutputLimit | None = None) -> None:
-        self._limit = limit or OutputLimit()
+    def __init__(self) -> None:
+        self._limit = OutputLimit()
 
     def write(self, data: bytes) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Packages that a function needs, in a virtual environment of its own, made once for the same lines.
+"""The virtual environment with a function's requirements, created once for the same lines.
 
-The server's packages are not in it, and its packages are not the server's: a worker runs with its interpreter and finds
-of ours the worker's own modules alone, which use the standard library. Owns the folder in the user's cache; a Pod's
-cache ends with the Pod. Invariant: an environment that is not complete is never used.
+It shares no packages with the server: a worker runs with its interpreter and imports from RLJob only the worker's own
+modules, which use the standard library alone. Owns the folder in the user's cache; a Pod's cache ends with the Pod.
+Invariant: an incomplete environment is never used.
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ from rljob_api.wire.contract import ENV_TOKEN
 logger = logging.getLogger(__name__)
 
 _COMPLETE = "rljob-complete"
-_OURS = "rljob-worker"
+_WORKER_FOLDER = "rljob-worker"
 _PACKAGES = {module.__name__: Path(module.__path__[0]) for module in (rljob_api, rljob_reward)}
 _UNREACHABLE = re.compile(
     r"connection|connect error|dns error|timed out|timeout|temporary failure|network is|"
     r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
     re.IGNORECASE,
 )
-_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
+_DISK_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _NUM_LINES_SHOWN = 12
-# uv reads its own variables alone.
+# uv does not read pip's variables.
 _UV_NAMES = {
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
     "PIP_EXTRA_INDEX_URL": "UV_INDEX",
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_CERT": "SSL_CERT_FILE",
 }
-_FILES_NAMED = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
-"""uv's variables that name files: with other contents the same lines are another environment."""
+_FILE_VARIABLES = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
+"""uv's variables that name files; their contents are part of the environment's digest."""
 _UV_OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
 
-def provide(lines: Sequence[str], cache: Path | None = None) -> str:
-    """The interpreter of an environment with these packages. UserError when there can be none; TransientError when the
-    index cannot be reached."""
+def ensure_environment(lines: Sequence[str], cache: Path | None = None) -> str:
+    """Return the interpreter of an environment with these packages, creating it if needed.
+
+    Raise UserError if the packages cannot be installed, TransientError if the index cannot be reached.
+    """
     root = (cache or _cache_folder()) / "rljob" / "requirements"
     folder = root / _digest(lines)
     python = folder / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another server of this machine may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another server of this machine may be creating it
         if not (folder / _COMPLETE).exists():
             logger.info("installing the function's requirements: %s", ", ".join(lines))
             shutil.rmtree(folder, ignore_errors=True)
-            _make(folder, python, lines)
+            _create(folder, python, lines)
             (folder / _COMPLETE).touch()
     return str(python)
 
@@ -72,14 +74,14 @@ def _cache_folder() -> Path:
 
 
 def _digest(lines: Sequence[str]) -> str:
-    ours = {name: str(path) for name, path in _PACKAGES.items()}
-    files = [os.environ.get(name, "").split() for name in _FILES_NAMED]
-    contents = [[Path(file).read_text() if Path(file).is_file() else file for file in named] for named in files]
-    parts = [sorted(lines), sys.version, sysconfig.get_platform(), sys.base_prefix, ours, contents]
+    packages = {name: str(path) for name, path in _PACKAGES.items()}
+    files = [os.environ.get(name, "").split() for name in _FILE_VARIABLES]
+    contents = [[Path(file).read_text() if Path(file).is_file() else file for file in names] for names in files]
+    parts = [sorted(lines), sys.version, sysconfig.get_platform(), sys.base_prefix, packages, contents]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _make(folder: Path, python: Path, lines: Sequence[str]) -> None:
+def _create(folder: Path, python: Path, lines: Sequence[str]) -> None:
     uv = shutil.which("uv")
     if uv:
         _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], lines)
@@ -87,20 +89,20 @@ def _make(folder: Path, python: Path, lines: Sequence[str]) -> None:
     else:
         _run([sys.executable, "-m", "venv", str(folder)], lines)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    listed = folder / "requirements.txt"
-    listed.write_text("".join(f"{line}\n" for line in lines))
-    _run([*install, "--requirement", str(listed)], lines)
+    requirements = folder / "requirements.txt"
+    requirements.write_text("".join(f"{line}\n" for line in lines))
+    _run([*install, "--requirement", str(requirements)], lines)
     _link_worker(folder)
 
 
 def _link_worker(folder: Path) -> None:
-    """Let the environment's interpreter import the worker, and nothing else of what the server has."""
-    ours = folder / _OURS
-    ours.mkdir()
+    """Let the environment's interpreter import the worker, and no other package of the server."""
+    worker = folder / _WORKER_FOLDER
+    worker.mkdir()
     for name, path in _PACKAGES.items():
-        (ours / name).symlink_to(path)
+        (worker / name).symlink_to(path)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (folder / "lib" / version / "site-packages" / f"{_OURS}.pth").write_text(f"{ours}\n")
+    (folder / "lib" / version / "site-packages" / f"{_WORKER_FOLDER}.pth").write_text(f"{worker}\n")
 
 
 def _run(command: list[str], lines: Sequence[str]) -> None:
@@ -119,11 +121,11 @@ def _run(command: list[str], lines: Sequence[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """A package that is built runs code: the token is none of its business."""
+    """Return the installer's environment, without the token: building a package runs its code."""
     environment = {name: value for name, value in os.environ.items() if name != ENV_TOKEN}
-    for name, theirs in _UV_NAMES.items():
-        if name in environment and _UV_OLDER_NAMES.get(theirs) not in environment:
-            environment.setdefault(theirs, environment[name])
+    for pip_name, uv_name in _UV_NAMES.items():
+        if pip_name in environment and _UV_OLDER_NAMES.get(uv_name) not in environment:
+            environment.setdefault(uv_name, environment[pip_name])
     return {"UV_PYTHON_DOWNLOADS": "never"} | environment
 
 
@@ -132,8 +134,8 @@ def _explain(output: str, lines: Sequence[str]) -> RLJobError:
     what = f"function.requirements ({', '.join(lines)}) cannot be installed:\n{text}\n"
     if _UNREACHABLE.search(output):
         return TransientError(
-            f"{what}The package index was not reached. Name it in the reward's env (UV_INDEX_URL), or build an image"
+            f"{what}the package index cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
         )
-    if _FULL.search(output):
-        return TransientError(f"{what}The disk is full. Give the Pod more ephemeral storage, or build an image")
-    return UserError(f"{what}Correct the lines, or build an image that has the packages (rewards[].image)")
+    if _DISK_FULL.search(output):
+        return TransientError(f"{what}the disk is full; give the Pod more ephemeral storage, or build an image")
+    return UserError(f"{what}correct the lines, or build an image that has the packages (rewards[].image)")

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.contract import ExitCode
-from rljob_reward.workers import requirements
+from rljob_reward.worker_pool import requirements
 from tests.support.reward_process import Server
 
 StartServer = Callable[..., Server]
@@ -111,10 +111,10 @@ def test_the_installer_gets_pips_index_and_never_the_token(monkeypatch: pytest.M
 
 
 def test_a_half_made_environment_is_made_anew(tmp_path: Path, line: str) -> None:
-    python = Path(requirements.provide([line], tmp_path))
+    python = Path(requirements.ensure_environment([line], tmp_path))
     (python.parents[1] / "rljob-complete").unlink()
     python.unlink()
-    assert requirements.provide([line], tmp_path) == str(python)
+    assert requirements.ensure_environment([line], tmp_path) == str(python)
     assert python.exists()
 
 

@@ -1,0 +1,90 @@
+"""Answers to a worker's seccomp notifications: may this process start another, may it signal or adjust that one.
+
+Owns one listener (seccomp_unotify(2)). Each start counts against the worker's limit until a scan of /proc shows which
+processes have ended. Over the limit the whole worker is killed: its request then fails with a clear reason, while a
+failing fork() would be a puzzle. Closing the listener makes every further call of this kind fail, so that the remains
+of a dead worker cannot multiply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+
+from rljob_reward.worker.sandbox import seccomp
+from rljob_reward.worker.sandbox.syscall_numbers import numbers
+from rljob_reward.worker_pool import process_marks
+
+_IOCTL_RECEIVE, _IOCTL_SEND = 0xC0502100, 0xC0182101
+_NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # id, pid, flags, nr, arch, ip, arguments
+_RESPONSE = struct.Struct("=QqiI")  # id, value, error, flags
+_CONTINUE = 1
+
+_NAMES = {number: name for name, number in numbers().items()}
+
+
+class SeccompSupervisor:
+    """Decides for one worker and everything that it starts."""
+
+    def __init__(self, listener: int, mark: int, max_processes: int, on_excess: Callable[[], None]) -> None:
+        self._listener = listener
+        self._mark = mark
+        self._max_processes = max_processes
+        self._on_excess = on_excess
+        self._upper_bound = 0
+        """At most this many processes and threads exist, not counting the worker's main thread."""
+        self.has_spawned = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listener, self._respond)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        os.close(self._listener)
+
+    def _respond(self) -> None:
+        notification = bytearray(_NOTIFICATION.size)
+        try:
+            fcntl.ioctl(self._listener, _IOCTL_RECEIVE, notification)
+        except OSError:
+            return  # the caller was killed meanwhile
+        number, _, _, call, _, _, *arguments = _NOTIFICATION.unpack(notification)
+        error = self._decide(_NAMES.get(call, ""), arguments)
+        response = _RESPONSE.pack(number, 0, -error, 0 if error else _CONTINUE)
+        with contextlib.suppress(OSError):  # a signal interrupted the call; the process may repeat it
+            fcntl.ioctl(self._listener, _IOCTL_SEND, bytearray(response))
+
+    def _decide(self, call: str, arguments: list[int]) -> int:
+        """Return 0 to allow the call, else the errno that it fails with."""
+        if call in seccomp.SPAWNING:
+            return self._decide_spawn()
+        target = struct.unpack("=i", struct.pack("=I", arguments[seccomp.PID_ARGUMENT[call]] & 0xFFFFFFFF))[0]
+        return 0 if self._is_own(target) else errno.EPERM
+
+    def _decide_spawn(self) -> int:
+        self.has_spawned = True
+        self._upper_bound += 1
+        if self._upper_bound <= self._max_processes:
+            return 0
+        self._upper_bound = process_marks.count_threads(self._mark)  # includes the main thread, not the new one
+        if self._upper_bound <= self._max_processes:
+            return 0
+        self._on_excess()
+        return errno.EAGAIN
+
+    def _is_own(self, target: int) -> bool:
+        if target > 0:
+            return process_marks.mark_of(target) == self._mark
+        # A group cannot span sessions, and every worker starts a session: one member decides for its group.
+        return any(_group_of(process.pid) == -target for process in process_marks.find_processes(self._mark))
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

@@ -1,17 +1,17 @@
 """The exception tree.
 
 RLJobError
-├── UserError        the job, its data or its reward is wrong; the message names place and remedy   (exit 78)
-└── TransientError   something around the job failed; trying again may help                        (exit 75)
+├── UserError        the job, its data or its reward is wrong   (exit code 78)
+└── TransientError   the infrastructure failed; a retry may help (exit code 75)
 """
 
 
 class RLJobError(Exception):
-    """Base of every error that RLJob raises on purpose."""
+    """Base of all errors that RLJob raises."""
 
 
 class UserError(RLJobError, ValueError):
-    """Permanent: only the user can mend it. The message says what is wrong, where, and what would be right."""
+    """A permanent error that only the user can fix. The message states what is wrong, where, and how to fix it."""
 
 
 class TransientError(RLJobError):

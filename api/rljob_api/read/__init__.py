@@ -1,1 +1,1 @@
-"""Reads manifests: YAML with positions, validation, and messages that name the field and the remedy."""
+"""Read manifests: YAML with line numbers, validation, and messages with the field's path and a remedy."""

@@ -1,7 +1,7 @@
-"""YAML text to plain data, with the line of every key and list entry.
+"""Parse YAML to plain data, with the line of every key and list entry.
 
-Owns what is wrong with the text itself: syntax, tabs, keys that appear twice. Leaves what the data means to load.
-Invariant: scalars mean what Kubernetes reads in them (1e-6 is a number, a date is text).
+Reports syntax errors, tabs and duplicate keys; `load` validates the data. Invariant: scalars have the types that
+Kubernetes gives them (1e-6 is a number, a date is text).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 Location = tuple[str | int, ...]
-"""Keys and indices on the way to a value."""
+"""Keys and indices that lead to a value."""
 
 
 @dataclass(frozen=True)
 class YamlProblem:
-    """Something wrong with the YAML itself."""
+    """A problem of the YAML text."""
 
     line: int
     path: str
@@ -35,7 +35,7 @@ class Document:
     problems: list[YamlProblem] = field(default_factory=list)
 
     def line_of(self, location: Location) -> int:
-        """Line of the value, or of the nearest thing around it that the file has."""
+        """Return the line of the value, or of its nearest ancestor in the file."""
         while location not in self.lines:
             location = location[:-1]
         return self.lines[location]
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _NOT_JSON = ("binary", "set", "omap", "pairs", "timestamp")
-"""Tags that Kubernetes, which makes JSON of every manifest, has no use for: unknown here, too."""
+"""Tags that JSON, and therefore Kubernetes, does not support."""
 _Loader.yaml_constructors = {
     tag: constructor
     for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
@@ -65,7 +65,7 @@ _Loader.add_implicit_resolver(
 
 
 def format_path(location: Location) -> str:
-    """`spec.rewards[0].name`, as messages show it."""
+    """Return a location as messages show it: `spec.rewards[0].name`."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -73,34 +73,36 @@ def format_path(location: Location) -> str:
 
 
 def read_documents(text: str) -> tuple[list[Document], list[YamlProblem]]:
-    """The documents before the first syntax error, and that error. Empty documents are left out."""
+    """Return the non-empty documents before the first syntax error, and that error."""
     documents: list[Document] = []
     try:
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
-            assert node is not None  # check_node says so
+            assert node is not None  # guaranteed by check_node
             document = Document(data=None, lines={(): node.start_mark.line + 1})
             _index(node, (), document, [])
             document.data = loader.construct_document(node)
             if document.data is not None:
                 documents.append(document)
     except yaml.YAMLError as error:
-        return documents, [_explain(error, text)]
+        return documents, [_describe(error, text)]
     except (ValueError, RecursionError):
         line = loader.line + 1
-        return documents, [YamlProblem(line, "", "is nested too deeply, or a number in it is too long; shorten it")]
+        return documents, [
+            YamlProblem(line, "", "is nested too deeply, or contains a number that is too long; shorten it")
+        ]
     return documents, []
 
 
 def _index(node: yaml.Node, location: Location, document: Document, above: list[yaml.Node]) -> None:
-    """Note the line of every value below `node`, and keys that are there twice."""
+    """Record the line of every value below `node`, and duplicate keys."""
     if any(node is parent for parent in above):
         return
     for part, line, value in _children(node):
         inner = (*location, part)
         if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
-            message = f"is there twice (first in line {document.lines[inner]}); remove one"
+            message = f"is a duplicate (first in line {document.lines[inner]}); remove one"
             document.problems.append(YamlProblem(line, format_path(inner), message))
         document.lines[inner] = line
         _index(value, inner, document, [*above, node])
@@ -116,13 +118,13 @@ def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
             yield index, value.start_mark.line + 1, value
 
 
-def _explain(error: yaml.YAMLError, text: str) -> YamlProblem:
+def _describe(error: yaml.YAMLError, text: str) -> YamlProblem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         lines = text.splitlines()
         if line <= len(lines) and re.match(r"[ ]*\t", lines[line - 1]):
-            return YamlProblem(line, "", "the line is indented with a tab; YAML wants spaces")
+            return YamlProblem(line, "", "the line is indented with a tab; use spaces")
         context = f" {error.context}" if error.context else ""
         return YamlProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
     if isinstance(error, yaml.reader.ReaderError):

@@ -1,1 +1,1 @@
-"""What the Pods of a job send to each other: environment names, paths, messages of the reward protocol."""
+"""The wire contract between the Pods of a job: environment, URL paths, and messages."""

@@ -1,67 +1,66 @@
-"""What the parts of a running job agree on: environment, ports, paths, labels, exit codes.
+"""Names that the parts of a running job share: labels, environment, ports, paths, headers, exit codes.
 
-The operator writes them into Pods; the programs in the Pods read them. Nothing else may spell them out.
+The operator writes them into Pods, and the programs in the Pods read them. No other module may repeat the literals.
 """
 
 from __future__ import annotations
 
 import enum
 
-# Labels and selectors of every child.
+# Labels of all children.
 LABEL_JOB = "rljob.dev/job"
 LABEL_ROLE = "rljob.dev/role"
 LABEL_REWARD = "rljob.dev/reward"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
 LABEL_REWARD_MODEL = "rljob.dev/reward-model"
-"""Children of a RewardModel carry it in place of LABEL_JOB."""
+"""On children of a RewardModel, instead of LABEL_JOB."""
 ANNOTATION_RETRY = "rljob.dev/retry"
-"""On an RLJob: any new value starts a failed job again from its checkpoint (`kubectl rljob retry`)."""
+"""On an RLJob: a new value restarts a failed job from its checkpoint (`kubectl rljob retry`)."""
 SCHEDULING_GATE = "rljob.dev/gang"
-"""Holds a Pod back until all Pods of its job exist (spec.scheduling.gang: gates)."""
+"""Blocks the scheduling of a Pod until all Pods of its job exist (spec.scheduling.gang: gates)."""
 
-# Environment of every container.
+# Environment variables of containers.
 ENV_TOKEN = "RLJOB_TOKEN"
-"""Bearer token of the job. Every request between parts carries `Authorization: Bearer TOKEN`."""
+"""The job's bearer token. All requests between Pods carry `Authorization: Bearer TOKEN`."""
 ENV_POD_IP = "RLJOB_POD_IP"
 """Address that this Pod's servers bind to."""
 ENV_HOSTS_FILE = "RLJOB_HOSTS_FILE"
-"""Optional hosts(5) file that stands in for cluster DNS (see discovery). Read anew at each look-up."""
+"""Optional hosts(5) file that replaces cluster DNS (see discovery). Read again for each lookup."""
 ENV_JOB_FILE = "RLJOB_JOB_FILE"
-"""Path of the whole RLJob as YAML, defaults filled in."""
+"""Path of the complete RLJob as YAML, with defaults."""
 ENV_RUN_DIR = "RLJOB_RUN_DIR"
-"""Head and trainers: folder for metrics, checkpoints and the export; on a cluster the checkpoint volume."""
+"""Head and trainers: folder of metrics, checkpoints and the export. On a cluster, the checkpoint volume."""
 ENV_HEAD = "RLJOB_HEAD"
 """Host name of the head's Service."""
 ENV_ROLLOUT_SERVICE = "RLJOB_ROLLOUT_SERVICE"
 """Headless Service of the ready rollout replicas."""
 ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
-"""JSON object: reward name -> host name of its headless Service, for the rewards that we serve."""
+"""JSON object: reward name -> host name of its headless Service, for rewards with Pods."""
 ENV_REWARD_TOKENS = "RLJOB_REWARD_TOKENS"
-"""Optional JSON object: reward name -> name of the environment variable with that reward's token, for rewards that do
-not take the job's own (RewardModels)."""
+"""Optional JSON object: reward name -> environment variable that holds its token, for RewardModels, which have their
+own token."""
 ENV_RAY_PORT = "RLJOB_RAY_PORT"
-"""Optional port of the Ray head instead of PORT_RAY. `rljob run` sets it: whatever address Ray's head is given, it
-listens on all of the machine's, so that two runs on one machine need two ports."""
+"""Optional port of the Ray head, instead of PORT_RAY. `rljob run` sets it: Ray's head listens on all addresses of the
+machine, so two runs on one machine need two ports."""
 ENV_MODEL = "RLJOB_MODEL"
-"""Where the model is for this container: a folder's path, or hf://org/name as the user wrote it."""
+"""Source of the model in this container: the path of a folder, or hf://org/name as in the manifest."""
 ENV_TRAIN_DATA = "RLJOB_TRAIN_DATA"
-"""Head: where data.train is: a path, or hf://org/name."""
+"""Head: source of data.train: a path, or hf://org/name."""
 ENV_EVAL_DATA = "RLJOB_EVAL_DATA"
-"""Head: where data.eval is; unset without evaluation."""
+"""Head: source of data.eval. Unset without evaluation."""
 ENV_HEAD_JOB_UID = "RLJOB_HEAD_JOB_UID"
-"""Head, optional: which life of the job this is. Suspend and resume, a retry or a changed spec begin another one, and
-restarts count from zero in each."""
+"""Head, optional: uid of the head's Kubernetes Job. Resume, retry and a changed spec create a new Job, and the driver
+then counts restarts from zero."""
 ENV_VLLM_SOCKET = "RLJOB_VLLM_SOCKET"
-"""Reward server: Unix socket of the vLLM beside it. Unset for rewards without a model of their own."""
+"""Reward server: Unix socket of its vLLM sidecar. Unset for rewards without a served model."""
 ENV_REWARD_IMAGES = "RLJOB_REWARD_IMAGES"
-"""Reward server: the images of its Pod, parted by spaces. They are a part of its version: another image may score
-otherwise. Unset where it runs without one."""
+"""Reward server: images of its Pod, separated by spaces. They are part of the reward's version, because another image
+may compute other scores. Unset without images."""
 ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
 """Reward server: bearer token for a judge's endpoint."""
 ENV_PEERS = "RLJOB_PEERS"
-"""Reward server: headless Service of the reward's own ready replicas, over which limits are shared. Unset: it is
-alone."""
+"""Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
 # Ports.
 PORT_RAY = 6379
@@ -70,7 +69,7 @@ PORT_DRIVER = 8100
 PORT_WEIGHTS = 8200
 """Trainer rank 0: the published safetensors."""
 PORT_ROLLOUT = 8000
-"""Rollout: vLLM's OpenAI server with our middleware."""
+"""Rollout: vLLM's OpenAI server with RLJob's middleware."""
 PORT_REWARD = 8080
 """Reward: the reward protocol."""
 
@@ -81,14 +80,14 @@ PATH_CLAIMS = "/mnt/pvc"
 """pvc://CLAIM/PATH is mounted read-only at PATH_CLAIMS/CLAIM."""
 PATH_SCRATCH = "/var/run/rljob"
 PATH_VLLM = "/var/run/vllm"
-"""Between a reward server and the vLLM beside it."""
+"""Folder that a reward server shares with its vLLM sidecar."""
 FILE_VLLM_SOCKET = "socket"
 FILE_JOB = "job.yaml"
 FILE_REWARD = "reward.yaml"
 FILE_FUNCTION = "function.py"
 
 RAY_RESOURCE_TRAINER = "rljob-trainer"
-"""Ray custom resource of trainer Pods: one unit a rank."""
+"""Ray custom resource of trainer Pods: one unit per rank."""
 
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request to a rollout replica."""
@@ -101,15 +100,16 @@ HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
 
 
 class UrlPath(enum.StrEnum):
-    """HTTP paths. READY and METRICS alone answer without the token."""
+    """HTTP paths. All except READY and METRICS require the token."""
 
     READY = "/rljob/ready"
-    """Any server: 200 when it may get traffic, else 503 with the reason."""
+    """Any server: 200 if it is ready, else 503 with the reason."""
     METRICS = "/metrics"
     STATUS = "/status"
-    """Head: Status as JSON."""
+    """Head: DriverStatus."""
     WEIGHTS_CURRENT = "/weights/current"
-    """Head: WeightManifest. `?after=GENERATION:VERSION&timeout=SECONDS` waits for another one (204: none came)."""
+    """Head: WeightManifest. `?after=GENERATION:VERSION&timeout=SECONDS` waits for a different version (204 on
+    timeout)."""
     ROLLOUT_WEIGHTS = "/rljob/weights"
     """Rollout: RolloutWeights. `?want=GENERATION:VERSION&timeout=SECONDS` waits until it serves that version."""
     SCORE = "/v1/score"
@@ -121,8 +121,8 @@ class UrlPath(enum.StrEnum):
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of our containers, so that a restart policy can tell whose fault it was."""
+    """Exit codes of RLJob's containers, which select the restart policy."""
 
     SUCCEEDED = 0
     INFRASTRUCTURE = 75  # EX_TEMPFAIL: a restart may help
-    USER = 78  # EX_CONFIG: the job, its data or its reward is wrong; a restart cannot help
+    USER = 78  # EX_CONFIG: the job, its data or its reward is wrong; a restart does not help

@@ -1,6 +1,6 @@
-"""Names to addresses. On a cluster that is DNS; a headless Service's name gives the ready Pods.
+"""Service discovery: the addresses of the ready Pods behind the DNS name of a headless Service.
 
-Where RLJOB_HOSTS_FILE is set (`rljob run`), that hosts(5) file is the DNS: a name may stand on many lines.
+If RLJOB_HOSTS_FILE is set (`rljob run`), that hosts(5) file replaces DNS. It may have several lines per name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rljob_api.wire.contract import ENV_HOSTS_FILE
 
 
 def resolve(host: str) -> list[str]:
-    """Sorted addresses of `host`; empty when it has none now (no ready Pod, or DNS does not know it)."""
+    """Return the sorted addresses of `host`; empty if no Pod is ready or DNS does not know the name."""
     hosts_file = os.environ.get(ENV_HOSTS_FILE)
     if hosts_file:
         return sorted(set(_lookup(Path(hosts_file), host)))

@@ -1,7 +1,7 @@
-"""The reward protocol and what the driver, the trainer and the rollouts tell each other, as JSON over HTTP.
+"""JSON messages over HTTP: the reward protocol, weight synchronization, and the driver's status.
 
-A reward server answers 200 to every request that it executed, valid or not; 429 with Retry-After when its queue is
-full; 401 without the token; 422 with a reason when the request itself is malformed; 503 while it drains.
+Status codes of a reward server: 200 for every executed request, valid or not; 401 without the token; 422 with a reason
+if the request is malformed; 429 with Retry-After if the queue is full; 503 while it drains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Lane = Literal["train", "eval"]
 Message = dict[str, Any]
-"""One chat message: role, content."""
+"""One chat message: role and content."""
 
 
 class Wire(BaseModel):
@@ -31,50 +31,50 @@ class InvalidReason(enum.StrEnum):
     NOT_FINITE = "not_finite"
     """NaN or infinity."""
     BAD_RETURN = "bad_return"
-    """The return value is none of the forms that the signature allows."""
+    """The signature does not allow the return value."""
     WORKER_DIED = "worker_died"
-    """The worker process ended (crash, os._exit, out of memory) or broke its pipe."""
+    """The worker process ended (crash, os._exit, out of memory) or closed its pipe."""
     ABSTAINED = "abstained"
-    """The function returned None: it has no opinion on this sample."""
+    """The function returned None: it does not score this sample."""
     UNREACHABLE = "unreachable"
     """Client side: no replica answered within the sample's deadline."""
     DEADLINE = "deadline"
-    """Client side: deadlineSeconds went by without a result."""
+    """Client side: no result within deadlineSeconds."""
     CANCELLED = "cancelled"
-    """The server shut down, or the client left, before execution ended."""
+    """The server shut down, or the client disconnected, before execution ended."""
 
 
 class ScoreRequest(Wire):
     """One finished trajectory to score."""
 
     id: str = Field(min_length=1, max_length=256)
-    """Unique per attempt-independent sample: a retry carries the same id."""
+    """Unique per sample. A retry has the same id."""
     lane: Lane = "train"
-    """train or eval; the lanes never queue behind each other."""
+    """train or eval. Each lane has its own queue."""
     prompt: str | list[Message]
-    """What the model was given, before tokenization."""
+    """Input of the model, before tokenization."""
     completion: str
-    """What it wrote, special tokens left out."""
+    """Output of the model, without special tokens."""
     ground_truth: Any = None
-    """The answer column."""
+    """Value of the answer column."""
     data_source: str = ""
-    """What verl's functions get as data_source."""
+    """Argument data_source of verl functions."""
     extra_info: dict[str, Any] = {}
-    """Other columns of the row, and `index`, `split`, `truncated` (the token limit was hit), `num_tokens`."""
+    """Other columns of the row, and `index`, `split`, `truncated` (the token limit was reached), `num_tokens`."""
 
 
 class ScoreResult(Wire):
-    """The outcome: valid with a score, or invalid with a reason. Never a zero in place of a failure."""
+    """The outcome: valid with a score, or invalid with a reason. A failure is never reported as a zero score."""
 
     id: str
     valid: bool
     score: float | None = None
-    """Finite when valid, else null."""
+    """Finite if valid, else null."""
     components: dict[str, float] = {}
-    """Further finite numbers that the function returned (bools as 0 and 1)."""
+    """Additional finite numbers that the function returned (bools as 0 and 1)."""
     reason: InvalidReason | None = None
     message: str = ""
-    """For people: the exception's last line, or what was wrong. At most 2,000 characters."""
+    """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""
     queue_seconds: float = 0.0
     """From arrival to the start of execution."""
     execute_seconds: float = 0.0
@@ -86,7 +86,7 @@ class ScoreResult(Wire):
     def _valid_xor_reason(self) -> ScoreResult:
         finite = self.score is not None and math.isfinite(self.score)
         if self.valid != finite or self.valid != (self.reason is None):
-            raise ValueError("a result is valid with a finite score and no reason, or invalid with a reason")
+            raise ValueError("a result must be valid with a finite score and no reason, or invalid with a reason")
         return self
 
 
@@ -94,20 +94,19 @@ class GroupRequest(Wire):
     """The trajectories of one prompt, to be scored together."""
 
     id: str = Field(min_length=1, max_length=256)
-    """Unique per attempt-independent group: a retry carries the same id."""
+    """Unique per group. A retry has the same id."""
     lane: Lane = "train"
     samples: list[ScoreRequest] = Field(min_length=1, max_length=4096)
-    """In the order of the group. Their lanes are the group's."""
+    """In the order of the group. Their lanes equal the group's."""
     results: list[ScoreResult] | None = None
-    """What each sample got when it was scored alone (scope: sampleThenGroup): as many as samples, all of them valid.
-    Null where nothing was (scope: group)."""
+    """With scope sampleThenGroup: the valid result of each sample. With scope group: null."""
 
     @model_validator(mode="after")
-    def _one_result_a_sample(self) -> GroupRequest:
+    def _one_result_per_sample(self) -> GroupRequest:
         if self.results is None:
             return self
         if len(self.results) != len(self.samples) or not all(result.valid for result in self.results):
-            raise ValueError("results has one valid result for each of samples, or is null")
+            raise ValueError("results must be null or have one valid result per sample")
         return self
 
 
@@ -116,24 +115,24 @@ class GroupResult(Wire):
 
     id: str
     results: list[ScoreResult]
-    """[samples] In the order of the request's. A group that failed as a whole gives each sample the same reason."""
+    """[samples] In the order of the request. If the whole group failed, all samples have the same reason."""
 
 
 class WeightManifest(Wire):
-    """The newest published weights. Served by the head; the file by the trainer's rank 0."""
+    """The newest published weights. The head serves the manifest, rank 0 of the trainer the file."""
 
     generation: str
-    """Names one incarnation of the trainer group. Versions of different generations do not compare."""
+    """Identifies one incarnation of the trainer group. Versions of different generations are not comparable."""
     version: int
-    """Counts up by one with each update within a generation, as steps do."""
+    """Incremented by each update within a generation."""
     url: str
-    """Where the safetensors file is. Needs the token."""
+    """URL of the safetensors file. Requires the token."""
     num_bytes: int
     """Size of the file."""
     sha256: str
     """Digest of the file."""
     checksum: str
-    """Digest of the parameters themselves, independent of how they are fused or laid out (see weights.py)."""
+    """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
 
     @property
     def key(self) -> str:
@@ -141,21 +140,21 @@ class WeightManifest(Wire):
 
 
 class RolloutWeights(Wire):
-    """What one rollout replica serves."""
+    """The weights that one rollout replica serves."""
 
     generation: str = ""
-    """Empty while it serves the model that it started from."""
+    """Empty while it serves the initial model."""
     version: int = -1
     sha256: str = ""
-    """Digest of the file that it received."""
+    """Digest of the received file."""
     checksum: str = ""
     """Digest read back from the parameters in the engine."""
     pause_seconds: float = 0.0
-    """Time in which the last update kept the engine from generating."""
+    """Time for which the last update paused generation."""
     transfer_seconds: float = 0.0
-    """Time of the download of the last update. Not part of the pause."""
+    """Download time of the last update. Not part of the pause."""
     load_seconds: float = 0.0
-    """Time of loading into the engine; part of the pause."""
+    """Time to load the last update into the engine. Part of the pause."""
 
     @property
     def key(self) -> str:
@@ -163,54 +162,55 @@ class RolloutWeights(Wire):
 
 
 class RewardDemand(Wire):
-    """What one reward is asked for, for the autoscaler: of the collection under way, or of the one to come."""
+    """Demand for one reward in the current or the next collection. Input of the autoscaler."""
 
     samples: int = 0
-    """Samples of the whole collection; 0 when none is to come."""
+    """Samples of the whole collection. 0 if there is no further collection."""
     expected: int = 0
-    """Those of them that are still to be scored."""
+    """Samples without a score yet."""
     is_open: bool = False
-    """Whether it is under way: from the first prompt to the last score."""
+    """Whether the collection is in progress: from the first prompt to the last score."""
     is_first: bool = False
-    """Whether it is the first one of this driver: all that is said of its times is by its own part so far."""
+    """Whether it is the driver's first collection: all times are then estimates from its samples so far."""
     starts_in_seconds: float = 0.0
-    """When not under way: time until it begins, by how long the last pause took."""
+    """If not in progress: estimated time until it starts, from the last pause."""
     elapsed_seconds: float = 0.0
-    """When under way: time since it began."""
+    """If in progress: time since it started."""
     due_seconds: float | None = None
-    """When after its begin the GPUs want the last scores: the generation and, of on-policy mini-batches, the updates
-    but the last one's. By the last collection; in the first one by the generation so far. Null: not known yet."""
+    """Time after the start at which the GPUs need the last scores: the generation plus, with on-policy mini-batches,
+    all updates except the last. Measured in the last collection; in the first one, from the generation so far. Null:
+    not measured yet."""
     window_seconds: float | None = None
-    """The target of Little's law: the shortest time, over all moments, that the samples which had not been generated
-    yet had until due_seconds, as if all of them had it. It is due_seconds itself when they come evenly."""
+    """Target time for Little's law: the minimum over time of the time left until due_seconds for the samples not yet
+    generated, scaled to all samples. Equals due_seconds if samples arrive evenly."""
     in_flight: int = 0
-    """Requests under way."""
+    """Requests in flight, queued ones included."""
     waiting: int = 0
-    """Requests for which no replica is there or free."""
+    """Requests that wait for a free replica."""
     oldest_in_flight_seconds: float = 0.0
-    """For how long the oldest of the others has been with a replica: its execution takes that long at least."""
+    """Time since the oldest of the other requests was sent to a replica: a lower bound of its execution time."""
     latency_seconds: float | None = None
-    """Mean execution time of a sample, its retries included, over the newest ones."""
+    """Mean execution time per sample, including retries, over recent samples."""
     latency_p95_seconds: float | None = None
-    """The same, 95th percentile."""
+    """95th percentile of the same."""
 
 
 class DriverStatus(Wire):
-    """What the driver says of itself at /status."""
+    """The driver's status, served at /status."""
 
     step: int = 0
     total_steps: int = 0
     phase: str = "starting"
     """starting, evaluate, generate, score, update, publish, checkpoint, done."""
     waits_for: str = ""
-    """In words what it waits for; empty when nothing."""
+    """Human-readable: what the driver is waiting for. Empty if nothing."""
     weight_version: int = 0
     reward: float | None = None
     """Mean score of the last step's valid samples."""
     accuracy: float | None = None
-    """Last evaluation."""
+    """Accuracy of the last evaluation."""
     tokens_per_second: float | None = None
-    """Sampled tokens a second during the last step's generation."""
+    """Sampled tokens per second during the last step's generation."""
     reward_latency_p50_seconds: float | None = None
     reward_latency_p95_seconds: float | None = None
     num_invalid: int = 0
@@ -220,7 +220,6 @@ class DriverStatus(Wire):
     demand: dict[str, RewardDemand] = {}
     """By reward name."""
     gpu_seconds_per_step: float | None = None
-    """Time that generation, updates and the weights' way to the rollouts took in the last step, whatever the rewards
-    did: the floor of its wall time."""
+    """Time of generation, updates and weight sync in the last step, without rewards: the minimum of its wall time."""
     restarts: dict[str, int] = {}
-    """Restarts by role that the driver itself made (trainer group)."""
+    """Restarts by role that the driver made (trainer group)."""

@@ -48,7 +48,7 @@ def test_scalars_mean_what_kubernetes_reads_in_them(text: str, value: object) ->
 def test_keys_that_are_there_twice_are_found_with_both_lines() -> None:
     (document,), _ = read_documents("a:\n  b: 1\n  c: 1\n  b: 2\n")
     (problem,) = document.problems
-    assert (problem.line, problem.path, problem.message) == (4, "a.b", "is there twice (first in line 2); remove one")
+    assert (problem.line, problem.path, problem.message) == (4, "a.b", "is a duplicate (first in line 2); remove one")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ ONE_MISTAKE = [
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
-    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; there are persistentVolumeClaim, everySteps, keep, "
+    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, keep, "
      "export"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),
@@ -134,7 +134,7 @@ def test_rewards_without_names_do_not_hide_other_rules() -> None:
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing\n"])
 def test_an_empty_file_is_refused(text: str) -> None:
-    assert problems_of(text) == ["job.yaml:1: is empty; it must hold an RLJob or a RewardModel"]
+    assert problems_of(text) == ["job.yaml:1: is empty; it must contain an RLJob or a RewardModel"]
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "text\n", "a: &a {b: *a}\n", "? [1, 2]\n: 3\n", "spec: [\n"])
@@ -166,7 +166,7 @@ def test_load_job_wants_exactly_one_job(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="file not found"):
         load_job(tmp_path / "none.yaml")
     with pytest.raises(UserError, match="cannot be read"):
         load_job(tmp_path)

@@ -1,4 +1,4 @@
-"""`python -m rljob_operator`: command line, logging, signals. Leaves the work to kube.operator."""
+"""`python -m rljob_operator`: command line, logging, signals. Leaves the work to `operator`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 
 from rljob_api.errors import RLJobError
-from rljob_operator.kube.operator import run_operator
+from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
 
 

@@ -1,26 +1,33 @@
-"""What the reconcile core needs of the world, and what it says of it. Two implementations: Kubernetes, and local.
+"""The nouns and the I/O interface that all parts of the operator share.
 
-Objects are plain manifests in Kubernetes' JSON form, on both sides: what `plan` builds is what `kubectl apply`
-would take, and what a backend observes carries a Kubernetes `status`.
+Owns keys, observed state, plans and the errors of a backend; imports no other module of the operator. There are two
+backends: Kubernetes (`kube`) and `rljob run` (`rljob_cli.local`). Objects are plain manifests in Kubernetes' JSON form:
+planned ones are what `kubectl apply` takes, observed ones carry a Kubernetes `status`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
-from rljob_api.wire.protocol import DriverStatus
-
-if TYPE_CHECKING:
-    from rljob_operator.plan.autoscale import Demand
+from rljob_api.wire.protocol import DriverStatus, RewardDemand
 
 Manifest = dict[str, Any]
+Owner = RLJob | RewardModel
+"""What children can belong to."""
+OwnerStatus = RLJobStatus | RewardModelStatus
+StatusT = TypeVar("StatusT", RLJobStatus, RewardModelStatus)
+
+PROGRESS_POLL_SECONDS = 10.0
+"""How often the operator requests the progress of an active job from its driver."""
+DEMAND_POLL_SECONDS = 2.0
+"""The same while a reward of the job is autoscaled. With 10 s, no Pod would start in a sixth of a one-minute
+generation."""
 
 
 class JobKey(NamedTuple):
@@ -28,6 +35,21 @@ class JobKey(NamedTuple):
 
     namespace: str
     name: str
+
+
+class RewardModelKey(NamedTuple):
+    """Names one RewardModel. `kind` distinguishes it from the JobKey of the same name."""
+
+    namespace: str
+    name: str
+    kind: str = "RewardModel"
+
+
+Key = JobKey | RewardModelKey
+
+
+def describe_key(key: Key) -> str:
+    return f"{'RewardModel' if isinstance(key, RewardModelKey) else 'RLJob'} {key.namespace}/{key.name}"
 
 
 class ChildKey(NamedTuple):
@@ -43,7 +65,7 @@ def key_of(manifest: Manifest) -> ChildKey:
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes Event about the job. Equal events are one event with a count."""
+    """A Kubernetes Event about a job or RewardModel. Equal events are one event with a count."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -51,59 +73,97 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """The world as a backend sees it now. `children` are the objects that carry the job's label, Pods apart."""
+class Demand:
+    """What one job will request from a reward."""
 
-    children: dict[ChildKey, Manifest] = field(default_factory=dict)
-    pods: tuple[Manifest, ...] = ()
-    driver: DriverStatus | None = None
-    """What the driver's /status answered; None when it did not."""
-    warnings: tuple[Manifest, ...] = ()
-    """Newest Events of type Warning about the job's Pods and workloads: why a Pod could not be made, or mounted."""
-    reward_models: dict[str, RewardModel] = field(default_factory=dict)
-    """The RewardModels of the namespace that the job names, as far as they exist."""
-    demands: tuple[Demand, ...] = ()
-    """Of a RewardModel with autoscaling: what the jobs that refer to it will ask of it."""
+    job: str
+    reported: RewardDemand | None
+    """None: unknown, because the job's driver runs and does not answer."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What should be, and what to say about it. Applying the same plan twice writes nothing."""
+class ObservedState:
+    """What a backend sees now."""
+
+    children: dict[ChildKey, Manifest] = field(default_factory=dict)
+    """Objects with the label of the job or RewardModel, without Pods."""
+    pods: tuple[Manifest, ...] = ()
+    driver: DriverStatus | None = None
+    """The driver's answer to /status; None when it did not answer."""
+    warnings: tuple[Manifest, ...] = ()
+    """Newest Events of type Warning about the Pods and workloads: why a Pod was not created or started."""
+    reward_models: dict[str, RewardModel] = field(default_factory=dict)
+    """The RewardModels that the job references, as far as they exist."""
+    demands: tuple[Demand, ...] = ()
+    """For a RewardModel: the demand of the jobs that reference it."""
+
+
+@dataclass(frozen=True)
+class Plan(Generic[StatusT]):
+    """The desired state of a job or RewardModel, its status and its events. Applying a plan twice writes nothing."""
 
     children: tuple[Manifest, ...]
     """Server-side applied, in this order."""
     delete: tuple[ChildKey, ...]
-    """Children of the job that are no longer wanted."""
-    status: RLJobStatus
+    """Children that are no longer desired."""
+    status: StatusT
     events: tuple[Event, ...] = ()
     requeue_after_seconds: float | None = None
-    """When to look again though nothing happened; null: only upon a change."""
+    """When to reconcile again although nothing changed; None: only after a change."""
     ungate: tuple[str, ...] = ()
-    """Pods whose scheduling gate goes now."""
+    """Pods whose scheduling gate to remove now."""
     delete_job: bool = False
     """ttlSecondsAfterFinished has passed."""
-    holds_until: datetime | None = None
-    """Until then the same job and the same observations give a plan that does nothing new, whatever the time; null:
-    not known. Whoever makes a plan depend on the time must say it here."""
+    valid_until: datetime | None = None
+    """Until then the same job and the same observations give a plan that writes nothing new; None: unknown. Code that
+    makes a plan depend on the time must set it."""
 
 
 class ForeignObjectError(UserError):
-    """The name of a child is taken by an object that is not ours, which is neither adopted nor overwritten."""
+    """An object of another owner has the name of a child. It is neither adopted nor overwritten."""
+
+
+class InvalidOwnerError(UserError):
+    """Raised by `get_owner` for an object that the operator's types reject. `owner` has its metadata and, if it can be
+    read, its old status; its spec must not be read."""
+
+    def __init__(self, owner: Owner, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.owner, self.problems = owner, problems
+
+
+class UnknownFieldsError(TransientError):
+    """Raised by `get_owner` for an object with fields that only a newer CRD has. Nothing is written for `owner` until
+    the operator is upgraded."""
+
+    def __init__(self, owner: Owner, message: str) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class ForbiddenError(TransientError):
+    """RBAC, a quota or a policy forbids a write. The operator retries, since an administrator may grant it, and reports
+    it in events and in the condition Running of a job that does not run."""
 
 
 class Backend(Protocol):
-    """I/O of the reconcile core. Every method may raise TransientError, which means: try again later."""
+    """The I/O of a reconcile. Every method may raise TransientError: try again later."""
 
-    async def get_job(self, key: JobKey) -> RLJob | None: ...
-
-    async def observe(self, job: RLJob) -> Observed: ...
-
-    async def apply(self, manifest: Manifest) -> None:
-        """Server-side apply. Raises ForeignObjectError for a name that someone else's object holds, UserError for
-        what the API server refuses for good."""
+    async def get_owner(self, key: Key) -> Owner | None:
+        """Return None for an object that does not exist or is being deleted. Raises InvalidOwnerError and
+        UnknownFieldsError."""
         ...
 
-    async def delete(self, namespace: str, child: ChildKey) -> None: ...
+    async def observe(self, owner: Owner) -> ObservedState: ...
+
+    async def apply(self, manifest: Manifest) -> None:
+        """Server-side apply. Raises ForeignObjectError when an object of another owner has the name, and UserError for
+        what the API server rejects permanently."""
+        ...
+
+    async def delete(self, namespace: str, child: ChildKey) -> None:
+        """Delete a child with its dependents."""
+        ...
 
     async def ungate(self, namespace: str, pod: str) -> None:
         """Remove the scheduling gate of a Pod."""
@@ -111,16 +171,10 @@ class Backend(Protocol):
 
     async def delete_job(self, key: JobKey) -> None: ...
 
-    async def update_status(self, job: RLJob, status: RLJobStatus) -> None: ...
+    async def update_status(self, owner: Owner, status: OwnerStatus) -> None: ...
 
-    async def record_event(self, job: RLJob, event: Event) -> None: ...
-
-    def watch(self) -> AsyncIterator[JobKey]:
-        """Keys of jobs whose spec, children or Pods may have changed, and all of them now and then."""
-        ...
+    async def record_event(self, owner: Owner, event: Event) -> None: ...
 
 
 def utc_now() -> datetime:
-    from datetime import UTC
-
     return datetime.now(UTC)

@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.manifests import Manifest, is_terminating, labels_of, name_of, timestamp
 from rljob_cli.local.secrets import build_secrets
-from rljob_operator.backend import ChildKey, Event, JobKey, Observed, key_of
+from rljob_operator.backend import ChildKey, Event, JobKey, Key, ObservedState, Owner, OwnerStatus, key_of
 
 _RESYNC_SECONDS = 10.0
 
@@ -45,15 +44,15 @@ class LocalStore:
 
     # Backend, for the reconcile core.
 
-    async def get_job(self, key: JobKey) -> RLJob | None:
+    async def get_owner(self, key: Key) -> Owner | None:
         return self.job if self.job and key == self.key else None
 
-    async def observe(self, job: RLJob) -> Observed:
+    async def observe(self, owner: Owner) -> ObservedState:
         mine = {
-            k: copy.deepcopy(o) for k, o in self.objects.items() if labels_of(o).get(LABEL_JOB) == job.metadata.name
+            k: copy.deepcopy(o) for k, o in self.objects.items() if labels_of(o).get(LABEL_JOB) == owner.metadata.name
         }
-        pods = tuple(copy.deepcopy(p) for p in self.pods.values() if labels_of(p).get(LABEL_JOB) == job.metadata.name)
-        return Observed(children=mine, pods=pods, driver=self.driver)
+        pods = tuple(copy.deepcopy(p) for p in self.pods.values() if labels_of(p).get(LABEL_JOB) == owner.metadata.name)
+        return ObservedState(children=mine, pods=pods, driver=self.driver)
 
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply with one manager: what it applied before and leaves out now goes; the rest stays."""
@@ -86,12 +85,12 @@ class LocalStore:
         self._applied.clear()
         self.changed()
 
-    async def update_status(self, job: RLJob, status: RLJobStatus) -> None:
+    async def update_status(self, owner: Owner, status: OwnerStatus) -> None:
         if self.job and self.job.status != status:
             self.job = self.job.model_copy(update={"status": status})
             self.changed()
 
-    async def record_event(self, job: RLJob, event: Event) -> None:
+    async def record_event(self, owner: Owner, event: Event) -> None:
         self.events.append((datetime.now(UTC), event))
         self.on_event(event)
 

@@ -13,6 +13,7 @@ import json
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.manifests import labels_of, phase_of
 from rljob_cli.local.network import Network
-from rljob_cli.local.rewards import ask_metrics, build_rewards
+from rljob_cli.local.rewards import build_rewards, fetch_metrics
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import Output
 from rljob_cli.run.report import draw_curves, print_report
@@ -34,7 +35,8 @@ from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.loop import workqueue as queue
+from rljob_operator.loop import workqueue
+from rljob_operator.loop.reconcile import reconcile
 
 _LOOK_SECONDS = 0.5
 _POLL_SECONDS = 1.0
@@ -69,7 +71,8 @@ class Run:
         self._cluster.store.on_event = lambda event: self._record_event(event.type, event.reason, event.message)
         try:
             async with self._cluster:
-                tasks = [asyncio.create_task(queue.run(self._cluster.store, workers=1))]
+                store = self._cluster.store
+                tasks = [asyncio.create_task(workqueue.run(store.watch, partial(reconcile, store), workers=1))]
                 tasks.append(asyncio.create_task(self._poll_driver()))
                 tasks.append(asyncio.create_task(self._poll_metrics()))
                 try:
@@ -159,7 +162,7 @@ class Run:
         timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                self._metrics = await ask_metrics(session, list(self._cluster.store.pods.values()))
+                self._metrics = await fetch_metrics(session, list(self._cluster.store.pods.values()))
                 await asyncio.sleep(_METRICS_SECONDS)
 
 

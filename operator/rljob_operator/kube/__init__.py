@@ -1,9 +1,9 @@
-"""The operator's I/O on a real Kubernetes: cache fed by watches and LISTs, writes by server-side apply, one Lease.
+"""The operator's I/O with Kubernetes: a cache for reads, server-side apply for writes, and one Lease.
 
-Leaves every decision to plan. Invariant: a look at a job (`observe`) costs no API request; nothing is written before
-every kind was listed once, nor by a replica that does not lead.
+Leaves every decision to plan. Invariant: observing a job costs no API request; nothing is written before every kind was
+listed once, nor by a replica that is not the leader.
 
-What it asks of RBAC (a ClusterRole, or a Role in each namespace of --namespace):
+Permissions that it needs (a ClusterRole, or a Role in each namespace of --namespace):
 
 | group | resources | verbs |
 |---|---|---|
@@ -19,8 +19,8 @@ What it asks of RBAC (a ClusterRole, or a Role in each namespace of --namespace)
 | networking.k8s.io | networkpolicies | get list watch create patch delete |
 | policy | poddisruptionbudgets | get list watch create patch delete |
 | apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it no check of CRDs) |
-| "" | namespaces | list watch (cluster-wide only; kopf looks whether it may) |
-| scheduling.volcano.sh | podgroups | get list watch create patch delete (where the CRD is) |
-| scheduling.x-k8s.io | podgroups | get list watch create patch delete (where the CRD is) |
+| "" | namespaces | list watch (cluster-wide only; kopf checks whether it may) |
+| scheduling.volcano.sh | podgroups | get list watch create patch delete (if the CRD exists) |
+| scheduling.x-k8s.io | podgroups | get list watch create patch delete (if the CRD exists) |
 | coordination.k8s.io | leases | get create update (in --lease-namespace) |
 """

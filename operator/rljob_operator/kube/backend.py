@@ -1,13 +1,13 @@
-"""Backend on a real Kubernetes: reads come from the cache, writes are server-side applies of one field manager.
+"""Backend for Kubernetes: reads come from the cache, writes are server-side applies of one field manager.
 
-Leaves deciding to plan and the feeding of the cache to `watch`. Invariant: an object that is not this owner's is
-never written, and nothing is deleted but the very object that was seen (uid precondition).
+Leaves decisions to plan and filling the cache to `watch`. Invariants: an object of another owner is never written;
+a delete has the observed uid as its precondition.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
@@ -17,17 +17,31 @@ from rljob_api import API_VERSION
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import ChildKey, Event, ForeignObjectError, JobKey, Manifest, Observed, utc_now
+from rljob_operator.backend import (
+    DEMAND_POLL_SECONDS,
+    PROGRESS_POLL_SECONDS,
+    ChildKey,
+    Demand,
+    Event,
+    ForeignObjectError,
+    InvalidOwnerError,
+    JobKey,
+    Key,
+    Manifest,
+    ObservedState,
+    Owner,
+    OwnerStatus,
+    key_of,
+    utc_now,
+)
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.kube.cache import Cache, OwnerKey, names_model, newest_warnings
+from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings, references_model
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
-from rljob_operator.kube.driver import Driver, DriverClient, find_driver
-from rljob_operator.kube.invalid import InvalidRewardModelError
-from rljob_operator.kube.reader import Reader
+from rljob_operator.kube.driver import DriverClient, DriverEndpoint, find_driver
+from rljob_operator.kube.manifests import read_job, read_model
 from rljob_operator.kube.resources import (
     EVENT,
     POD,
@@ -37,21 +51,26 @@ from rljob_operator.kube.resources import (
     resource_of,
     resources_of_kind,
 )
-from rljob_operator.loop.reconcile import InvalidJobError
 from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
-from rljob_operator.plan.autoscale import POLL_SECONDS as SCALING_POLL_SECONDS
-from rljob_operator.plan.autoscale import Demand
-from rljob_operator.plan.job import POLL_SECONDS
 from rljob_operator.plan.observed_job import find_pods
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _CREATE_ONLY_VERSION = "1"
-"""As metadata.resourceVersion of an apply: made if it is not there, 409 if it is, as no object has this version."""
-_DELETE_FIRST_PODS = ("Job", "StatefulSet", "Deployment")
+"""metadata.resourceVersion of an apply that must create: no object has it, so an existing one answers with 409."""
+_FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
+"""Deleted after their Pods."""
+_READERS: dict[Resource, Callable[[Manifest], Owner]] = {RLJOB: read_job, REWARD_MODEL: read_model}
+
+
+def resource_of_key(key: Key) -> Resource:
+    return RLJOB if isinstance(key, JobKey) else REWARD_MODEL
 
 
 class KubernetesBackend:
-    """See above. `may_write` is asked before each write: only the leader's answer is yes."""
+    """Implements Backend. `may_write` is called before each write: only the leader may.
+
+    `on_read` gets each object that a reconcile starts with, or None if it was deleted.
+    """
 
     def __init__(
         self,
@@ -59,161 +78,151 @@ class KubernetesBackend:
         cache: Cache,
         driver: DriverClient,
         *,
-        keys: Callable[[], AsyncIterator[Any]],
         may_write: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = utc_now,
+        on_read: Callable[[Key, Owner | None], None] = lambda key, owner: None,
     ) -> None:
         self.api, self.cache, self.driver = api, cache, driver
-        self._keys, self._may_write, self._now = keys, may_write, now
-        self._reader = Reader(api)
+        self._may_write, self._now, self._on_read = may_write, now, on_read
         self._foreign: set[tuple[str, str, str]] = set()
-        self.on_read: Callable[[JobKey, str, RLJob | RewardModel | None], None] = lambda key, kind, owner: None
-        """Told of each job and RewardModel that a look begins with; None: it is gone."""
 
-    def watch(self) -> AsyncIterator[Any]:
-        return self._keys()
+    async def get_owner(self, key: Key) -> Owner | None:
+        resource = resource_of_key(key)
+        manifest = self.cache.get(resource.key, key.namespace, key.name)
+        is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
+        owner = None if manifest is None or is_deleted else _READERS[resource](manifest)
+        self._on_read(key, owner)
+        return owner
 
-    async def get_job(self, key: JobKey) -> RLJob | None:
-        manifest = self.cache.get(RLJOB.kind, key.namespace, key.name)
-        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
-            self.on_read(key, RLJOB.kind, None)
-            return None
-        job = await self._reader.read_job(manifest)
-        self.on_read(key, RLJOB.kind, job)
-        return job
-
-    async def is_gone(self, resource: Resource, key: JobKey) -> bool:
-        """Whether the API server knows a job or a RewardModel no more, whatever the cache holds."""
-        await self._look_again(resource, key.namespace, key.name)
+    async def is_deleted(self, key: Key) -> bool:
+        """Return whether an RLJob or RewardModel no longer exists on the API server, whatever the cache holds."""
+        resource = resource_of_key(key)
+        await self._refresh(resource, key.namespace, key.name)
         return self.cache.get(resource.key, key.namespace, key.name) is None
 
-    async def observe(self, job: RLJob) -> Observed:
-        namespace = job.metadata.namespace
-        children, pods, warnings = self._owned(OwnerKey(RLJOB.kind, namespace, job.metadata.name))
+    async def observe(self, owner: Owner) -> ObservedState:
+        observed = self._observe_owned(OwnerKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
+        if not isinstance(owner, RLJob):
+            return replace(observed, demands=await self._observe_demands(owner))
+        driver = await self._get_driver_status(owner, observed, is_scaled=is_autoscaled(owner))
+        return replace(observed, driver=driver, reward_models=self._find_models(owner))
+
+    def _observe_owned(self, owner: OwnerKey) -> ObservedState:
+        objects = self.cache.owned(owner)
+        return ObservedState(
+            children={key_of(o): o for o in objects if o["kind"] not in (POD.kind, EVENT.kind)},
+            pods=tuple(o for o in objects if o["kind"] == POD.kind),
+            warnings=newest_warnings(o for o in objects if o["kind"] == EVENT.kind),
+        )
+
+    def _find_models(self, job: RLJob) -> dict[str, RewardModel]:
         models = {}
         for name in sorted({r.reward_model_ref.name for r in job.spec.rewards if r.reward_model_ref}):
-            found = self.cache.get(REWARD_MODEL.kind, namespace, name)
-            if found is not None:
+            manifest = self.cache.get(REWARD_MODEL.kind, job.metadata.namespace, name)
+            if manifest is not None:
                 try:
-                    models[name] = await self._reader.read_model(found)
-                except InvalidRewardModelError:
-                    continue  # its own status says what is wrong with it
-        seen = Observed(children, pods, None, warnings, models)
-        return replace(seen, driver=await self._ask(job, seen, is_scaled=is_autoscaled(job)))
-
-    async def _ask(self, job: RLJob, seen: Observed, *, is_scaled: bool) -> DriverStatus | None:
-        # Progress may be old; by demand a reward must be scaled before its burst comes.
-        return await self.driver.ask(self.find_driver(job, seen), SCALING_POLL_SECONDS if is_scaled else POLL_SECONDS)
-
-    @staticmethod
-    def find_driver(job: RLJob, observed: Observed) -> Driver | None:
-        """The driver that runs. An earlier job's head may still run; what it says is not about this one."""
-        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
-        return find_driver(find_pods(job, observed), read_token(secret) if secret else None)
-
-    async def get_reward_model(self, key: JobKey) -> RewardModel | None:
-        manifest = self.cache.get(REWARD_MODEL.kind, key.namespace, key.name)
-        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
-            self.on_read(key, REWARD_MODEL.kind, None)
-            return None
-        model = await self._reader.read_model(manifest)
-        self.on_read(key, REWARD_MODEL.kind, model)
-        return model
-
-    async def observe_reward_model(self, model: RewardModel) -> Observed:
-        children, pods, warnings = self._owned(
-            OwnerKey(REWARD_MODEL.kind, model.metadata.namespace, model.metadata.name)
-        )
-        return Observed(children, pods, None, warnings, demands=await self._observe_demands(model))
+                    models[name] = read_model(manifest)
+                except InvalidOwnerError:
+                    continue  # its own status reports the problems
+        return models
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
-        """What each job of the namespace that refers to the model will ask of it."""
+        """Return the demand of each job of the namespace that references the model."""
         demands: list[Demand] = []
         for key in self.cache.names(RLJOB):
             manifest = self.cache.get(*key) if key.namespace == model.metadata.namespace else None
-            if manifest is None or not names_model(manifest, model.metadata.name):
+            if manifest is None or not references_model(manifest, model.metadata.name):
                 continue
             try:
-                job = await self._reader.read_job(manifest)
-            except InvalidJobError:
-                continue  # it has no Pods that are ours
-            children, pods, _ = self._owned(OwnerKey(*key))
-            seen = Observed(children, pods)
-            seen = replace(seen, driver=await self._ask(job, seen, is_scaled=model.spec.autoscaling is not None))
-            demands += read_demands(job, seen, model.metadata.name)
+                job = read_job(manifest)
+            except InvalidOwnerError:
+                continue  # it has no Pods
+            observed = self._observe_owned(OwnerKey(*key))
+            is_scaled = model.spec.autoscaling is not None
+            driver = await self._get_driver_status(job, observed, is_scaled=is_scaled)
+            demands += read_demands(job, replace(observed, driver=driver), model.metadata.name)
         return tuple(demands)
 
-    def _owned(self, owner: OwnerKey) -> tuple[dict[ChildKey, Manifest], tuple[Manifest, ...], tuple[Manifest, ...]]:
-        objects = self.cache.owned(owner)
-        children = {
-            ChildKey(o["kind"], o["metadata"]["name"]): o for o in objects if o["kind"] not in (POD.kind, EVENT.kind)
-        }
-        pods = tuple(o for o in objects if o["kind"] == POD.kind)
-        return children, pods, newest_warnings(o for o in objects if o["kind"] == EVENT.kind)
+    async def _get_driver_status(self, job: RLJob, observed: ObservedState, *, is_scaled: bool) -> DriverStatus | None:
+        # A reward must be scaled before the step's requests arrive; progress may be older.
+        max_age = DEMAND_POLL_SECONDS if is_scaled else PROGRESS_POLL_SECONDS
+        return await self.driver.get_status(self.find_driver(job, observed), max_age)
+
+    @staticmethod
+    def find_driver(job: RLJob, observed: ObservedState) -> DriverEndpoint | None:
+        """Return the running driver. The head of an earlier job of this name may still run; it is ignored."""
+        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
+        return find_driver(find_pods(job, observed), read_token(secret) if secret else None)
 
     async def apply(self, manifest: Manifest) -> None:
         resource, metadata = resource_of(manifest), manifest["metadata"]
-        namespace, name = metadata["namespace"], metadata["name"]
-        known = self.cache.get(resource.key, namespace, name)
-        if known is None and (resource.key, namespace, name) not in self._foreign:
-            try:
-                await self._apply(resource, manifest, {"resourceVersion": _CREATE_ONLY_VERSION})
-                return
-            except ApiError as error:
-                if error.code != HTTPStatus.CONFLICT:
-                    raise _refusal(error, resource, manifest) from error
-        known = known or await self._get(resource, namespace, name)
-        self._foreign.discard((resource.key, namespace, name))
+        where = (resource.key, metadata["namespace"], metadata["name"])
+        known = self.cache.get(*where)
+        if known is None and where not in self._foreign and await self._create(resource, manifest):
+            return
+        known = known or await self._get(resource, metadata["namespace"], metadata["name"])
+        self._foreign.discard(where)
+        name = _describe(resource, manifest)
         if known is None:
-            raise TransientError(f"{resource.kind} {namespace}/{name} went while it was looked at")
+            raise TransientError(f"{name} was deleted during its reconcile")
         if not _shares_owner(known, manifest):
-            self._foreign.add((resource.key, namespace, name))
-            raise ForeignObjectError(
-                f"{resource.kind} {namespace}/{name} exists and does not belong to this object; delete or rename it"
-            )
+            self._foreign.add(where)
+            raise ForeignObjectError(f"{name} exists and does not belong to this object; delete or rename it")
+        await self._update(resource, manifest, known)
+
+    async def _create(self, resource: Resource, manifest: Manifest) -> bool:
+        """Return False if an object of that name exists."""
+        try:
+            await self._apply(resource, manifest, {"resourceVersion": _CREATE_ONLY_VERSION})
+        except ApiError as error:
+            if error.code == HTTPStatus.CONFLICT:
+                return False
+            raise _translate_refusal(error, resource, manifest) from error
+        return True
+
+    async def _update(self, resource: Resource, manifest: Manifest, known: Manifest) -> None:
         kept = _keep_token(known, manifest)
         try:
-            # The uid makes it a conflict when another object has taken the name since.
+            # The uid makes it a conflict if another object has taken the name since.
             await self._apply(resource, kept, {"uid": known["metadata"]["uid"]})
         except ApiError as error:
             if error.code == HTTPStatus.CONFLICT:
-                await self._look_again(resource, namespace, name)
-            raise _refusal(error, resource, manifest) from error
+                await self._refresh(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+            raise _translate_refusal(error, resource, manifest) from error
         if kept is not manifest:
-            raise TransientError(f"Secret {namespace}/{name} had lost its labels; it is found again, with its token")
+            raise TransientError(f"{_describe(resource, manifest)} had lost its labels and was found with its token")
 
     async def _apply(self, resource: Resource, manifest: Manifest, condition: Manifest) -> None:
         body = manifest | {"metadata": manifest["metadata"] | condition}
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        with self.cache.writing(resource, namespace, name):
+        with self.cache.track_write(resource, namespace, name):
             answer = await self._call("PATCH", resource, namespace, name, query=_FORCED, body=body, content_type=SSA)
             self.cache.upsert_own(resource, answer)
 
-    async def _look_again(self, resource: Resource, namespace: str, name: str) -> None:
-        """What the cache holds of this object is old."""
+    async def _refresh(self, resource: Resource, namespace: str, name: str) -> None:
+        """Read an object whose cached version is outdated."""
         self.cache.forget(resource.key, namespace, name)
         current = await self._get(resource, namespace, name)
         if current is not None:
             self.cache.upsert(resource.key, current, is_listed=True)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
-        policy = "Foreground" if child.kind in _DELETE_FIRST_PODS else "Background"
+        policy = "Foreground" if child.kind in _FOREGROUND_KINDS else "Background"
         for resource in resources_of_kind(child.kind):
-            known = self.cache.get(resource.key, namespace, child.name)
-            await self._delete(resource, namespace, child.name, known, policy)
+            await self._delete(resource, namespace, child.name, policy)
 
     async def delete_job(self, key: JobKey) -> None:
-        known = self.cache.get(RLJOB.kind, key.namespace, key.name)
-        await self._delete(RLJOB, key.namespace, key.name, known, "Background")
+        await self._delete(RLJOB, key.namespace, key.name, "Background")
 
-    async def _delete(self, resource: Resource, namespace: str, name: str, known: Manifest | None, policy: str) -> None:
+    async def _delete(self, resource: Resource, namespace: str, name: str, policy: str) -> None:
+        known = self.cache.get(resource.key, namespace, name)
         if known is None:
             return
         body = {"propagationPolicy": policy, "preconditions": {"uid": known["metadata"]["uid"]}}
         try:
-            answer = await self._write("DELETE", resource, namespace, name, body=body, allow=(HTTPStatus.NOT_FOUND,))
+            answer = await self._write("DELETE", resource, namespace, name, body=body)
         except TransientError:
-            await self._look_again(resource, namespace, name)  # 409: another object has the name by now
+            await self._refresh(resource, namespace, name)  # 409: another object has the name by now
             raise
         if (answer.get("metadata") or {}).get("deletionTimestamp") and answer.get("kind") == resource.kind:
             self.cache.upsert_own(resource, answer)
@@ -228,78 +237,43 @@ class KubernetesBackend:
         kept = [gate for gate in gates if gate["name"] != SCHEDULING_GATE]
         if kept == gates:
             return
-        # The uid makes it a conflict when a Pod of the same name has taken its place.
+        # The uid makes it a conflict if another Pod has taken the name.
         body = {"metadata": {"uid": known["metadata"]["uid"]}, "spec": {"schedulingGates": kept or None}}
-        answer = await self._write(
-            "PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH, allow=(HTTPStatus.NOT_FOUND,)
-        )
-        if answer:
+        if answer := await self._write("PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH):
             self.cache.upsert_own(POD, answer)
 
-    async def update_status(self, job: RLJob, status: RLJobStatus) -> None:
-        await self._put_status(RLJOB, job, status.to_manifest())
+    async def update_status(self, owner: Owner, status: OwnerStatus) -> None:
+        """Raises TransientError if the object is no longer the version that was observed.
 
-    async def update_reward_model_status(self, model: RewardModel, status: Any) -> None:
-        await self._put_status(REWARD_MODEL, model, status.to_manifest())
-
-    async def _put_status(self, resource: Resource, owner: RLJob | RewardModel, status: Manifest) -> None:
-        """Refused, to be looked at again, when it is not any more the object that was looked at. A uid would not do:
-        the API server drops all metadata of a status but the version, and another object may have the name by now."""
+        A uid as precondition has no effect: of a status update's metadata the API server keeps only the
+        resourceVersion, and another object may have the name by now.
+        """
+        resource = next(resource for resource in _READERS if resource.kind == owner.kind)
         namespace, name = owner.metadata.namespace, owner.metadata.name
         version = (owner.metadata.model_extra or {}).get("resourceVersion")
         body = {
             "apiVersion": API_VERSION,
             "kind": resource.kind,
             "metadata": {"name": name, "namespace": namespace} | ({"resourceVersion": version} if version else {}),
-            "status": status,
+            "status": status.to_manifest(),
         }
-        answer = await self._write(
-            "PATCH",
-            resource,
-            namespace,
-            name,
-            "status",
-            query=_FORCED,
-            body=body,
-            content_type=SSA,
-            allow=(HTTPStatus.NOT_FOUND,),
-        )
-        if answer:
+        if answer := await self._write(
+            "PATCH", resource, namespace, name, "status", query=_FORCED, body=body, content_type=SSA
+        ):
             self.cache.upsert_own(resource, answer)
 
-    async def record_event(self, job: RLJob | RewardModel, event: Event) -> None:
-        """One Event object for equal events: its name is their digest, and a repeat raises its count."""
-        meta = job.metadata
+    async def record_event(self, owner: Owner, event: Event) -> None:
+        """Equal events are one Event object, named by their digest; a repetition increases its count."""
+        meta, now = owner.metadata, self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         text = "\0".join((meta.uid, event.type, event.reason, event.message))
         name = f"{meta.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        said = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        body: Manifest = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": meta.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": job.kind,
-                "namespace": meta.namespace,
-                "name": meta.name,
-                "uid": meta.uid,
-            },
-            "type": event.type,
-            "reason": event.reason,
-            "message": event.message[:1024],
-            "source": {"component": MANAGED_BY},
-            "reportingComponent": MANAGED_BY,
-            "firstTimestamp": said,
-            "lastTimestamp": said,
-            "count": 1,
-        }
         try:
-            await self._call("POST", EVENT, meta.namespace, None, body=body)
+            await self._call("POST", EVENT, meta.namespace, None, body=_build_event(owner, event, name, now))
         except ApiError as error:
             if error.code != HTTPStatus.CONFLICT:
                 raise translate(error, "create", "events", f"Event {meta.namespace}/{name}") from error
             old = await self._get(EVENT, meta.namespace, name) or {}
-            change = {"count": int(old.get("count") or 0) + 1, "lastTimestamp": said}
+            change = {"count": int(old.get("count") or 0) + 1, "lastTimestamp": now}
             await self._write("PATCH", EVENT, meta.namespace, name, body=change, content_type=MERGE_PATCH)
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
@@ -317,15 +291,13 @@ class KubernetesBackend:
         namespace: str,
         name: str,
         subresource: str | None = None,
-        *,
-        allow: tuple[int, ...] = (),
         **request: Any,
     ) -> Manifest:
-        """The answer; empty for a code that is allowed."""
+        """Return the answer; empty if the object does not exist."""
         try:
             return await self._call(method, resource, namespace, name, subresource, **request)
         except ApiError as error:
-            if error.code in allow:
+            if error.code == HTTPStatus.NOT_FOUND:
                 return {}
             what = f"{resource.plural}/{subresource}" if subresource else resource.plural
             raise translate(error, method.lower(), what, f"{resource.kind} {namespace}/{name}") from error
@@ -340,24 +312,50 @@ class KubernetesBackend:
         **request: Any,
     ) -> Manifest:
         if not self._may_write():
-            raise TransientError("this replica does not lead")
-        call: Awaitable[Manifest] = self.api.request(method, resource.path(namespace, name, subresource), **request)
-        return await call
+            raise TransientError("this replica is not the leader")
+        return await self.api.request(method, resource.path(namespace, name, subresource), **request)
 
 
-def _refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Exception:
-    where = f"{resource.kind} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+def _build_event(owner: Owner, event: Event, name: str, now: str) -> Manifest:
+    meta = owner.metadata
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": meta.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": owner.kind,
+            "namespace": meta.namespace,
+            "name": meta.name,
+            "uid": meta.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "source": {"component": MANAGED_BY},
+        "reportingComponent": MANAGED_BY,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _describe(resource: Resource, manifest: Manifest) -> str:
+    return f"{resource.kind} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+
+
+def _translate_refusal(error: ApiError, resource: Resource, manifest: Manifest) -> Exception:
     if resource.is_optional and error.code == HTTPStatus.NOT_FOUND and "namespaces" not in error.message:
         return UserError(
             f"this cluster has no {resource.kind} of {resource.api_version}; install the scheduler that brings its "
             "CRD, or choose another spec.scheduling.gang"
         )
-    return translate(error, "patch", resource.plural, where)
+    return translate(error, "patch", resource.plural, _describe(resource, manifest))
 
 
 def _keep_token(known: Manifest, wanted: Manifest) -> Manifest:
-    """Our Secret whose labels someone took is not found by them, and looked as if it had to be made: with a token that
-    no running Pod knows."""
+    """Return the wanted Secret with the token of the known one, which running Pods use. A Secret that lost its labels
+    is planned as new, with a new token."""
     if wanted["kind"] != "Secret" or read_token(known) in (None, read_token(wanted)):
         return wanted
     return wanted | {"data": known["data"]}

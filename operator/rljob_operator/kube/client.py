@@ -109,16 +109,17 @@ class KubeApi:
     async def stream_lines(
         self, path: str, query: dict[str, str], *, idle_timeout_seconds: float
     ) -> AsyncIterator[str]:
-        """Yield the lines of a response as they arrive, without a limit on their length."""
+        """Yield the lines of a response as they arrive. A connection that breaks after the first byte ends them."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds
         )
         rest = b""
         async with self._open("GET", path, params=query, timeout=timeout) as response:
-            async for chunk in response.content.iter_any():
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace")
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
         if rest:
             yield rest.decode(errors="replace")
 

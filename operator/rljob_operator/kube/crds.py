@@ -1,71 +1,91 @@
-"""Whether the CRDs of a cluster know all that this operator's types say. Pure.
+"""Whether the installed CRDs have exactly the fields of the operator's types.
 
-The API server drops a field that its CRD lacks without a word: a user's wish would be ignored, and a status written
-again and again. Invariant: a CRD that knows more is newer, which is no problem.
+The API server silently drops a field that its CRD lacks: settings would be ignored, and a status rewritten in each
+reconcile. A field that only the CRD has may hold a setting that the operator would ignore. So CRDs and operator must
+be of the same version.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api.errors import TransientError
 from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
+from rljob_operator.kube.client import ApiError, KubeApi
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource
 
+log = logging.getLogger(__name__)
+
 Schema = dict[str, Any]
+UPGRADE_CRDS = "upgrade the CRDs: helm upgrade, or kubectl apply --server-side -f crds/"
+UPGRADE_OPERATOR = "upgrade the operator: helm upgrade"
+MAX_LISTED_FIELDS = 5
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _MODELS: dict[Resource, type[RLJob] | type[RewardModel]] = {RLJOB: RLJob, REWARD_MODEL: RewardModel}
-_MAX_FIELDS_NAMED = 5
 
 
-def crd_path(resource: Resource) -> str:
-    """Where the API server has the resource's CRD."""
-    return f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource.plural}.{resource.group}"
-
-
-def find_schema(resource: Resource, crd: dict[str, Any]) -> Schema:
-    """The schema by which a CRD serves our version; empty when it does not."""
-    served = (v for v in crd["spec"]["versions"] if v["name"] == resource.version and v["served"])
-    return next((version["schema"]["openAPIV3Schema"] for version in served), {})
+async def find_crd_problem(api: KubeApi) -> str:
+    """Return why the operator must not start with the installed CRDs; empty if it may, or may not read them."""
+    for resource in _MODELS:
+        name = f"{resource.plural}.{resource.group}"
+        try:
+            crd = await api.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        except ApiError as error:
+            if error.code == 403:
+                log.warning("no permission to read CustomResourceDefinitions: their version is not checked")
+                return ""
+            return f"CRD {name}: {error.message}; {UPGRADE_CRDS}"
+        except TransientError as error:
+            return str(error)
+        if problem := describe_problem(resource, crd):
+            return problem
+    return ""
 
 
 def describe_problem(resource: Resource, crd: dict[str, Any]) -> str:
-    """Why this operator cannot work with a CRD as it is; empty when it can."""
+    """Return how a CRD differs from the operator's types; empty if it does not."""
     name = f"CRD {resource.plural}.{resource.group}"
-    served = find_schema(resource, crd)
-    if not served:
-        return f"{name} does not serve {resource.version}; apply the files in crds/"
-    missing = find_missing_fields(build_object_schema(_MODELS[resource]), served)
-    if not missing:
-        return ""
-    more = f" and {len(missing) - _MAX_FIELDS_NAMED} more" if len(missing) > _MAX_FIELDS_NAMED else ""
-    fields = ", ".join(missing[:_MAX_FIELDS_NAMED]) + more
-    return f"{name} is older than this operator: it has no {fields}; apply the files in crds/ (helm upgrade does)"
+    served = (v for v in crd["spec"]["versions"] if v["name"] == resource.version and v["served"])
+    installed: Schema = next((version["schema"]["openAPIV3Schema"] for version in served), {})
+    if not installed:
+        return f"{name} does not serve {resource.version}; {UPGRADE_CRDS}"
+    expected = build_object_schema(_MODELS[resource])
+    if missing := find_missing_fields(expected, installed):
+        return f"{name} is older than this operator: it lacks {_join(missing)}; {UPGRADE_CRDS}"
+    if unknown := find_missing_fields(installed, expected):
+        return f"{name} is newer than this operator, which does not know {_join(unknown)}; {UPGRADE_OPERATOR}"
+    return ""
 
 
-def find_missing_fields(wanted: Schema, served: Schema) -> list[str]:
-    """Paths of the fields of spec and status that `served` would drop; of one that is missing, nothing below it."""
+def _join(fields: list[str]) -> str:
+    more = f" and {len(fields) - MAX_LISTED_FIELDS} more" if len(fields) > MAX_LISTED_FIELDS else ""
+    return ", ".join(fields[:MAX_LISTED_FIELDS]) + more
+
+
+def find_missing_fields(expected: Schema, found: Schema) -> list[str]:
+    """Return the paths of the fields of spec and status that `found` would drop, without those below a missing one."""
     return [
         field
         for part in ("spec", "status")
-        for field in _missing(wanted["properties"][part], served.get("properties", {}).get(part, {}), part)
+        for field in _missing(expected["properties"].get(part, {}), found.get("properties", {}).get(part, {}), part)
     ]
 
 
-def _missing(wanted: Schema, served: Schema, path: str) -> Iterator[str]:
-    if served.get(_PRESERVE):
+def _missing(expected: Schema, found: Schema, path: str) -> Iterator[str]:
+    if found.get(_PRESERVE):
         return
-    for name, field in wanted.get("properties", {}).items():
-        if name in served.get("properties", {}):
-            yield from _missing(field, served["properties"][name], f"{path}.{name}")
+    for name, field in expected.get("properties", {}).items():
+        if name in found.get("properties", {}):
+            yield from _missing(field, found["properties"][name], f"{path}.{name}")
         else:
             yield f"{path}.{name}"
-    if "items" in wanted:
-        yield from _missing(wanted["items"], served.get("items", {}), f"{path}[]")
-    if isinstance(wanted.get("additionalProperties"), dict):
-        served_values = served.get("additionalProperties")
-        yield from _missing(
-            wanted["additionalProperties"], served_values if isinstance(served_values, dict) else {}, f"{path}.*"
-        )
+    if "items" in expected:
+        yield from _missing(expected["items"], found.get("items", {}), f"{path}[]")
+    if isinstance(expected.get("additionalProperties"), dict):
+        values = found.get("additionalProperties")
+        values = values if isinstance(values, dict) else {}
+        yield from _missing(expected["additionalProperties"], values, f"{path}.*")

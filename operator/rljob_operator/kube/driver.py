@@ -1,7 +1,7 @@
-"""What a job's driver says of itself: GET /status on the head Pod's address, with the job's token.
+"""Reads the status of a job's driver: GET /status at the head Pod's address, with the job's token.
 
-Invariant: a driver is asked at most once in POLL_SECONDS, unless a caller needs fresher words, and one that hangs holds
-a look up for TIMEOUT_SECONDS.
+Invariant: a driver gets at most one request per PROGRESS_POLL_SECONDS unless a caller needs a fresher answer. One that
+hangs delays a reconcile by TIMEOUT_SECONDS.
 """
 
 from __future__ import annotations
@@ -11,56 +11,64 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import aiohttp
+from cachetools import TTLCache
 from pydantic import ValidationError
 
 from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, Manifest
 from rljob_operator.children.common import HEAD
-from rljob_operator.plan.job import POLL_SECONDS
 
 TIMEOUT_SECONDS = 2.0
-_MAX_ASKED = 4
-"""At once: drivers that hang must leave workers to the other jobs. One that is left out is asked at its next poll."""
+_MAX_CONCURRENT_REQUESTS = 4
+"""Drivers that hang must leave workers for the other jobs. A driver above the limit is asked at its next poll."""
+_CACHE_SECONDS = PROGRESS_POLL_SECONDS * 10
+_MAX_CACHED = 100_000
 
 
-class Driver(NamedTuple):
-    """One driver, and how it is asked."""
+class DriverEndpoint(NamedTuple):
+    """One driver, its address and its token."""
 
-    uid: str
-    """Of its Pod."""
+    pod_uid: str
     address: str
     token: str
 
 
+class _Answer(NamedTuple):
+    requested_at: float
+    status: DriverStatus | None
+
+
 class DriverClient:
-    """Asks drivers, and remembers what they said for POLL_SECONDS."""
+    """Requests and caches the status of drivers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, port: int = PORT_DRIVER) -> None:
         self._clock, self._port = clock, port
-        self._said: dict[str, tuple[float, DriverStatus | None]] = {}
+        self._answers: TTLCache[str, _Answer] = TTLCache(_MAX_CACHED, _CACHE_SECONDS, clock)
         self._session: aiohttp.ClientSession | None = None
-        self._num_asked = 0
+        self._num_requests = 0
 
-    async def ask(self, driver: Driver | None, max_age_seconds: float = POLL_SECONDS) -> DriverStatus | None:
-        """None when there is no driver, or when it did not answer."""
+    async def get_status(
+        self, driver: DriverEndpoint | None, max_age_seconds: float = PROGRESS_POLL_SECONDS
+    ) -> DriverStatus | None:
+        """Return None if there is no driver, or it did not answer."""
         if driver is None:
             return None
         now = self._clock()
-        asked_at, said = self._said.get(driver.uid, (float("-inf"), None))
-        # A little less, or a poll that comes on time would be told what the one before it was.
-        if now - asked_at >= max_age_seconds * 0.9 and self._num_asked < _MAX_ASKED:
-            self._said = {key: value for key, value in self._said.items() if now - value[0] < POLL_SECONDS * 10}
-            self._said[driver.uid] = (now, said)
-            self._num_asked += 1
-            try:
-                said = await self._get(driver)
-            finally:
-                self._num_asked -= 1
-            self._said[driver.uid] = (now, said)
-        return said
+        last = self._answers.get(driver.pod_uid, _Answer(float("-inf"), None))
+        # Slightly less than the maximum: otherwise a punctual poll would get the answer of the previous one.
+        if now - last.requested_at < max_age_seconds * 0.9 or self._num_requests >= _MAX_CONCURRENT_REQUESTS:
+            return last.status
+        self._answers[driver.pod_uid] = _Answer(now, last.status)
+        self._num_requests += 1
+        try:
+            status = await self._request(driver)
+        finally:
+            self._num_requests -= 1
+        self._answers[driver.pod_uid] = _Answer(now, status)
+        return status
 
-    async def _get(self, driver: Driver) -> DriverStatus | None:
+    async def _request(self, driver: DriverEndpoint) -> DriverStatus | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         host = f"[{driver.address}]" if ":" in driver.address else driver.address
@@ -68,9 +76,9 @@ class DriverClient:
             async with self._session.get(
                 f"http://{host}:{self._port}{UrlPath.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
             ) as response:
-                # A newer trainer image may tell more than this operator knows.
-                answer = await response.read()
-                return DriverStatus.model_validate_json(answer, extra="ignore") if response.status == 200 else None
+                # The trainer image of a job may be newer than this operator.
+                body = await response.read()
+                return DriverStatus.model_validate_json(body, extra="ignore") if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError):
             return None
 
@@ -79,10 +87,10 @@ class DriverClient:
             await self._session.close()
 
 
-def find_driver(pods: Iterable[Manifest], token: str | None) -> Driver | None:
-    """The driver among a job's Pods; None when none runs."""
+def find_driver(pods: Iterable[Manifest], token: str | None) -> DriverEndpoint | None:
+    """Return the running driver among a job's Pods, if any."""
     pod = next(filter(_runs_driver, pods), None)
-    return Driver(pod["metadata"]["uid"], pod["status"]["podIP"], token) if pod and token else None
+    return DriverEndpoint(pod["metadata"]["uid"], pod["status"]["podIP"], token) if pod and token else None
 
 
 def _runs_driver(pod: Manifest) -> bool:

@@ -1,82 +1,85 @@
-"""Which jobs are at rest: the last look at one wrote nothing, and nothing that it read is different now.
+"""Which jobs are idle: their last reconcile wrote nothing, and nothing that it read has changed since.
 
-A look costs milliseconds of CPU and most of a job's looks are polls of its driver; at rest only the driver is asked.
-Leaves looking to `reconcile`. Invariant: a job is left alone only while a look would read the very same world and,
-by its plan's own word, do nothing. A change of its objects or of a RewardModel that it names, another answer of its
-driver, the moment that the plan named, or MAX_REST_SECONDS end its rest.
+A reconcile costs milliseconds of CPU, and most reconciles of a job only poll its driver. For an idle job that poll is
+all that is done. Invariant: a job is idle only while a reconcile would observe the same state and, by its plan's
+`valid_until`, write nothing. A change of its objects, of a RewardModel that it references, or of its driver's answer
+ends the idle state; so do the plan's deadline and MAX_IDLE_SECONDS.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import JobKey, Observed, Plan
-from rljob_operator.defaults import Defaults
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, Key, ObservedState, Owner, Plan
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import OwnerKey
-from rljob_operator.kube.driver import Driver
+from rljob_operator.kube.driver import DriverEndpoint
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
-from rljob_operator.loop.reconcile import reconcile
-from rljob_operator.plan.job import POLL_SECONDS
+from rljob_operator.loop.reconcile import OnUnchanged
 
-MAX_REST_SECONDS = 600
-"""After this a job is looked at whatever is known of it: its world is level-triggered, and we may have defects."""
+MAX_IDLE_SECONDS = 600
+"""Reconciling is level-triggered: after this time a job is reconciled whatever the operator believes."""
 _SPREAD_SECONDS = 300
-"""Jobs that came together are not all looked at again together."""
+"""Spreads the reconciles of jobs that became idle together."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _IdleState:
     seen_at: int
-    """The cache's count of changes before the look."""
+    """The cache's count of changes before the reconcile."""
     owners: tuple[OwnerKey, ...]
-    """Whose objects it read."""
-    driver: Driver | None
-    said: DriverStatus | None
+    """The job and the RewardModels whose objects the reconcile read."""
+    driver: DriverEndpoint | None
+    driver_status: DriverStatus | None
     until: datetime
 
 
-class Resting:
-    """Reconciles jobs that are not at rest, and remembers those that are."""
+class IdleTracker:
+    """Remembers the idle jobs. RewardModels are never idle."""
 
     def __init__(self, backend: KubernetesBackend) -> None:
         self._backend = backend
-        self._at_rest: dict[JobKey, _Rest] = {}
+        self._idle: dict[Key, _IdleState] = {}
 
-    async def reconcile(self, key: JobKey, now: datetime, defaults: Defaults) -> float | None:
-        """As reconcile.reconcile, which it asks unless the job is at rest."""
-        rest = self._at_rest.get(key)
-        if rest is not None and await self._holds(rest, now):
-            return POLL_SECONDS if rest.driver else (rest.until - now).total_seconds()
-        self._at_rest.pop(key, None)
+    async def idle_seconds(self, key: Key, now: datetime) -> float | None:
+        """Return after which time to requeue an idle job; None: reconcile it now."""
+        state = self._idle.get(key)
+        if state is not None and await self._is_unchanged(state, now):
+            return PROGRESS_POLL_SECONDS if state.driver else (state.until - now).total_seconds()
+        self._idle.pop(key, None)
+        return None
+
+    def track(self, key: Key, now: datetime) -> OnUnchanged:
+        """Return the `on_unchanged` of a reconcile that starts now."""
         seen_at = self._backend.cache.num_changes
 
-        def record(job: RLJob, observed: Observed, wanted: Plan) -> None:
-            if wanted.holds_until is not None:
-                self._at_rest[key] = self._rest(key, seen_at, job, observed, wanted.holds_until, now)
+        def on_unchanged(owner: Owner, observed: ObservedState, wanted: Plan[Any]) -> None:
+            if isinstance(owner, RLJob) and wanted.valid_until is not None:
+                self._idle[key] = self._build_state(key, seen_at, owner, observed, wanted.valid_until, now)
 
-        return await reconcile(self._backend, key, now, defaults, on_nothing_written=record)
+        return on_unchanged
 
-    async def _holds(self, rest: _Rest, now: datetime) -> bool:
+    async def _is_unchanged(self, state: _IdleState, now: datetime) -> bool:
         cache, driver = self._backend.cache, self._backend.driver
-        if now >= rest.until or _without_demand(await driver.ask(rest.driver)) != rest.said:
+        if now >= state.until or _without_demand(await driver.get_status(state.driver)) != state.driver_status:
             return False
-        return all(cache.changed_at(owner) <= rest.seen_at for owner in rest.owners)
+        return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
 
-    def _rest(
-        self, key: JobKey, seen_at: int, job: RLJob, observed: Observed, holds_until: datetime, now: datetime
-    ) -> _Rest:
+    def _build_state(
+        self, key: Key, seen_at: int, job: RLJob, observed: ObservedState, valid_until: datetime, now: datetime
+    ) -> _IdleState:
         models = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
-        owners = [OwnerKey(RLJOB.kind, *key), *(OwnerKey(REWARD_MODEL.kind, key.namespace, name) for name in models)]
-        latest = now + timedelta(seconds=MAX_REST_SECONDS - hash(key) % _SPREAD_SECONDS)
+        owners = [OwnerKey(RLJOB.kind, key.namespace, key.name)]
+        owners += [OwnerKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
+        latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
         driver = self._backend.find_driver(job, observed)
-        said = _without_demand(observed.driver)
-        return _Rest(seen_at, tuple(owners), driver, said, min(latest, holds_until))
+        return _IdleState(seen_at, tuple(owners), driver, _without_demand(observed.driver), min(latest, valid_until))
 
 
-def _without_demand(said: DriverStatus | None) -> DriverStatus | None:
-    """Demand has times that pass, and no job at rest is scaled by it."""
-    return said.model_copy(update={"demand": {}}) if said else None
+def _without_demand(status: DriverStatus | None) -> DriverStatus | None:
+    """Demand contains passing times, and no reward of an idle job is autoscaled by it."""
+    return status.model_copy(update={"demand": {}}) if status else None

@@ -1,7 +1,8 @@
-"""One leader among the operator's replicas, by a coordination.k8s.io Lease.
+"""Leader election among the operator's replicas, by a coordination.k8s.io Lease.
 
-Invariant: who could not renew for two thirds of the Lease's time leads no more; at its end another may take over.
-Expiry is judged by the own clock since the Lease was last seen to change, never by its times.
+Invariant: a leader that could not renew for two thirds of the Lease's duration stops leading; another replica may take
+over at the end of the duration. A replica measures expiry with its own clock, from the last change of the Lease that it
+saw, never with the Lease's timestamps.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rljob_operator.kube.client import ApiError, KubeApi
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
+# Fractions of the Lease's duration, as in client-go.
 _RENEW_DEADLINE = 2 / 3
 _RETRY = 2 / 15
-"""Parts of the Lease's time, as client-go has them."""
 
 
 class Lease:
-    """`await acquire()`, then run `hold()` beside the work: it returns when the lead is lost."""
+    """`await acquire()`, then run `hold()` during the work: it returns when the Lease is lost."""
 
     def __init__(
         self,
@@ -36,15 +37,13 @@ class Lease:
         seconds: int = LEASE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seconds, self._deadline_seconds, self._retry_seconds = (
-            seconds,
-            seconds * _RENEW_DEADLINE,
-            seconds * _RETRY,
-        )
+        self._seconds = seconds
+        self._deadline_seconds, self._retry_seconds = seconds * _RENEW_DEADLINE, seconds * _RETRY
         self._api, self._identity, self._clock = api, identity, clock
         self._base = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
         self._seen: tuple[str, float] = ("", 0.0)
+        """The last resourceVersion, and when it was first seen."""
         self._renewed_at: float | None = None
 
     @property
@@ -52,31 +51,31 @@ class Lease:
         return self._renewed_at is not None and self._clock() - self._renewed_at < self._deadline_seconds
 
     async def acquire(self) -> None:
-        while not await self._try():  # noqa: ASYNC110 - it asks another machine
+        while not await self._try_renew():  # noqa: ASYNC110 - the state is on another machine
             await asyncio.sleep(self._retry_seconds)
-        log.info("leads as %s", self._identity)
+        log.info("leading as %s", self._identity)
 
     async def hold(self) -> None:
         while self.is_held:
             await asyncio.sleep(self._retry_seconds)
-            await self._try()
+            await self._try_renew()
 
     async def release(self) -> None:
-        """Let another replica take over at once. Also when the end of our work took longer than a renewal may: the
-        Lease is still ours until another has taken it."""
+        """Let another replica take over immediately. If shutdown took longer than the renew deadline, the Lease is
+        still released unless another replica has taken it."""
         if self._renewed_at is not None:
-            await self._try(release=True)
+            await self._try_renew(release=True)
         self._renewed_at = None
 
-    async def _try(self, *, release: bool = False) -> bool:
-        asked_at = self._clock()
+    async def _try_renew(self, *, release: bool = False) -> bool:
+        started_at = self._clock()
         try:
             async with asyncio.timeout(self._deadline_seconds / 2):
                 held = await self._renew(release)
         except (ApiError, TransientError, TimeoutError) as error:
             log.warning("lease %s: %s", self._name, error or type(error).__name__)
             return False
-        self._renewed_at = asked_at if held else None
+        self._renewed_at = started_at if held else None
         return held
 
     async def _renew(self, release: bool) -> bool:
@@ -97,17 +96,17 @@ class Lease:
         duration = float(spec.get("leaseDurationSeconds") or self._seconds)
         if holder != self._identity and (release or (holder and self._clock() - self._seen[1] < duration)):
             return False
-        # With its resourceVersion: of two that take over at once, one gets 409.
+        # The resourceVersion in the body: if two replicas take over at once, one gets 409.
         await self._api.request("PUT", f"{self._base}/{self._name}", body=lease | {"spec": self._spec(spec, release)})
         return not release
 
     def _spec(self, old: dict[str, Any], release: bool) -> dict[str, Any]:
         now = utc_now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        is_ours = old.get("holderIdentity") == self._identity
+        was_held = old.get("holderIdentity") == self._identity
         return {
             "holderIdentity": "" if release else self._identity,
             "leaseDurationSeconds": 1 if release else self._seconds,
-            "acquireTime": old.get("acquireTime") if is_ours else now,
+            "acquireTime": old.get("acquireTime") if was_held else now,
             "renewTime": now,
-            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (0 if is_ours else 1),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (0 if was_held else 1),
         }

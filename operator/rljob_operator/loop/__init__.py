@@ -1,1 +1,1 @@
-"""The work queue, the reconcile loop, and its health and metrics."""
+"""The work queue, the reconcile loop, and their health and metrics. No I/O with Kubernetes."""

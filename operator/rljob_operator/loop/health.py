@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics. Invariant: a replica that merely waits for its lead is healthy."""
+"""Serves /healthz, /readyz and /metrics. Invariant: a replica that waits for the leader's Lease is healthy."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from rljob_operator.backend import Key, describe_key
 from rljob_operator.loop.metrics import Metrics
-from rljob_operator.loop.workqueue import Key, KeyedQueue, describe
+from rljob_operator.loop.workqueue import WorkQueue
 
 STUCK_SECONDS = 120.0
 
 
 class Health:
-    """What is known of the loop: the queue, and since when each worker is at its key."""
+    """The state of the work queue, of the workers and of the watches."""
 
-    def __init__(self, queue: KeyedQueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, queue: WorkQueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue, self.metrics, self._clock = queue, metrics, clock
-        self.working: dict[Key, float] = {}
+        self.started_at: dict[Key, float] = {}
+        """When the current reconcile of each key started."""
         self.is_ready: Callable[[], bool] = lambda: False
-        self.why_not_ready = "starts"
-        """Said by /readyz while not ready."""
-        self.unheard_seconds: Callable[[], float] = lambda: 0.0
-        """For how long the watches have not told of a write of our own."""
+        self.not_ready_reason = "starting"
+        """The answer of /readyz while not ready."""
+        self.unconfirmed_write_seconds: Callable[[], float] = lambda: 0.0
+        """Age of the oldest write that no watch event has confirmed."""
 
     def problem(self) -> str:
-        """Why the process should be restarted; empty when it need not."""
+        """Return why the process must be restarted; empty if it need not."""
         now = self._clock()
         if (age := self.queue.oldest_age(now)) > STUCK_SECONDS:
             return f"the oldest key has waited for {age:.0f} s"
-        if (owed := self.unheard_seconds()) > STUCK_SECONDS:
-            return f"the watches are stalled: a write of {owed:.0f} s ago was not told of"
-        for key, since in self.working.items():
-            if now - since > STUCK_SECONDS:
-                return f"a worker has been at {describe(key)} for {now - since:.0f} s"
+        if (age := self.unconfirmed_write_seconds()) > STUCK_SECONDS:
+            return f"the watches are stalled: no event has confirmed a write of {age:.0f} s ago"
+        for key, started_at in self.started_at.items():
+            if now - started_at > STUCK_SECONDS:
+                return f"the reconcile of {describe_key(key)} has taken {now - started_at:.0f} s"
         return ""
 
-    async def serve(self, health_port: int, metrics_port: int) -> list[web.AppRunner]:
+    async def serve(self, health_port: int, metrics_port: int) -> web.AppRunner:
+        """Serve everything on each port that is not 0."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -47,7 +50,7 @@ class Health:
         await runner.setup()
         for port in sorted({health_port, metrics_port} - {0}):
             await web.TCPSite(runner, None, port).start()
-        return [runner]
+        return runner
 
     async def _healthz(self, request: web.Request) -> web.Response:
         problem = self.problem()
@@ -55,7 +58,7 @@ class Health:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         ready = self.is_ready()
-        return web.Response(text="ok" if ready else self.why_not_ready, status=200 if ready else 503)
+        return web.Response(text="ok" if ready else self.not_ready_reason, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.depth.set(self.queue.depth)

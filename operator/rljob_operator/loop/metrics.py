@@ -1,23 +1,23 @@
-"""The operator's Prometheus metrics, in a registry of their own. Recording alone; `health` serves them."""
+"""The operator's Prometheus metrics, in their own registry. Only records; `health` serves them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_operator.backend import JobKey
-from rljob_operator.kube.resources import WATCHED
+from rljob_operator.backend import JobKey, Key, Owner
 
-_PLURALS = {resource.plural for resource in WATCHED} | {"leases", "customresourcedefinitions"}
-_SCALED = ["namespace", "owner", "reward"]
+_REWARD_LABELS = ["namespace", "owner", "reward"]
 
 
 class Metrics:
-    def __init__(self) -> None:
+    """`resources` are the plural names by which API calls are counted; all others count as 'other'."""
+
+    def __init__(self, resources: Collection[str] = ()) -> None:
+        self._resources = frozenset(resources)
         self.registry = CollectorRegistry()
         self.reconcile = Histogram(
             "rljob_operator_reconcile_seconds", "Time of one reconcile.", ["kind"], registry=self.registry
@@ -35,44 +35,43 @@ class Metrics:
         self._scaled: set[tuple[str, str, str]] = set()
         self._slots_wanted = Gauge(
             "rljob_reward_slots_wanted",
-            "Requests that should execute at once, by demand alone, at the last change of replicas.",
-            _SCALED,
+            "Concurrent requests that the demand required at the last change of replicas.",
+            _REWARD_LABELS,
             registry=self.registry,
         )
         self._scaling = Gauge(
             "rljob_reward_scaling_replicas",
-            "Replicas of an autoscaled reward: those wanted, within its bounds, and the most it may have.",
-            [*_SCALED, "kind"],
+            "Replicas of an autoscaled reward: the desired number, and its maximum.",
+            [*_REWARD_LABELS, "kind"],
             registry=self.registry,
         )
 
-    def record_owner(self, key: JobKey, kind: str, owner: RLJob | RewardModel | None) -> None:
-        """What was last decided for the rewards of a job, or for a RewardModel; None: it is gone."""
-        where = (key.namespace, key.name if kind == "RLJob" else f"rewardmodel/{key.name}")
-        decided = dict(_decisions(owner)) if owner else {}
-        for reward, (scaling, most) in decided.items():
+    def record_owner(self, key: Key, owner: Owner | None) -> None:
+        """Record the last autoscaling decisions of a job or RewardModel; None: it was deleted."""
+        where = (key.namespace, key.name if isinstance(key, JobKey) else f"rewardmodel/{key.name}")
+        decisions = dict(_decisions(owner)) if owner else {}
+        for reward, (scaling, max_replicas) in decisions.items():
             self._scaled.add((*where, reward))
             self._slots_wanted.labels(*where, reward).set(scaling.slots)
             self._scaling.labels(*where, reward, "wanted").set(scaling.replicas)
-            self._scaling.labels(*where, reward, "max").set(most)
-        for scaled in [s for s in self._scaled if s[:2] == where and s[2] not in decided]:
-            self._forget(scaled)
+            self._scaling.labels(*where, reward, "max").set(max_replicas)
+        for scaled in [s for s in self._scaled if s[:2] == where and s[2] not in decisions]:
+            self._remove(scaled)
 
-    def _forget(self, scaled: tuple[str, str, str]) -> None:
-        """What it wanted last is no demand any more."""
+    def _remove(self, scaled: tuple[str, str, str]) -> None:
         self._scaled.remove(scaled)
         self._slots_wanted.remove(*scaled)
         for kind in ("wanted", "max"):
             self._scaling.remove(*scaled, kind)
 
     def on_response(self, verb: str, path: str, code: int) -> None:
-        resource = next((part for part in reversed(path.split("/")) if part in _PLURALS), "other")
+        resource = next((part for part in reversed(path.split("/")) if part in self._resources), "other")
         self.calls.labels(verb, resource, str(code)).inc()
 
 
-def _decisions(owner: RLJob | RewardModel) -> Iterator[tuple[str, tuple[RewardScaling, int]]]:
-    """(reward, (last decision, most replicas)) of each autoscaled reward."""
-    if isinstance(owner, RewardModel):
+def _decisions(owner: Owner) -> Iterator[tuple[str, tuple[RewardScaling, int]]]:
+    """Yield (reward, (last decision, maxReplicas)) of each autoscaled reward."""
+    if not isinstance(owner, RLJob):
         if owner.spec.autoscaling and owner.status.scaling:
             yield owner.metadata.name, (owner.status.scaling, owner.spec.autoscaling.max_replicas)
         return

@@ -1,8 +1,8 @@
-"""One look at one job: observe, plan, apply, delete, one status write, then events. Owns the order of the I/O.
+"""Reconcile one RLJob or RewardModel: observe, plan, apply, delete, write the status once, then record events.
 
-Every write may be the last one before a crash: each can be repeated, and the next look begins from what is there.
-What Pods read or are guarded by is applied before them, and where its name is someone else's no Pods are made.
-Backends delete a child with its dependents (a Job's default would leave its Pods behind).
+Any write may be the last one before a crash: each can be repeated, and the next reconcile starts from what it observes.
+What Pods read, or are protected by, is applied before the workloads. If such an object is rejected, or another owner's
+object has its name, no workload is applied.
 """
 
 from __future__ import annotations
@@ -10,143 +10,166 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_operator.backend import Backend, Event, ForeignObjectError, JobKey, Manifest, Observed, Plan, key_of
+from rljob_operator.backend import (
+    Backend,
+    ChildKey,
+    Event,
+    ForbiddenError,
+    ForeignObjectError,
+    InvalidOwnerError,
+    JobKey,
+    Key,
+    Manifest,
+    ObservedState,
+    Owner,
+    Plan,
+    UnknownFieldsError,
+    key_of,
+)
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan.conditions import conflict_events, derive_events, with_conflicts
-from rljob_operator.plan.difference import contains, stamp
-from rljob_operator.plan.job import build_invalid_status, build_waiting_status, plan
-from rljob_operator.plan.lifecycle import is_ours_to_manage
+from rljob_operator.plan.conditions import conflict_events, derive_events, set_name_conflict
+from rljob_operator.children.difference import contains, stamp
+from rljob_operator.plan.job import plan_job
+from rljob_operator.plan.job_status import build_invalid_status, build_waiting_status
+from rljob_operator.plan.lifecycle import is_managed
+from rljob_operator.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
-OnNothingWritten = Callable[[RLJob, Observed, Plan], None]
+OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
 
-CONFLICT_SECONDS = 30.0
-"""How soon to try a name again that someone else's object has: nothing tells when that object goes."""
+CONFLICT_RETRY_SECONDS = 30.0
+"""How soon to retry a name that another owner's object has: its deletion causes no watch event."""
 REASON_FORBIDDEN = "Forbidden"
+REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 
 
-class InvalidJobError(UserError):
-    """Raised by a backend's get_job for an object that is no valid RLJob. Carries what is needed to say so in its
-    status: `job` has its metadata and old status, and a spec that nobody may look at."""
+class ApplyFailure(NamedTuple):
+    """A child that a retry does not help to apply: rejected by the API server, or another owner's object."""
 
-    def __init__(self, job: RLJob, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.job = job
-        self.problems = problems
+    child: ChildKey
+    error: UserError
 
-
-class ForbiddenError(TransientError):
-    """RBAC, a quota or a policy does not let the operator do something. Tried again, as somebody may grant it; events
-    say what, and the condition Running of a job that does not run."""
+    def __str__(self) -> str:
+        return f"{self.child.kind} {self.child.name} was refused: {self.error}"
 
 
 async def reconcile(
     backend: Backend,
-    key: JobKey,
+    key: Key,
     now: datetime,
     defaults: Defaults = DEFAULTS,
     *,
-    on_nothing_written: OnNothingWritten = lambda job, observed, wanted: None,
+    on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
 ) -> float | None:
-    """Converge one job. Returns the seconds after which to look again; None: only when something changes.
-    `on_nothing_written` is called with what was read and decided when all was already so.
+    """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
-    TransientError goes to the caller, which tries again later.
+    Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
+    caller retries later.
     """
     try:
-        job = await backend.get_job(key)
-    except InvalidJobError as error:
-        await _write_invalid(backend, error.job, error.problems, now)
+        owner = await backend.get_owner(key)
+    except InvalidOwnerError as error:
+        await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now))
         return None
-    if job is None or not is_ours_to_manage(job):
-        return None  # the children of one that is gone follow by their owner references
-    try:
-        return await _converge(backend, job, now, defaults, on_nothing_written)
-    except ForbiddenError as error:
-        with contextlib.suppress(TransientError):  # Events may be forbidden as well
-            await backend.record_event(job, Event("Warning", REASON_FORBIDDEN, str(error)))
-        with contextlib.suppress(TransientError, UserError):
-            status = build_waiting_status(job, REASON_FORBIDDEN, str(error), now)
-            if status != job.status:
-                await backend.update_status(job, status)
+    except UnknownFieldsError as error:
+        with contextlib.suppress(TransientError):  # events may be forbidden
+            await backend.record_event(error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
         raise
+    if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
+        return None  # the garbage collector deletes the children of a deleted owner
+    try:
+        observed = await backend.observe(owner)
+        wanted = _plan(owner, observed, now, defaults)
+        changed = _find_changed(wanted, observed)
+        failures = await _apply_children(backend, changed)
+        for child in wanted.delete:
+            await backend.delete(key.namespace, child)
+        for pod in wanted.ungate:
+            await backend.ungate(key.namespace, pod)
+        final = _add_failures(owner, observed, wanted, failures, now)
+        await _report(backend, owner, final)
+        if final.delete_job:
+            await backend.delete_job(JobKey(key.namespace, key.name))
+    except ForbiddenError as error:
+        await _report_forbidden(backend, owner, error, now)
+        raise
+    writes = (*changed, *wanted.delete, *wanted.ungate, *final.events)
+    if not writes and final.status == owner.status and not final.delete_job:
+        on_unchanged(owner, observed, final)
+    return final.requeue_after_seconds
 
 
-async def _converge(
-    backend: Backend, job: RLJob, now: datetime, defaults: Defaults, on_nothing_written: OnNothingWritten
-) -> float | None:
-    key = JobKey(job.metadata.namespace, job.metadata.name)
-    observed = await backend.observe(job)
-    wanted = plan(job, observed, now, defaults=defaults)
-    differing = _find_differing(wanted, observed)
-    conflicts, refused = await _apply_children(backend, differing)
-    for child in wanted.delete:
-        await backend.delete(key.namespace, child)
-    for pod in wanted.ungate:
-        await backend.ungate(key.namespace, pod)
-    if refused:
-        await _write_invalid(backend, job, refused, now)
-        return wanted.requeue_after_seconds
-    status = with_conflicts(wanted.status, conflicts, now)
-    if status != job.status:
-        await backend.update_status(job, status)
-    events = (*wanted.events, *conflict_events(job.status, status))
-    for event in events:
-        await backend.record_event(job, event)
-    if wanted.delete_job:
-        await backend.delete_job(key)
-    if conflicts:
-        return min(CONFLICT_SECONDS, wanted.requeue_after_seconds or CONFLICT_SECONDS)
-    writes = (*differing, *wanted.delete, *wanted.ungate, *events)
-    if not writes and status == job.status and not wanted.delete_job:
-        on_nothing_written(job, observed, wanted)
-    return wanted.requeue_after_seconds
+def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults) -> Plan[Any]:
+    if isinstance(owner, RLJob):
+        return plan_job(owner, observed, now, defaults=defaults)
+    return plan_reward_model(owner, observed, now, defaults=defaults)
 
 
-class _Applied(NamedTuple):
-    conflicts: list[str]
-    """Children whose name someone else's object has."""
-    refused: list[str]
-    """What the API server refused for good, such as a user's template."""
+def _plan_invalid(owner: Owner, problems: list[str], now: datetime) -> Plan[Any]:
+    """Return a plan that reports the problems of the spec and leaves the children alone."""
+    if not isinstance(owner, RLJob):
+        return plan_invalid_model(owner, problems, now)
+    status = build_invalid_status(owner, problems, now)
+    return Plan((), (), status, derive_events(owner.status, status))
 
 
-def _find_differing(wanted: Plan, observed: Observed) -> list[Manifest]:
-    """The children, stamped, that are not yet as they should be."""
+def _find_changed(wanted: Plan[Any], observed: ObservedState) -> list[Manifest]:
+    """Return the children, stamped, that differ from their observed state."""
     return [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
 
 
-async def _apply_children(backend: Backend, differing: list[Manifest]) -> _Applied:
-    """First all that Pods need, at once, then the workloads, at once."""
-    applied = _Applied([], [])
-    for of_workloads in (False, True):
-        if applied.conflicts:
-            break  # Pods must not start from someone else's Secret, or without their policy
-        group = [child for child in differing if (child["kind"] in WORKLOAD_KINDS) == of_workloads]
-        outcomes = await asyncio.gather(*(backend.apply(child) for child in group), return_exceptions=True)
-        _record_outcomes(applied, group, outcomes)
-    return applied
+async def _apply_children(backend: Backend, changed: list[Manifest]) -> list[ApplyFailure]:
+    """Apply concurrently all that Pods depend on, then the workloads. Raises the first error that is worth a retry."""
+    failures: list[ApplyFailure] = []
+    for are_workloads in (False, True):
+        if failures:
+            break  # Pods must not start from another owner's Secret, or without their NetworkPolicy
+        group = [child for child in changed if (child["kind"] in WORKLOAD_KINDS) == are_workloads]
+        outcomes = await asyncio.gather(*map(backend.apply, group), return_exceptions=True)
+        for child, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, UserError):
+                failures.append(ApplyFailure(key_of(child), outcome))
+            elif outcome is not None:
+                raise outcome
+    return failures
 
 
-def _record_outcomes(applied: _Applied, group: list[Manifest], outcomes: list[BaseException | None]) -> None:
-    """Raises the first error that is no refusal, after all of the group have ended."""
-    for child, outcome in zip(group, outcomes, strict=True):
-        kind, name = key_of(child)
-        if isinstance(outcome, ForeignObjectError):
-            applied.conflicts.append(f"{kind} {name}")
-        elif isinstance(outcome, UserError):
-            applied.refused.append(f"{kind} {name} was refused: {outcome}")
-        elif outcome is not None:
-            raise outcome
+def _add_failures(
+    owner: Owner, observed: ObservedState, wanted: Plan[Any], failures: list[ApplyFailure], now: datetime
+) -> Plan[Any]:
+    """Return the plan whose status and events report what could not be applied."""
+    if not isinstance(owner, RLJob):
+        return plan_rejected_model(owner, observed, "; ".join(map(str, failures)), now) if failures else wanted
+    if rejected := [str(failure) for failure in failures if not isinstance(failure.error, ForeignObjectError)]:
+        invalid = _plan_invalid(owner, rejected, now)
+        return replace(wanted, status=invalid.status, events=invalid.events, delete_job=False)
+    conflicts = [f"{failure.child.kind} {failure.child.name}" for failure in failures]
+    status = set_name_conflict(wanted.status, conflicts, now)
+    events = (*wanted.events, *conflict_events(owner.status, status))
+    requeue = wanted.requeue_after_seconds
+    if conflicts:
+        requeue = min(CONFLICT_RETRY_SECONDS, requeue or CONFLICT_RETRY_SECONDS)
+    return replace(wanted, status=status, events=events, requeue_after_seconds=requeue)
 
 
-async def _write_invalid(backend: Backend, job: RLJob, problems: list[str], now: datetime) -> None:
-    status = build_invalid_status(job, problems, now)
-    if status != job.status:
-        await backend.update_status(job, status)
-    for event in derive_events(job.status, status):
-        await backend.record_event(job, event)
+async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
+    if wanted.status != owner.status:
+        await backend.update_status(owner, wanted.status)
+    for event in wanted.events:
+        await backend.record_event(owner, event)
+
+
+async def _report_forbidden(backend: Backend, owner: Owner, error: ForbiddenError, now: datetime) -> None:
+    with contextlib.suppress(TransientError):  # events may be forbidden as well
+        await backend.record_event(owner, Event("Warning", REASON_FORBIDDEN, str(error)))
+    if isinstance(owner, RLJob):
+        with contextlib.suppress(TransientError, UserError):
+            status = build_waiting_status(owner, REASON_FORBIDDEN, str(error), now)
+            if status != owner.status:
+                await backend.update_status(owner, status)

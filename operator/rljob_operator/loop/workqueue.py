@@ -1,8 +1,8 @@
-"""Which job is looked at next. KeyedQueue is the pure part; `run` ties watch, queue and reconcile together.
+"""Which key is reconciled next. WorkQueue is the pure part; `run` connects a watch, the queue and its workers.
 
-`run` consumes the keys that the backend's watch yields, produces reconciles, and waits for the next key or the next
-due time. Invariants: a key is never worked on twice at once; a key that is added while it is worked on is worked on
-again afterwards; a key that fails waits longer each time, and holds up no other.
+`run` consumes the keys of the watch, produces reconciles, and waits for the next key or the next due time. Invariants:
+a key is never reconciled twice concurrently; a key that is added during its reconcile is reconciled again afterwards; a
+key that fails backs off and delays no other key.
 """
 
 from __future__ import annotations
@@ -13,52 +13,45 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import datetime
-from typing import Any, NamedTuple
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import Backend, JobKey, utc_now
-from rljob_operator.loop.reconcile import reconcile
+from rljob_operator.backend import Key, describe_key, utc_now
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_SECONDS = 0.5
+INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 300.0
 _WATCH_BACKOFF_SECONDS = 1.0
 
-
-class RewardModelKey(NamedTuple):
-    """Names one RewardModel. Its third part keeps it apart from a JobKey of the same name."""
-
-    namespace: str
-    name: str
-    kind: str = "RewardModel"
+Watch = Callable[[], AsyncIterator[Key]]
+"""Yields the keys of objects that may have changed, and from time to time all keys. Called again if it raises
+TransientError."""
+ReconcileKey = Callable[[Key, datetime], Awaitable[float | None]]
+"""Returns the seconds after which to requeue the key; None: only when something changes."""
 
 
-Key = JobKey | RewardModelKey
-ReconcileKey = Callable[[Any, Any, datetime], Awaitable[float | None]]
+class WorkQueue:
+    """A deduplicating, delaying queue of keys. The caller passes the times, in seconds of one clock.
 
+    The first change of a key is taken at once. Those of the next `min_interval_seconds` are taken together.
+    """
 
-class KeyedQueue:
-    """A de-duplicating queue of keys. Times are seconds of one clock that the caller passes in.
-
-    The first change of a key is acted on at once, those in the `seconds_between_looks` after it together."""
-
-    def __init__(self, seconds_between_looks: float = 0.0) -> None:
-        self._seconds_between_looks = seconds_between_looks
+    def __init__(self, min_interval_seconds: float = 0.0) -> None:
+        self._min_interval_seconds = min_interval_seconds
         self._ready: deque[Key] = deque()
         self._dirty: set[Key] = set()
         self._working: set[Key] = set()
-        self._later: list[tuple[float, Key]] = []
+        self._delayed: list[tuple[float, Key]] = []
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
-        self._since: dict[Key, float] = {}
-        self._taken: dict[Key, float] = {}
-        """When keys were taken, oldest first; only what was a moment ago."""
+        self._ready_since: dict[Key, float] = {}
+        self._taken_at: dict[Key, float] = {}
+        """Oldest first; only those of the last interval."""
 
     def add(self, key: Key) -> None:
-        """Work on `key` as soon as may be."""
+        """Queue `key` for as soon as possible."""
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -66,42 +59,42 @@ class KeyedQueue:
             self._ready.append(key)
 
     def add_at(self, key: Key, when: float) -> None:
-        """Work on `key` at `when`, or at an earlier time that it has already."""
+        """Queue `key` for `when`, unless it is due earlier."""
         if when < self._due.get(key, float("inf")):
             self._due[key] = when
-            heapq.heappush(self._later, (when, key))
+            heapq.heappush(self._delayed, (when, key))
 
     def add_changed(self, key: Key, now: float) -> None:
-        """Work on `key`, of which something has changed: at once, but not right after it was last worked on."""
-        earliest = self._taken.get(key, float("-inf")) + self._seconds_between_looks
+        """Queue a changed `key`: now, but not within the interval after it was last taken."""
+        earliest = self._taken_at.get(key, float("-inf")) + self._min_interval_seconds
         if now >= earliest:
             self.add(key)
         elif key not in self._dirty:
             self.add_at(key, earliest)
 
     def take(self, now: float) -> Key | None:
-        """The next key to work on; None when none is due. The caller must call `finish` or `fail` with it."""
+        """Return the next due key, or None. The caller must call `finish` or `fail` with it."""
         self._move_due(now)
         if not self._ready:
             return None
         key = self._ready.popleft()
-        self._since.pop(key, None)
+        self._ready_since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
-        self._taken.pop(key, None)
-        self._taken[key] = now
-        while now - self._taken[first := next(iter(self._taken))] > self._seconds_between_looks:
-            del self._taken[first]
-        self._due.pop(key, None)  # this look is the one that was asked for
+        self._taken_at.pop(key, None)
+        self._taken_at[key] = now
+        while now - self._taken_at[first := next(iter(self._taken_at))] > self._min_interval_seconds:
+            del self._taken_at[first]
+        self._due.pop(key, None)  # this reconcile replaces the delayed one
         return key
 
     def finish(self, key: Key) -> None:
-        """`key` was worked on with success."""
+        """Record that the reconcile of `key` succeeded."""
         self._failures.pop(key, None)
         self._release(key)
 
     def fail(self, key: Key, now: float) -> float:
-        """`key` was worked on and failed. Returns the seconds until it is tried again by itself."""
+        """Record that the reconcile of `key` failed. Return the seconds until its retry."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = backoff_seconds(failures)
         self._release(key)
@@ -109,24 +102,24 @@ class KeyedQueue:
         return delay
 
     def next_due(self) -> float | None:
-        """When `take` will have something that it has not now; None: not by the passing of time."""
+        """Return when the first delayed key is due; None: no key is delayed."""
         self._drop_stale()
-        return self._later[0][0] if self._later else None
+        return self._delayed[0][0] if self._delayed else None
 
     @property
     def depth(self) -> int:
-        """Keys that are ready and wait for a worker."""
+        """Number of keys that are ready and wait for a worker."""
         return len(self._ready)
 
     def oldest_age(self, now: float) -> float:
-        """For how long the first ready key has been seen to wait. Ages begin when somebody first looks."""
+        """Return how long the first ready key has waited, counted from the first call that saw it."""
         for key in self._ready:
-            self._since.setdefault(key, now)
-        return now - self._since[self._ready[0]] if self._ready else 0.0
+            self._ready_since.setdefault(key, now)
+        return now - self._ready_since[self._ready[0]] if self._ready else 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is ready or worked on."""
+        """Whether no key is ready or being reconciled."""
         return not self._ready and not self._working
 
     def _release(self, key: Key) -> None:
@@ -136,48 +129,55 @@ class KeyedQueue:
 
     def _move_due(self, now: float) -> None:
         self._drop_stale()
-        while self._later and self._later[0][0] <= now:
-            _, key = heapq.heappop(self._later)
+        while self._delayed and self._delayed[0][0] <= now:
+            _, key = heapq.heappop(self._delayed)
             self._due.pop(key, None)
             self.add(key)
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        while self._later and self._due.get(self._later[0][1]) != self._later[0][0]:
-            heapq.heappop(self._later)
-
-
-def describe(key: Key) -> str:
-    return f"{'RewardModel' if isinstance(key, RewardModelKey) else 'RLJob'} {key.namespace}/{key.name}"
+        while self._delayed and self._due.get(self._delayed[0][1]) != self._delayed[0][0]:
+            heapq.heappop(self._delayed)
 
 
 def backoff_seconds(failures: int) -> float:
-    """Doubles with each failure in a row."""
-    return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 30))
+    """Return the delay after a number of consecutive failures; it doubles with each."""
+    return min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 30))
 
 
 async def run(
-    backend: Backend,
+    watch: Watch,
+    reconcile_key: ReconcileKey,
     workers: int = 8,
     *,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
-    queue: KeyedQueue | None = None,
-    reconcile_key: ReconcileKey | None = None,
+    queue: WorkQueue | None = None,
 ) -> None:
-    """Reconcile until cancelled, or until the backend's watch ends and what it had named is done."""
-    queue, changed = queue or KeyedQueue(), asyncio.Condition()
+    """Reconcile until cancelled, or until the watch ends and all its keys are reconciled."""
+    queue, changed = queue or WorkQueue(), asyncio.Condition()
 
     async def work() -> None:
         while True:
             key = await _take(queue, changed, clock)
-            await _work_on(backend, queue, key, clock, now, reconcile_key or reconcile)
+            try:
+                requeue_after = await reconcile_key(key, now())
+            except TransientError as error:
+                delay = queue.fail(key, clock())
+                log.warning("%s: %s; retrying in %.1f s", describe_key(key), error, delay)
+            except Exception:  # a defect must not stop the other objects
+                delay = queue.fail(key, clock())
+                log.exception("%s: reconcile failed; retrying in %.1f s", describe_key(key), delay)
+            else:
+                queue.finish(key)
+                if requeue_after is not None:
+                    queue.add_at(key, clock() + requeue_after)
             async with changed:
                 changed.notify_all()
 
     tasks = [asyncio.create_task(work(), name=f"reconcile-{index}") for index in range(workers)]
     try:
-        await _feed(backend, queue, changed, clock)
+        await _feed(watch, queue, changed, clock)
         async with changed:
             await changed.wait_for(lambda: queue.is_idle)
     finally:
@@ -186,26 +186,26 @@ async def run(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(backend: Backend, queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> None:
-    """Put what the watch yields into the queue. A watch that breaks is begun again: it names every job then."""
+async def _feed(watch: Watch, queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> None:
+    """Queue the keys that the watch yields. A watch that fails is started again, and then yields every key."""
     while True:
-        watch = backend.watch()
+        keys = watch()
         try:
-            async for key in watch:
+            async for key in keys:
                 async with changed:
                     queue.add_changed(key, clock())
                     changed.notify()
             return
         except TransientError as error:
-            log.warning("the watch broke and begins again: %s", error)
+            log.warning("the watch failed and is started again: %s", error)
             await asyncio.sleep(_WATCH_BACKOFF_SECONDS)
         finally:
-            if isinstance(watch, AsyncGenerator):  # else it ends when it is found to be garbage, after all else
-                await watch.aclose()
+            if isinstance(keys, AsyncGenerator):  # otherwise its tasks run until it is garbage-collected
+                await keys.aclose()
 
 
-async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
-    """The next key; waits until there is one."""
+async def _take(queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
+    """Wait for the next due key."""
     async with changed:
         while True:
             key = queue.take(clock())
@@ -214,28 +214,5 @@ async def _take(queue: KeyedQueue, changed: asyncio.Condition, clock: Callable[[
             due = queue.next_due()
             timeout = None if due is None else max(0.0, due - clock())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may lose a cancellation
+                async with asyncio.timeout(timeout):  # Python 3.11's wait_for may lose a cancellation
                     await changed.wait()
-
-
-async def _work_on(
-    backend: Backend,
-    queue: KeyedQueue,
-    key: Key,
-    clock: Callable[[], float],
-    now: Callable[[], datetime],
-    reconcile_key: ReconcileKey,
-) -> None:
-    try:
-        again = await reconcile_key(backend, key, now())
-    except TransientError as error:
-        delay = queue.fail(key, clock())
-        log.warning("%s: %s; next try in %.1f s", describe(key), error, delay)
-    except Exception:
-        # A defect of ours must not stop the other jobs. It is loud, and the key is tried again ever more seldom.
-        delay = queue.fail(key, clock())
-        log.exception("%s: reconcile failed; next try in %.1f s", describe(key), delay)
-    else:
-        queue.finish(key)
-        if again is not None:
-            queue.add_at(key, clock() + again)

@@ -1,0 +1,81 @@
+"""Stored manifests as the operator's types. Pure.
+
+The API server drops fields that its CRDs lack, so a field that the types lack means: the CRDs are newer than the
+operator. Then nothing is written for the object, since the operator cannot know what it asks for. Any other invalid
+object keeps its children and gets a status that reports every problem. Invariant: of an invalid object only the
+metadata and, if it can be read, the old status are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api.manifest.base import ObjectMeta
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel, RewardModelStatus
+from rljob_api.manifest.status import RLJobStatus
+from rljob_api.read.documents import format_path
+from rljob_api.read.validation_messages import describe_error
+from rljob_operator.backend import InvalidOwnerError, Manifest, Owner, UnknownFieldsError
+from rljob_operator.kube.crds import MAX_LISTED_FIELDS, UPGRADE_OPERATOR
+
+_REMEDY = "the CRDs accept it; upgrade the operator to their version, or change the value"
+
+
+def read_job(manifest: Manifest) -> RLJob:
+    """Raises InvalidOwnerError and UnknownFieldsError."""
+    try:
+        return RLJob.model_validate(manifest)
+    except ValidationError as error:
+        raise _translate(build_unreadable_job(manifest), error) from None
+
+
+def read_model(manifest: Manifest) -> RewardModel:
+    """Raises InvalidOwnerError and UnknownFieldsError."""
+    try:
+        return RewardModel.model_validate(manifest)
+    except ValidationError as error:
+        raise _translate(build_unreadable_model(manifest), error) from None
+
+
+def build_unreadable_job(manifest: Manifest) -> RLJob:
+    """Return a job without a spec."""
+    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
+    job = RLJob.model_construct(**fields)
+    try:
+        job.status = RLJobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        job.status = RLJobStatus()
+    return job
+
+
+def build_unreadable_model(manifest: Manifest) -> RewardModel:
+    """Return a RewardModel without a spec."""
+    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
+    model = RewardModel.model_construct(**fields)
+    try:
+        model.status = RewardModelStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        model.status = RewardModelStatus()
+    return model
+
+
+def _translate(owner: Owner, error: ValidationError) -> InvalidOwnerError | UnknownFieldsError:
+    details = error.errors(include_url=False)
+    unknown = [format_path(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"]
+    if unknown:
+        fields = ", ".join(unknown[:MAX_LISTED_FIELDS])
+        return UnknownFieldsError(
+            owner, f"the CRDs are newer than this operator, which does not know {fields}; {UPGRADE_OPERATOR}"
+        )
+    return InvalidOwnerError(owner, [f"{_describe(type(owner), detail)}; {_REMEDY}" for detail in details])
+
+
+def _describe(model: type[Owner], detail: Any) -> str:
+    if detail["type"] == "value_error":  # a rule of rljob_api
+        text = str(detail["ctx"]["error"])
+    else:
+        text = describe_error(model, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {}))
+    return f"{format_path(detail['loc'])} {text}".strip()

@@ -1,0 +1,174 @@
+"""The whole operator in one coroutine: checks the CRDs, acquires the Lease, runs the informer and the workers.
+
+Owns their order. Invariant: nothing is written unless the Lease is held; when it is lost, `run_operator` raises
+LeaseLostError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from rljob_api.errors import RLJobError
+from rljob_operator.backend import Key, RewardModelKey, describe_key, utc_now
+from rljob_operator.defaults import Defaults
+from rljob_operator.kube.backend import KubernetesBackend
+from rljob_operator.kube.cache import Cache
+from rljob_operator.kube.client import KubeApi, NamespaceGoneError, connect
+from rljob_operator.kube.crds import find_crd_problem
+from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.idle import IdleTracker
+from rljob_operator.kube.lease import Lease
+from rljob_operator.kube.resources import WATCHED
+from rljob_operator.loop.health import Health
+from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.reconcile import reconcile
+from rljob_operator.loop.workqueue import WorkQueue, run
+from rljob_operator.settings import Settings
+from rljob_operator.watch.informer import Informer
+from rljob_operator.watch.tasks import run_uncancelled, wait_for_all
+
+log = logging.getLogger(__name__)
+_CRD_RETRY_SECONDS = 5.0
+_MIN_RECONCILE_INTERVAL_SECONDS = 1.0
+"""Between two reconciles of one object upon changes: starting Pods cause dozens of them."""
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_COUNTED = {resource.plural for resource in WATCHED} | {"leases", "customresourcedefinitions"}
+
+
+class LeaseLostError(RLJobError):
+    """Another replica may be leading: the process must end."""
+
+
+async def run_operator(
+    settings: Settings,
+    *,
+    api: KubeApi | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], datetime] = utc_now,
+    on_watching: Callable[[], None] = lambda: None,
+) -> None:
+    """Run until cancelled. A given `api` is not closed. `on_watching`: see Informer."""
+    owns_api = api is None
+    api = api or await connect(settings.kubeconfig)
+    metrics = Metrics(_COUNTED)
+    health = Health(WorkQueue(_MIN_RECONCILE_INTERVAL_SECONDS), metrics, clock)
+    api.on_response = metrics.on_response
+    server = await health.serve(settings.health_port, settings.metrics_port)
+    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    lease = Lease(api, _lease_namespace(settings), settings.lease_name, identity, settings.lease_seconds)
+
+    async def end() -> None:
+        with contextlib.suppress(RLJobError):
+            await lease.release()
+        await server.cleanup()
+        if owns_api:
+            await api.close()
+
+    try:
+        await _wait_for_crds(api, health)
+        if settings.lease:
+            health.is_ready = lambda: True  # a standby is ready to lead
+            await lease.acquire()
+        metrics.leader.set(1)
+        await _lead(settings, api, lease if settings.lease else None, health, clock, now, on_watching)
+    finally:
+        await run_uncancelled(end())
+
+
+async def _wait_for_crds(api: KubeApi, health: Health) -> None:
+    while problem := await find_crd_problem(api):
+        health.not_ready_reason = problem
+        log.error("%s; next check in %.0f s", problem, _CRD_RETRY_SECONDS)
+        await asyncio.sleep(_CRD_RETRY_SECONDS)
+    health.not_ready_reason = "listing every kind for the first time"
+
+
+async def _lead(
+    settings: Settings,
+    api: KubeApi,
+    lease: Lease | None,
+    health: Health,
+    clock: Callable[[], float],
+    now: Callable[[], datetime],
+    on_watching: Callable[[], None],
+) -> None:
+    cache, driver = Cache(clock), DriverClient(clock)
+    informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
+    health.is_ready = lambda: informer.has_listed
+    health.unconfirmed_write_seconds = cache.unconfirmed_write_seconds
+    backend = KubernetesBackend(
+        api,
+        cache,
+        driver,
+        may_write=lambda: lease is None or lease.is_held,
+        now=now,
+        on_read=health.metrics.record_owner,
+    )
+    reconciler = Reconciler(backend, health, Defaults(settings.trainer_image, settings.reward_image), clock)
+    work = asyncio.create_task(
+        run(informer.keys, reconciler.reconcile, settings.workers, clock=clock, now=now, queue=health.queue)
+    )
+    tasks: list[asyncio.Task[None]] = [work]
+    if lease is not None:
+        tasks.append(asyncio.create_task(lease.hold()))
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if work not in done:
+            raise LeaseLostError("the Lease could not be renewed; another replica takes over")
+    finally:
+        for task in tasks:
+            task.cancel()
+        try:
+            await wait_for_all(tasks)
+        finally:
+            await driver.close()
+
+
+class Reconciler:
+    """What a worker does with a key: skips idle jobs, measures, and forgets what was deleted with its namespace."""
+
+    def __init__(
+        self,
+        backend: KubernetesBackend,
+        health: Health,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend, self._health, self._defaults, self._clock = backend, health, defaults, clock
+        self._idle = IdleTracker(backend)
+
+    async def reconcile(self, key: Key, now: datetime) -> float | None:
+        metrics = self._health.metrics
+        self._health.started_at[key] = self._clock()
+        try:
+            with metrics.reconcile.labels("RewardModel" if isinstance(key, RewardModelKey) else "RLJob").time():
+                if (seconds := await self._idle.idle_seconds(key, now)) is not None:
+                    return seconds
+                return await reconcile(self._backend, key, now, self._defaults, on_unchanged=self._idle.track(key, now))
+        except Exception as error:
+            if isinstance(error, NamespaceGoneError) and await self._backend.is_deleted(key):
+                log.info("%s was deleted with its namespace", describe_key(key))
+                return None
+            metrics.errors.labels(type(error).__name__).inc()
+            raise
+        finally:
+            self._health.started_at.pop(key, None)
+
+
+def _lease_namespace(settings: Settings) -> str:
+    if settings.lease_namespace:
+        return settings.lease_namespace
+    if _NAMESPACE_FILE.exists():
+        return _NAMESPACE_FILE.read_text().strip()
+    return os.environ.get("POD_NAMESPACE", "default")

@@ -1,0 +1,138 @@
+"""Watches by kopf: thin event handlers, and settings without kopf's own state.
+
+Works around kopf: `kopf.operator()` cancels at its end every task of the loop that started after it, our workers
+included; its root tasks leave others running when one watch fails (see tasks); and it copies and diffs each object for
+change handlers, which we have none of. Invariant: kopf writes nothing into objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+import aiohttp
+import kopf
+
+from rljob_operator.kube.client import KubeApi
+from rljob_operator.kube.resources import EVENT, WATCHED, Resource
+from rljob_operator.watch.tasks import TaskTree, run_uncancelled
+
+OnEvent = Callable[[Resource, Any], Awaitable[None]]
+
+
+async def run_watches(
+    api: KubeApi,
+    scopes: Sequence[str | None],
+    resources: Collection[Resource],
+    on_event: OnEvent,
+    on_list: Callable[[str], None],
+    on_watching: Callable[[], None],
+) -> None:
+    """Watch until cancelled or a watch fails, and leave no task behind.
+
+    `scopes` are namespaces; None: all. `on_list` gets the plural name of a kind that kopf has listed.
+    """
+    registry, sessions = kopf.OperatorRegistry(), list[aiohttp.ClientSession]()
+    for resource in resources:
+        _register(resource, registry, on_event)
+
+    async def report_list(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        response = await handler(request)
+        if request.method == "GET" and "watch" not in request.url.query:
+            on_list(request.url.path.rpartition("/")[2])
+        return response
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        # One connection per watch, and a few for kopf's own requests.
+        session = api.new_session(limit=len(WATCHED) * len(scopes) + 10, middlewares=(report_list,))
+        sessions.append(session)
+        return kopf.AiohttpSession(server=api.server, aiohttp_session=session)
+
+    async def end() -> None:
+        await tree.cancel_all()
+        for session in sessions:
+            await session.close()
+
+    tree = TaskTree()
+    try:
+        roots = await tree.create_task(_start(registry, scopes, on_watching))
+        done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await run_uncancelled(end())
+
+
+async def _start(
+    registry: kopf.OperatorRegistry, scopes: Sequence[str | None], on_watching: Callable[[], None]
+) -> Collection[asyncio.Task[Any]]:
+    namespaces = tuple(scope for scope in scopes if scope)
+    settings = _build_settings()
+    # Named namespaces need no scan, which a Role cannot allow: kopf would log nine errors.
+    settings.scanning.disabled = bool(namespaces)
+    try:
+        return await kopf.spawn_tasks(
+            registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
+        )
+    finally:
+        on_watching()
+
+
+def _register(resource: Resource, registry: kopf.OperatorRegistry, on_event: OnEvent) -> None:
+    @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
+    async def handler(event: Any, **_: Any) -> None:
+        await on_event(resource, event)
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Without it, copying and comparing objects took a quarter of the CPU of a burst."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("kopf must not write into objects")
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Event handlers have no state to store."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("kopf must not write into objects")
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+def _build_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage, settings.persistence.progress_storage = _NoDiffs(), _NoProgress()
+    settings.persistence.finalizer = "rljob.dev/never-set"
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    for resource in WATCHED:
+        key = (resource.group, resource.version, resource.plural)
+        if resource.label_selector:
+            settings.watching.label_selectors[key] = resource.label_selector
+        if resource is EVENT and resource.field_selector:
+            settings.watching.field_selectors[key] = resource.field_selector
+    return settings

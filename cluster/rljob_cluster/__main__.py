@@ -1,11 +1,11 @@
-"""`python -m rljob_cluster COMMAND`: the one-machine Kubernetes by its command line."""
+"""`python -m rljob_cluster COMMAND`: a Kubernetes on one machine."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -24,48 +24,62 @@ CHART = ROOT / "charts/rljob"
 
 
 class ClusterError(Exception):
-    """The command cannot be carried out; the message names the remedy."""
+    """The command cannot run; the message contains the remedy."""
+
+
+def check(state: Path) -> None:
+    """Report whether `up` can start a cluster here."""
+    problems = [*requirements.find_missing_requirements(), requirements.find_disk_shortage(state.parent)]
+    if found := [problem for problem in problems if problem]:
+        raise ClusterError("; ".join(found))
+    print("this machine can run a cluster")
 
 
 def up(state: Path) -> None:
-    """Start the cluster, or find it running."""
-    if supervisor.read_pid(state) is not None and (state / "run/ready").exists():
-        print(f"the cluster runs\n{_exports(state)}")
+    """Start the cluster unless it runs."""
+    if supervisor.find_process(state) and (state / "run/ready").exists():
+        print(f"the cluster is running\n{_exports(state)}")
         return
-    _require_machine()
+    if missing := list(requirements.find_missing_requirements()):
+        raise ClusterError("; ".join(missing))
+    install_missing(NODE_PROGRAMS)
     start = time.monotonic()
     find_or_build(*supervisor.PROGRAMS)
-    supervisor.stop(state)  # what a crash may have left
+    supervisor.stop(state)  # removes what a crash left
     state.mkdir(parents=True, exist_ok=True)
     supervisor.start_in_background(state, image_sources.find_sources(state))
     print(f"the cluster is up after {time.monotonic() - start:.0f} s\n{_exports(state)}")
 
 
 def _exports(state: Path) -> str:
-    """kubectl and helm were built too, for those who have none."""
     return f"export KUBECONFIG={state / 'kubeconfig'} PATH=$PATH:{find_or_build('kubectl', 'helm')}"
 
 
-def _require_machine() -> None:
-    if lacks := list(requirements.find_missing_requirements()):
-        raise ClusterError("; ".join(lacks))
-    install_missing(NODE_PROGRAMS)
+def down(state: Path) -> None:
+    supervisor.stop(state)
+    print("the cluster was removed")
 
 
-def check(state: Path) -> None:
-    """Whether `up` could start a cluster here."""
-    lacks = [*requirements.find_missing_requirements(), requirements.find_disk_shortage(state.parent)]
-    if found := [lack for lack in lacks if lack]:
-        raise ClusterError("; ".join(found))
-    print("this machine can be a cluster")
+def status(state: Path) -> None:
+    print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
 
 
-def load(state: Path, given: Sequence[str]) -> None:
-    """Give every node the images that it has not."""
+def kubeconfig(state: Path) -> None:
     _require_running(state)
-    wanted = [(node, _find_missing(state, node, given)) for node in supervisor.build_nodes(state)]
-    if lack := image_sources.describe_disk_shortage(wanted, state):
-        raise ClusterError(lack)
+    print(state / "kubeconfig")
+
+
+def serve(state: Path, sources: Sequence[str]) -> None:
+    supervisor.Supervisor(state, list(sources)).serve()
+
+
+def load(state: Path, archives: Sequence[str]) -> None:
+    """Load the images that a node misses into it; default: the images of this repository."""
+    _require_running(state)
+    sources = [str(Path(path).resolve()) for path in archives] or image_sources.find_sources(state)
+    wanted = [(node, _find_missing(state, node, sources)) for node in supervisor.build_nodes(state)]
+    if shortage := image_sources.describe_disk_shortage(wanted, state):
+        raise ClusterError(shortage)
     for node, missing in wanted:
         for source in missing:
             print(f"loading {Path(source).name} into {node.name}", flush=True)
@@ -74,27 +88,27 @@ def load(state: Path, given: Sequence[str]) -> None:
                 loaded.write(f"{source}\n")
 
 
-def _find_missing(state: Path, node: Node, given: Sequence[str]) -> list[str]:
+def _find_missing(state: Path, node: Node, sources: Sequence[str]) -> list[str]:
     lists = [state / "nodes/base/imported", node.folder / "loaded"]
     history = [line for path in lists if path.exists() for line in path.read_text().splitlines()]
-    return image_sources.choose_missing(history, given)
+    return image_sources.choose_missing(history, sources)
 
 
 def install(state: Path, values: Sequence[str]) -> None:
-    """The chart of this repository. A changed image keeps its name here, so an annotation with the digest of what it
-    was made of gives a new Pod to it."""
+    """Install this repository's chart. A changed image keeps its name here; an annotation with the version of the
+    image restarts the operator's Pods."""
     _require_running(state)
-    operator = next((s for s in image_sources.find_sources(state) if image_sources.name_of(s) == "operator"), "operator-none")
-    annotation = rf"podAnnotations.rljob\.dev/inputs={image_sources.version_of(operator)}"
-    sets = ["--set-string", annotation, *(part for value in values for part in ("--set", value))]
+    sources = {image_sources.name_of(source): source for source in image_sources.find_sources(state)}
+    version = image_sources.version_of(sources.get("operator", "operator-none"))
+    sets = ["--set-string", rf"podAnnotations.rljob\.dev/inputs={version}"]
+    sets += [part for value in values for part in ("--set", value)]
     helm = str(find_or_build("helm") / "helm")
     flags = ("--kubeconfig", str(state / "kubeconfig"), "--namespace", "rljob-system", "--create-namespace")
     run(helm, "upgrade", "--install", "rljob", str(CHART), *flags, *sets, "--wait", "--timeout", "5m")
 
 
 def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
-    """A ReadWriteMany claim on a folder of this machine."""
-    _require_running(state)
+    """Create a ReadWriteMany claim on a folder of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     manifests = yaml.safe_dump_all(addons.build_volume(name, namespace, str(folder.resolve())))
     _kubectl(state, "apply", "--server-side", "-f", "-", input=manifests)
@@ -102,56 +116,46 @@ def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
 
 
 def _kubectl(state: Path, *arguments: str, input: str | None = None) -> str:
+    _require_running(state)
     program = str(find_or_build("kubectl") / "kubectl")
     return run(program, "--kubeconfig", str(state / "kubeconfig"), *arguments, input=input)
 
 
 def _require_running(state: Path) -> None:
-    if supervisor.read_pid(state) is None:
-        raise ClusterError("no cluster runs here; start it with: make cluster")
+    if supervisor.find_process(state) is None:
+        raise ClusterError("no cluster is running; start one with: make cluster")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rljob_cluster", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("check", "up", "down", "status", "kubeconfig"):
-        commands.add_parser(name)
-    commands.add_parser("serve").add_argument("sources", nargs="*")
-    commands.add_parser("load").add_argument("archives", nargs="*")
-    parser_install = commands.add_parser("install")
-    parser_install.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
-    parser_volume = commands.add_parser("volume")
-    parser_volume.add_argument("name")
-    parser_volume.add_argument("folder", type=Path)
-    parser_volume.add_argument("--namespace", default="default")
-    options = parser.parse_args(arguments)
-    state = state_folder()
+    options = vars(_build_parser().parse_args(arguments))
+    command = options.pop("command")
     try:
-        if options.command == "check":
-            check(state)
-        elif options.command == "up":
-            up(state)
-        elif options.command == "down":
-            supervisor.stop(state)
-            print("the cluster is gone")
-        elif options.command == "serve":
-            supervisor.Supervisor(state, options.sources).serve()
-        elif options.command == "kubeconfig":
-            _require_running(state)
-            print(state / "kubeconfig")
-        elif options.command == "status":
-            _require_running(state)
-            print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
-        elif options.command == "load":
-            load(state, [str(Path(path).resolve()) for path in options.archives] or image_sources.find_sources(state))
-        elif options.command == "install":
-            install(state, options.values)
-        else:
-            volume(state, options.name, options.folder, options.namespace)
+        command(state_folder(), **options)
     except (ClusterError, CommandError, BuildError, ControlPlaneError, PackagesError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rljob_cluster", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(command: Callable[..., None]) -> argparse.ArgumentParser:
+        added = commands.add_parser(command.__name__, help=(command.__doc__ or "").partition(".")[0])
+        added.set_defaults(command=command)
+        return added
+
+    for command in (check, up, down, status, kubeconfig):
+        add(command)
+    add(serve).add_argument("sources", nargs="*")
+    add(load).add_argument("archives", nargs="*")
+    add(install).add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
+    parser_volume = add(volume)
+    parser_volume.add_argument("name")
+    parser_volume.add_argument("folder", type=Path)
+    parser_volume.add_argument("--namespace", default="default")
+    return parser
 
 
 if __name__ == "__main__":

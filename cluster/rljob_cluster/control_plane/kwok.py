@@ -1,27 +1,28 @@
-"""Fake nodes on a ControlPlane, by KWOK: Pods bound to them become Ready (or end) with no container behind them.
+"""Fake nodes on a ControlPlane, by KWOK: Pods bound to them become Ready, or end, without a container.
 
-It owns KWOK's process and the node objects. Scheduling is the scheduler's: ask for that component where Pods
-must be placed. Invariant: KWOK manages only the nodes made here, and ends with the thread that started it.
+It owns KWOK's process and the node objects. Start the scheduler component if Pods must be placed. The invariant: KWOK
+manages only the nodes created here, and ends with the thread that started it.
 """
 
+from __future__ import annotations
+
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
-from rljob_cluster.control_plane.control_plane import STOP_SECONDS, ControlPlane
+from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host import go_programs
-from rljob_cluster.host.commands import die_with_parent
+from rljob_cluster.host.commands import run
+from rljob_cluster.host.processes import ProcessGroup
 
-READY_SECONDS = 60.0
+READY_TIMEOUT_SECONDS = 60.0
 ANNOTATION = "kwok.x-k8s.io/node"
-# KWOK does nothing without stages; these are the module's own.
+# KWOK does nothing without stages; these are part of its module.
 STAGE_FOLDERS = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 _MODULE = "sigs.k8s.io/kwok@" + go_programs.INSTALLED_PACKAGES["kwok"].partition("@")[2]
 
@@ -31,7 +32,7 @@ class KwokError(Exception):
 
 
 class Kwok:
-    """`with Kwok(plane, num_nodes=50):` gives ready nodes kwok-0 to kwok-49.
+    """`with Kwok(plane, num_nodes=50):` creates the ready nodes kwok-0 to kwok-49.
 
     Pods of Jobs succeed as soon as they run, unless jobs_end is false.
     """
@@ -47,81 +48,51 @@ class Kwok:
         if num_nodes < 1:
             raise KwokError(f"num_nodes must be at least 1, got {num_nodes}")
         self._plane = plane
-        self._left_out = () if jobs_end else ("pod-complete.yaml",)
+        self._skipped_stages = () if jobs_end else ("pod-complete.yaml",)
         self._nodes = [build_node(f"kwok-{index}", labels or {}) for index in range(num_nodes)]
-        self._log = plane.folder / "logs" / "kwok.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        self._processes = ProcessGroup(plane.folder / "logs")
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
         programs = go_programs.find_or_build("kwok", "kubectl")
-        self._kubectl = [str(programs / "kubectl"), f"--kubeconfig={self._plane.kubeconfig}"]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    str(programs / "kwok"),
-                    f"--kubeconfig={self._plane.kubeconfig}",
-                    f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
-                    *(f"--config={path}" for path in stage_files(module_folder()) if path.name not in self._left_out),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        kubectl = (str(programs / "kubectl"), f"--kubeconfig={self._plane.kubeconfig}")
+        stages = [path for path in stage_files(module_folder()) if path.name not in self._skipped_stages]
+        command = [
+            str(programs / "kwok"),
+            f"--kubeconfig={self._plane.kubeconfig}",
+            f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+            *(f"--config={path}" for path in stages),
+        ]
+        self._processes.start("kwok", command)
         try:
-            self._run("apply", "-f", "-", text=yaml.safe_dump_all(self._nodes))
-            self._wait_ready()
+            run(*kubectl, "apply", "-f", "-", input=yaml.safe_dump_all(self._nodes))
+            self._wait_ready(kubectl)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End KWOK; its nodes stay as objects, as those of a cluster whose kubelets are gone."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        """Stop KWOK; its node objects stay, as in a cluster whose kubelets have stopped."""
+        self._processes.stop_all()
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        wanted = {node["metadata"]["name"] for node in self._nodes}
-        while missing := wanted - ready_nodes(json.loads(self._run("get", "nodes", "-o", "json"))):
-            if self._process is None or self._process.poll() is not None:
-                raise KwokError(f"kwok ended while it started:\n{self._last_lines()}")
+    def _wait_ready(self, kubectl: tuple[str, ...]) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_SECONDS
+        names = {node["metadata"]["name"] for node in self._nodes}
+        while missing := names - ready_nodes(json.loads(run(*kubectl, "get", "nodes", "-o", "json"))):
+            if not self._processes.is_running("kwok"):
+                raise KwokError(f"kwok exited during startup:\n{self._processes.last_lines('kwok')}")
             if time.monotonic() > deadline:
                 raise KwokError(
-                    f"{len(missing)} of {len(wanted)} nodes were not ready within {READY_SECONDS:.0f} s:\n"
-                    f"{self._last_lines()}"
+                    f"{len(missing)} of {len(names)} nodes were not ready within {READY_TIMEOUT_SECONDS:.0f} s:\n"
+                    f"{self._processes.last_lines('kwok')}"
                 )
             time.sleep(0.2)
-
-    def _run(self, *arguments: str, text: str | None = None) -> str:
-        done = subprocess.run([*self._kubectl, *arguments], input=text, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise KwokError(f"kubectl {arguments[0]} failed:\n{done.stderr[-1000:]}\n{self._last_lines()}")
-        return done.stdout
-
-    def _last_lines(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
 
 def build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -139,7 +110,7 @@ def build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def ready_nodes(nodes: Mapping[str, Any]) -> set[str]:
-    """Names of those whose Ready condition is True."""
+    """Names of the nodes with the condition Ready."""
     return {
         node["metadata"]["name"]
         for node in nodes["items"]
@@ -158,9 +129,9 @@ def stage_files(module: Path) -> list[Path]:
 
 
 def module_folder() -> Path:
-    """Where Go keeps KWOK's source, downloaded where it is not there."""
+    """The folder of KWOK's source in Go's module cache; downloads the module if it is missing."""
     command = [*go_programs.go_command(), "mod", "download", "-json", _MODULE]
     done = subprocess.run(command, cwd=go_programs.MODULE, capture_output=True, text=True)
     if done.returncode != 0:
-        raise KwokError(f"go could not download {_MODULE}, whose stages KWOK needs:\n{done.stdout}{done.stderr}")
+        raise KwokError(f"go cannot download {_MODULE}, which contains KWOK's stages:\n{done.stdout}{done.stderr}")
     return Path(json.loads(done.stdout)["Dir"])

@@ -1,25 +1,24 @@
-"""The certificates of one control plane: a CA of its own, and what it signs, made with the openssl command.
+"""The certificates of one control plane: its CA, and what the CA signs, created with the openssl command.
 
-Private keys lie in a folder that only its owner can read. Nothing here is meant to outlive its cluster.
+Only the owner can read the folder with the private keys. Nothing here outlives its cluster.
 """
 
+from __future__ import annotations
+
 import base64
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from rljob_cluster.host.commands import run
+
 _DAYS = "365"
-_NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-
-
-class PkiError(Exception):
-    """openssl refused; the message carries its last lines."""
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", _DAYS)
 
 
 class Pki:
-    """One CA in one folder; every method gives what is there, and makes it where it is not."""
+    """One CA in one folder. Every method returns existing files, and creates missing ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,8 +28,8 @@ class Pki:
     def build_ca(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self.ca.exists():
-            _openssl(
-                "req", "-x509", *_NEW_KEY, "-days", _DAYS, "-subj", "/CN=rljob-cluster",
+            run(
+                "openssl", "req", "-x509", *_NEW_KEY, "-subj", "/CN=rljob-cluster",
                 "-addext", "keyUsage=critical,keyCertSign,digitalSignature",
                 "-keyout", str(self._ca_key), "-out", str(self.ca),
             )  # fmt: skip
@@ -39,24 +38,24 @@ class Pki:
         """A bare private key, for signing service account tokens."""
         path = self.folder / f"{name}.key"
         if not path.exists():
-            # Not genpkey: of a PKCS#8 key the API server cannot read the public half.
-            _openssl("ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", str(path))
+            # Not genpkey: the API server cannot read the public half of a PKCS#8 key.
+            run("openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", str(path))
         return path
 
     def certificate(
         self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> tuple[Path, Path]:
-        """Certificate and key of a client (user and groups) that also serves where hosts are given."""
+        """Certificate and key of a client (user and groups); with hosts, they are valid for a server too."""
+        self.build_ca()
         certificate, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         if not certificate.exists():
-            extensions = ["-addext", "basicConstraints=critical,CA:FALSE"]
-            usage = "clientAuth,serverAuth" if hosts else "clientAuth"
-            extensions += ["-addext", f"extendedKeyUsage={usage}"]
-            if hosts:
-                extensions += ["-addext", f"subjectAltName={','.join(map(subject_alternative, hosts))}"]
-            _openssl(
-                "req", "-x509", "-CA", str(self.ca), "-CAkey", str(self._ca_key), *_NEW_KEY, "-days", _DAYS,
-                "-subj", subject(user, groups), *extensions, "-keyout", str(key), "-out", str(certificate),
+            extensions = ["basicConstraints=critical,CA:FALSE"]
+            extensions += [f"extendedKeyUsage={'clientAuth,serverAuth' if hosts else 'clientAuth'}"]
+            extensions += [f"subjectAltName={','.join(map(subject_alternative, hosts))}"] if hosts else []
+            run(
+                "openssl", "req", "-x509", "-CA", str(self.ca), "-CAkey", str(self._ca_key), *_NEW_KEY,
+                "-subj", subject(user, groups), *(part for value in extensions for part in ("-addext", value)),
+                "-keyout", str(key), "-out", str(certificate),
             )  # fmt: skip
         return certificate, key
 
@@ -71,34 +70,20 @@ def subject_alternative(host: str) -> str:
     return f"IP:{host}" if host.replace(".", "").isdigit() else f"DNS:{host}"
 
 
-def build_kubeconfig(server: str, ca: bytes, certificate: bytes, key: bytes) -> str:
-    def encoded(data: bytes) -> str:
-        return base64.b64encode(data).decode()
+def build_kubeconfig(server: str, ca: Path, certificate: Path, key: Path) -> str:
+    def encode(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
 
+    cluster = {"server": server, "certificate-authority-data": encode(ca)}
+    user = {"client-certificate-data": encode(certificate), "client-key-data": encode(key)}
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [
-                {"name": "rljob", "cluster": {"server": server, "certificate-authority-data": encoded(ca)}},
-            ],
-            "users": [
-                {
-                    "name": "rljob",
-                    "user": {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)},
-                }
-            ],
+            "clusters": [{"name": "rljob", "cluster": cluster}],
+            "users": [{"name": "rljob", "user": user}],
             "contexts": [{"name": "rljob", "context": {"cluster": "rljob", "user": "rljob"}}],
             "current-context": "rljob",
         },
         sort_keys=False,
     )
-
-
-def _openssl(*arguments: str) -> None:
-    try:
-        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise PkiError("openssl is not on PATH; install it (Debian: apt-get install openssl)") from None
-    if done.returncode != 0:
-        raise PkiError(f"openssl {arguments[0]} failed:\n{done.stderr[-1000:]}")

@@ -1,13 +1,8 @@
-"""Runs commands of the system, and ties child processes to their parent."""
+"""Runs commands of the system."""
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import subprocess
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class CommandError(Exception):
@@ -16,7 +11,10 @@ class CommandError(Exception):
 
 def run(*command: str, input: str | None = None) -> str:
     """Return the output of a command. Raise CommandError if it fails."""
-    done = subprocess.run(command, input=input, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, input=input, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise CommandError(f"{command[0]}: not found on PATH; install it") from error
     if done.returncode:
         raise CommandError(f"{' '.join(command[:6])}: exit code {done.returncode}: {done.stderr.strip()[-1500:]}")
     return done.stdout
@@ -28,8 +26,3 @@ def try_run(*command: str, timeout_seconds: float | None = None) -> bool:
         return subprocess.run(command, capture_output=True, timeout=timeout_seconds).returncode == 0
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
-
-
-def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel kills the child when the thread that started it ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -104,9 +104,8 @@ def _build(name: str, folder: Path) -> None:
             environment["GOBIN"] = temporary
         done = subprocess.run([*go_command(), *arguments], cwd=MODULE, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            raise BuildError(
-                f"go cannot build {name}:\n{done.stderr[-2000:]}\ncheck that the Go module proxy is reachable, then retry"
-            )
+            remedy = "check that the Go module proxy is reachable, then retry"
+            raise BuildError(f"go cannot build {name}:\n{done.stderr[-2000:]}\n{remedy}")
         os.replace(f"{temporary}/{name}", folder / name)
 
 

@@ -33,10 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rljob_cluster.images", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="IMAGE", help=f"one of {', '.join(FOLDERS)}; default: all")
-    archive = {"dest": "archive", "action": "store_const", "default": "no"}
-    parser.add_argument("--archive", const="yes", help="also write an archive of each image", **archive)
-    loadable = "also write an archive if a cluster on this machine cannot link to buildah's store"
-    parser.add_argument("--loadable", const="needed", help=loadable, **archive)
+    parser.add_argument(
+        "--archive", action="store_const", const="yes", default="no", help="also write an archive of each image"
+    )
+    parser.add_argument(
+        "--loadable", action="store_const", const="needed", dest="archive",
+        help="also write an archive if a cluster on this machine cannot link to buildah's store",
+    )  # fmt: skip
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in FOLDERS]:

@@ -30,12 +30,15 @@ def ensure_base() -> str:
             return image
     if try_run("buildah", "pull", "--quiet", hub_base, timeout_seconds=_PULL_TIMEOUT_SECONDS):
         return hub_base
-    print(f"cannot pull {DEFAULT_BASE}: building {LOCAL_BASE} with debootstrap", file=sys.stderr, flush=True)
+    print(f"cannot pull {DEFAULT_BASE}: building {LOCAL_BASE} with debootstrap (1 minute)", file=sys.stderr, flush=True)
     install_missing(["debootstrap"])
     try:
         _build_local_base()
     except subprocess.CalledProcessError as error:
-        raise ImageBuildError(f"{LOCAL_BASE}: `{' '.join(error.cmd)}` failed ({error.returncode})") from error
+        output = (error.stdout + error.stderr)[-2000:]
+        raise ImageBuildError(
+            f"{LOCAL_BASE}: `{' '.join(error.cmd)}` failed ({error.returncode}):\n{output}"
+        ) from error
     return LOCAL_BASE
 
 
@@ -45,11 +48,10 @@ def _build_local_base() -> None:
         _run("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", "bookworm", str(root))
         for package in (root / "var/cache/apt/archives").glob("*.deb"):
             package.unlink()
-        container = subprocess.run(["buildah", "from", "scratch"], check=True, capture_output=True, text=True)
-        name = container.stdout.strip()
+        name = _run("buildah", "from", "scratch").strip()
         _run("buildah", "add", "--quiet", name, str(root), "/")
         _run("buildah", "commit", "--quiet", "--disable-compression", "--rm", name, LOCAL_BASE)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, stdout=sys.stderr)
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,7 +1,7 @@
-"""Images as they lie in buildah's own store, whose layers a containerd on the same disk can take as hard links.
+"""Images in buildah's own store, whose layers a containerd on the same disk can use as hard links.
 
-Both keep a layer as a folder for overlayfs that never changes, so 8 GB need neither be exported nor unpacked. Owns what
-is known of the store's files (containers/storage); whatever is not as expected means that an archive is needed.
+Both keep a layer as an immutable folder for overlayfs, so that 8 GB are neither exported nor unpacked. Owns what is
+known about the files of the store (containers/storage). If anything is unexpected, an archive is needed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class StoredImage:
     id: str
     image: Image
     folders: tuple[Path, ...]
-    """One a layer, the lowest first."""
+    """The folder of each layer, lowest first."""
 
 
 def find_image(name: str, near: Path) -> StoredImage | None:
-    """The image of that name, where its layers can be hard-linked to `near`."""
+    """Return the image, or None if its layers cannot be hard-linked to `near`."""
     root = _find_root()
     if root is None or not near.exists() or root.stat().st_dev != near.stat().st_dev:
         return None
@@ -37,7 +37,7 @@ def find_image(name: str, near: Path) -> StoredImage | None:
 
 @functools.cache
 def _find_root() -> Path | None:
-    """Where buildah's layers lie as plain folders; None where it has no such store."""
+    """The folder of buildah's layers; None if the store does not keep them as plain folders."""
     if not shutil.which("buildah"):
         return None
     done = subprocess.run(["buildah", "info"], capture_output=True, text=True)
@@ -57,21 +57,17 @@ def _read_image(root: Path, entry: dict[str, Any], name: str) -> StoredImage | N
     diff_ids = json.loads(config)["rootfs"]["diff_ids"]
     if [layer.get("diff-digest") for layer in layers] != diff_ids:
         return None
-    return StoredImage(
-        entry["id"],
-        Image(
-            [f"docker.io/{name}"], config, [Layer(layer["diff-digest"], layer["diff-size"], _none) for layer in layers]
-        ),
-        tuple(root / "overlay" / layer["id"] / "diff" for layer in layers),
-    )
+    image_layers = [Layer(layer["diff-digest"], layer["diff-size"], _reject_reading) for layer in layers]
+    folders = tuple(root / "overlay" / layer["id"] / "diff" for layer in layers)
+    return StoredImage(entry["id"], Image([f"docker.io/{name}"], config, image_layers), folders)
 
 
-def _none() -> IO[bytes]:
-    raise AssertionError("a layer of buildah's store is linked, never read")
+def _reject_reading() -> IO[bytes]:
+    raise AssertionError("layers of buildah's store are linked, not read")
 
 
 def _file_name(key: str) -> str:
-    """containers/storage writes keys with other letters than a-z, 0-9, . and - in base64."""
+    """containers/storage encodes keys in base64 if they contain other characters than a-z, 0-9, . and -."""
     return "=" + base64.b64encode(key.encode()).decode()
 
 

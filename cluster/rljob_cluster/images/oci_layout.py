@@ -1,7 +1,7 @@
-"""Images as an OCI layout without the layers that containerd has unpacked already.
+"""Writes images as an OCI layout without the layers that containerd has already unpacked.
 
-A changed source is a layer of some kilobytes above one of 7 GB: importing the whole archive would write, hash and drop
-all of it on every node. Here the blobs of unpacked layers are named, and left out.
+A changed source is a layer of some kilobytes above one of 7 GB. Importing a complete archive would write, hash and drop
+all of it on every node. The layout names the blobs of unpacked layers, and leaves out their content.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Layer:
     diff_id: str
     size: int
     open: Callable[[], IO[bytes]]
-    """Its uncompressed tar; asked for only where it is needed."""
+    """Opens its uncompressed tar."""
 
 
 @dataclass(frozen=True)
 class Image:
     names: Sequence[str]
-    """As Pods name it, with its registry."""
+    """As Pods name it, with the registry."""
     config: bytes
     layers: Sequence[Layer]
 
@@ -40,17 +40,16 @@ class Image:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """The names of an image's snapshots, the lowest first: each covers its layer and all below it."""
+    """The names of an image's snapshots, lowest first: each covers its layer and all layers below."""
     chain: list[str] = []
     for diff_id in diff_ids:
-        text = f"{chain[-1]} {diff_id}" if chain else ""
-        chain.append(f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" if text else diff_id)
+        chain.append(_sha256(f"{chain[-1]} {diff_id}".encode()) if chain else diff_id)
     return chain
 
 
 @contextlib.contextmanager
 def read_archive(archive: Path) -> Iterator[list[Image]]:
-    """The images of an uncompressed docker-archive, while it is open."""
+    """Read the images of an uncompressed docker-archive; their layers can be opened inside the `with` block."""
     with tarfile.open(archive) as source:
         yield [_read_image(source, entry) for entry in json.loads(_read(source, "manifest.json"))]
 
@@ -62,11 +61,39 @@ def write_layout(images: Iterable[Image], unpacked: Collection[str], target: IO[
         for image in images:
             for layer in image.find_new(unpacked):
                 with layer.open() as content:
-                    _add(out, _blob(layer.diff_id), content, layer.size)
-            descriptor = _write(out, f"{_OCI}.manifest.v1+json", json.dumps(_build_manifest(out, image)).encode())
+                    add_file(out, _blob(layer.diff_id), content, layer.size)
+            descriptor = _add_blob(out, "manifest.v1+json", json.dumps(_build_manifest(out, image)).encode())
             manifests += [descriptor | {"annotations": {"io.containerd.image.name": name}} for name in image.names]
-        _add_bytes(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
-        _add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
+        add_bytes(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
+
+
+def write_program_image(program: Path, name: str, archive: Path) -> None:
+    """Write a docker-archive of an image that contains one static program only; `name` is the full reference."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar, program.open("rb") as content:
+        add_file(tar, program.name, content, program.stat().st_size, mode=0o755)
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": [f"/{program.name}"], "User": "65532:65532"},
+        "rootfs": {"type": "layers", "diff_ids": [_sha256(layer.getvalue())]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(archive, "w") as tar:
+        add_bytes(tar, "config.json", json.dumps(config).encode())
+        add_bytes(tar, "layer.tar", layer.getvalue())
+        add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
+
+
+def add_bytes(out: tarfile.TarFile, name: str, content: bytes) -> None:
+    add_file(out, name, io.BytesIO(content), len(content))
+
+
+def add_file(out: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, mode
+    out.addfile(entry, content)
 
 
 def _read_image(source: tarfile.TarFile, entry: dict[str, Any]) -> Image:
@@ -80,7 +107,7 @@ def _read_image(source: tarfile.TarFile, entry: dict[str, Any]) -> Image:
 
 
 def _qualify(tag: str) -> str:
-    """Without a registry means docker.io, which docker's own archives leave out."""
+    """Add docker.io where the registry is missing, as in docker's own archives."""
     host = tag.split("/")[0]
     return tag if "." in host or ":" in host or host == "localhost" else f"docker.io/{tag}"
 
@@ -89,37 +116,31 @@ def _build_manifest(out: tarfile.TarFile, image: Image) -> dict[str, Any]:
     return {
         "schemaVersion": 2,
         "mediaType": f"{_OCI}.manifest.v1+json",
-        "config": _write(out, f"{_OCI}.config.v1+json", image.config),
+        "config": _add_blob(out, "config.v1+json", image.config),
         "layers": [
             {"mediaType": f"{_OCI}.layer.v1.tar", "digest": layer.diff_id, "size": layer.size} for layer in image.layers
         ],
     }
 
 
-def _write(out: tarfile.TarFile, media_type: str, content: bytes) -> dict[str, Any]:
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    _add_bytes(out, _blob(digest), content)
-    return {"mediaType": media_type, "digest": digest, "size": len(content)}
+def _add_blob(out: tarfile.TarFile, media_type: str, content: bytes) -> dict[str, Any]:
+    digest = _sha256(content)
+    add_bytes(out, _blob(digest), content)
+    return {"mediaType": f"{_OCI}.{media_type}", "digest": digest, "size": len(content)}
+
+
+def _sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _blob(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-def _add_bytes(out: tarfile.TarFile, name: str, content: bytes) -> None:
-    _add(out, name, io.BytesIO(content), len(content))
-
-
-def _add(out: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = size
-    out.addfile(entry, content)
-
-
 def _open(source: tarfile.TarFile, name: str) -> IO[bytes]:
     found = source.extractfile(name)
     if found is None:
-        raise tarfile.TarError(f"{source.name!s} names {name}, which is no file of it")
+        raise tarfile.TarError(f"{source.name!s}: {name} is not a file")
     return found
 
 

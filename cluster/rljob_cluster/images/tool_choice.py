@@ -33,7 +33,8 @@ def choose_tool() -> Tool:
         return _report(_prepare_buildah(), "it is installed")
     if _works("docker"):
         return _report(Docker(), "its daemon answers, and buildah is not installed")
-    return _report(_prepare_buildah(), f"neither tool worked ({_describe('buildah')}; {_describe('docker')})")
+    reason = f"no tool worked before ({_describe('buildah')}, {_describe('docker')})"
+    return _report(_prepare_buildah(), reason)
 
 
 def _prepare_buildah() -> Buildah:
@@ -61,6 +62,6 @@ def _describe(tool: str) -> str:
 
 
 def _report(tool: Tool, reason: str) -> Tool:
-    runtime = f" with {tool.runtime}" if isinstance(tool, Buildah) and tool.runtime else ""
+    runtime = f" ({tool.runtime})" if isinstance(tool, Buildah) and tool.runtime else ""
     print(f"building images with {tool.name}{runtime}: {reason}", file=sys.stderr, flush=True)
     return tool

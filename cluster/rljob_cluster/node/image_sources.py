@@ -1,7 +1,7 @@
-"""Where a node's images come from: buildah's store where it lies on the same disk, else an archive.
+"""Where the images of a node come from: buildah's store if it is on the same disk, else an archive.
 
-A source is a string, `buildah:NAME-ID` or the path of NAME-DIGEST.tar, and names one content for ever: nodes keep a
-list of those that they have taken.
+A source is a string, `buildah:NAME-ID` or the path of NAME-DIGEST.tar, and always stands for the same content. Nodes
+keep a list of the sources that they have loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rljob_cluster.host.paths import cache_root
 from rljob_cluster.images.build import FOLDERS, image_name
 from rljob_cluster.images.buildah_store import StoredImage, find_image
 from rljob_cluster.images.oci_layout import read_archive
+from rljob_cluster.node.image_store import import_archive, link_image, list_snapshots
 from rljob_cluster.node.node import Node
 
 _STORED = "buildah:"
@@ -22,25 +23,21 @@ _ID_LENGTH = 16
 
 
 def find_sources(near: Path) -> list[str]:
-    """The newest of each image that this repository builds."""
-    found = []
+    """The newest source of each image that this repository builds."""
+    sources = []
     for name in FOLDERS:
-        stored = find_stored(name, near)
+        stored = find_image(image_name(name), near)
         archives = sorted((cache_root() / "images").glob(f"{name}-*.tar"))
-        found += [_write_source(name, stored)] if stored else [str(path) for path in archives]
-    return found
+        sources += [_format_source(name, stored)] if stored else [str(path) for path in archives]
+    return sources
 
 
-def find_stored(name: str, near: Path) -> StoredImage | None:
-    return find_image(image_name(name), near)
-
-
-def _write_source(name: str, stored: StoredImage) -> str:
+def _format_source(name: str, stored: StoredImage) -> str:
     return f"{_STORED}{name}-{stored.id[:_ID_LENGTH]}"
 
 
 def name_of(source: str) -> str:
-    """Which image it is."""
+    """The image's name."""
     return Path(source.removeprefix(_STORED)).stem.rpartition("-")[0]
 
 
@@ -49,37 +46,37 @@ def version_of(source: str) -> str:
 
 
 def load_image(node: Node, source: str) -> None:
-    """Give the image to the node, whose containerd runs."""
+    """Add the image to the node; its containerd must run."""
     if not source.startswith(_STORED):
-        node.import_archive(Path(source))
+        import_archive(node, Path(source))
         return
-    stored = find_stored(name_of(source), node.folder)
-    if stored is None or _write_source(name_of(source), stored) != source:
-        raise CommandError(f"{source} is no longer in buildah's store; run it again for the image that is there now")
-    node.link_image(stored)
+    name = name_of(source)
+    stored = find_image(image_name(name), node.folder)
+    if stored is None or _format_source(name, stored) != source:
+        raise CommandError(f"{source}: no longer in buildah's store; retry to load the current image")
+    link_image(node, stored)
 
 
 def choose_missing(history: Sequence[str], sources: Sequence[str]) -> list[str]:
-    """Those that are not the last of their image that was taken: going back to an older one is a change too."""
+    """The sources that differ from the last load of their image; an older image is a change too."""
     last = {name_of(source): source for source in history}
     return [source for source in sources if last.get(name_of(source)) != source]
 
 
-def describe_disk_shortage(wanted: Iterable[tuple[Node, list[str]]], folder: Path) -> str | None:
-    """Each node unpacks what is new in an archive: with other dependencies of the trainer that is 7 GB a node, and as
-    much again while it is imported."""
-    sizes = [sum(_count_bytes(source, node.list_snapshots()) for source in missing) for node, missing in wanted]
+def describe_disk_shortage(missing: Iterable[tuple[Node, list[str]]], folder: Path) -> str | None:
+    """Why the disk is too small to unpack the new layers of archives: up to 7 GB per node, twice during the import."""
+    sizes = [sum(_count_bytes(source, list_snapshots(node)) for source in sources) for node, sources in missing]
     needed, free = sum(sizes) + max(sizes), shutil.disk_usage(folder).free
     if needed <= free:
         return None
     return (
-        f"the images need {needed / 1e9:.0f} GB in {len(sizes)} nodes, and {free / 1e9:.0f} GB are free; a new "
-        "cluster has them once for all nodes: make cluster-down cluster"
+        f"the images need {needed / 1e9:.0f} GB in {len(sizes)} nodes, and {free / 1e9:.0f} GB are free; create a new "
+        "cluster, which stores them once for all nodes: make cluster-down cluster"
     )
 
 
 def _count_bytes(source: str, unpacked: set[str]) -> int:
     if source.startswith(_STORED):
         return 0
-    with read_archive(Path(source)) as found:
-        return sum(layer.size for image in found for layer in image.find_new(unpacked))
+    with read_archive(Path(source)) as images:
+        return sum(layer.size for image in images for layer in image.find_new(unpacked))

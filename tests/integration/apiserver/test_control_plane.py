@@ -63,7 +63,7 @@ def test_what_was_stored_is_there_after_a_part_was_killed(plane: ControlPlane, n
 
 def test_a_part_that_cannot_start_is_named_with_its_last_log_lines(tmp_path: Path) -> None:
     broken = ControlPlane(tmp_path, address=ADDRESS, extra_arguments={"kube-apiserver": ["--no-such-flag"]})
-    with pytest.raises(ControlPlaneError, match=r"kube-apiserver ended while it started(.|\n)*no-such-flag"):
+    with pytest.raises(ControlPlaneError, match=r"kube-apiserver exited during startup(.|\n)*no-such-flag"):
         broken.start()
     assert not broken.running("etcd"), "a start that failed left etcd running"
 
@@ -74,7 +74,7 @@ def test_the_parts_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "from rljob_cluster.control_plane.control_plane import ControlPlane\n"
         "plane = ControlPlane(pathlib.Path(sys.argv[1]), components=['etcd', 'kube-apiserver'])\n"
         "plane.start()\n"
-        "print(*[p.pid for p in plane._processes.values()], flush=True)\n"
+        "print(*plane.processes.pids, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=90)

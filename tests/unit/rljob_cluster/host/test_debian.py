@@ -2,15 +2,18 @@ import os
 
 import pytest
 
+from rljob_cluster.host import debian
 from rljob_cluster.host.debian import PackagesError, install_missing
 
 
-def test_what_is_there_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_programs_need_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    install_missing({"sh": "dash"})
+    monkeypatch.setattr(debian.shutil, "which", lambda program: f"/usr/bin/{program}")
+    install_missing(["buildah"])
 
 
-def test_what_is_missing_is_named_to_those_who_may_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_to_users_who_cannot_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(PackagesError, match="of-none-such, z-last"):
-        install_missing({"no-such-program": "of-none-such", "sh": "dash", "another": "z-last"})
+    monkeypatch.setattr(debian.shutil, "which", lambda program: "/usr/bin/runc" if program == "runc" else None)
+    with pytest.raises(PackagesError, match="missing on this machine: containerd, iproute2;"):
+        install_missing(["runc", "containerd", "ctr", "ip"])

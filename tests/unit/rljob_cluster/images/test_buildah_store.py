@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster import buildah_store
+from rljob_cluster.images import buildah_store
 from rljob_cluster.images.buildah_store import find_image
 
 LAYERS = ["sha256:lower", "sha256:upper"]
@@ -33,7 +33,7 @@ def write_layers(root: Path, diff_ids: list[str]) -> None:
     (root / "overlay-layers/layers.json").write_text(json.dumps([upper, lower]))
 
 
-def test_an_image_is_found_with_its_layers_from_the_lowest(store: Path) -> None:
+def test_image_is_found_with_its_layers_from_the_lowest(store: Path) -> None:
     found = find_image("rljob/reward:0.1.0", store)
     assert found
     assert found.image.names == ["docker.io/rljob/reward:0.1.0"]
@@ -41,11 +41,11 @@ def test_an_image_is_found_with_its_layers_from_the_lowest(store: Path) -> None:
     assert [folder.relative_to(store).as_posix() for folder in found.folders] == ["overlay/l1/diff", "overlay/l2/diff"]
 
 
-def test_layers_that_are_not_those_of_the_image_are_left_alone(store: Path) -> None:
+def test_image_is_not_linked_when_stored_layers_differ_from_its_config(store: Path) -> None:
     write_layers(store, ["sha256:lower", "sha256:another"])
     assert find_image("rljob/reward:0.1.0", store) is None
 
 
-def test_another_image_or_another_disk_has_no_links(store: Path) -> None:
+def test_missing_image_and_another_disk_have_no_links(store: Path) -> None:
     assert find_image("rljob/trainer:0.1.0", store) is None
     assert find_image("rljob/reward:0.1.0", Path("/proc")) is None

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster.images.oci_layout import chain_ids, read_archive, write_layout
-from rljob_cluster.images.scratch_image import write_scratch_image
+from rljob_cluster.images.oci_layout import chain_ids, read_archive, write_layout, write_program_image
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     program = tmp_path / "pause"
     program.write_bytes(b"a program")
-    write_scratch_image(program, "rljob.dev/pause:local", tmp_path / "pause.tar")
+    write_program_image(program, "rljob.dev/pause:local", tmp_path / "pause.tar")
     return tmp_path / "pause.tar"
 
 
@@ -32,7 +31,7 @@ def read_manifest(files: dict[str, bytes]) -> dict[str, object]:
     return dict(json.loads(files[f"blobs/{descriptor['digest'].replace(':', '/')}"]))
 
 
-def test_a_whole_image_has_every_blob_under_the_digest_of_its_content(archive: Path) -> None:
+def test_complete_layout_names_every_blob_by_the_digest_of_its_content(archive: Path) -> None:
     files = read_slim(archive, set())
     blobs = {name: content for name, content in files.items() if name.startswith("blobs/")}
     assert len(blobs) == 3, "config, manifest and one layer"
@@ -43,7 +42,7 @@ def test_a_whole_image_has_every_blob_under_the_digest_of_its_content(archive: P
     }
 
 
-def test_a_layer_that_is_unpacked_is_named_and_left_out(archive: Path) -> None:
+def test_unpacked_layer_is_named_but_not_written(archive: Path) -> None:
     whole = read_slim(archive, set())
     layer = read_manifest(whole)["layers"][0]["digest"]  # type: ignore[index]
     slim = read_slim(archive, {layer})
@@ -51,14 +50,14 @@ def test_a_layer_that_is_unpacked_is_named_and_left_out(archive: Path) -> None:
     assert set(whole) - set(slim) == {f"blobs/{layer.replace(':', '/')}"}
 
 
-def test_a_snapshot_is_named_by_its_layer_and_all_below_it() -> None:
-    # The second is OCI's definition, worked out by hand: sha256("sha256:a sha256:b").
+def test_snapshot_name_covers_its_layer_and_all_below() -> None:
+    # The second is the definition in the OCI specification: sha256("sha256:a sha256:b").
     expected = hashlib.sha256(b"sha256:a sha256:b").hexdigest()
     assert chain_ids(["sha256:a", "sha256:b"]) == ["sha256:a", f"sha256:{expected}"]
     assert chain_ids(["sha256:b", "sha256:a"])[1] != chain_ids(["sha256:a", "sha256:b"])[1]
 
 
-def test_only_layers_that_are_not_unpacked_are_new(archive: Path) -> None:
+def test_only_missing_layers_are_new(archive: Path) -> None:
     with read_archive(archive) as (image,):
         (layer,) = image.find_new(set())
         assert layer.size == len(read_slim(archive, set())[f"blobs/{layer.diff_id.replace(':', '/')}"])

@@ -76,8 +76,7 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
         problems.append(Problem("", 1, "is empty; it must contain an RLJob or a RewardModel"))
     manifests: list[RLJob | RewardModel] = []
     for document in documents:
-        problems += [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
-        manifest, found = _read_manifest(document)
+        manifest, found = read_manifest(document)
         problems += found
         if manifest is not None:
             manifests.append(manifest)
@@ -86,12 +85,14 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
     return manifests
 
 
-def _read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+def read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+    """Validate one document. With problems, the manifest has defaults in place of wrong values, or is None."""
     data = document.data
+    problems = [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
     if not isinstance(data, dict):
         message = f"must be a mapping with apiVersion and kind, got {format_value(data)}"
-        return None, [Problem("", document.line_of(()), message)]
-    problems = list(_check_header(document))
+        return None, [*problems, Problem("", document.line_of(()), message)]
+    problems += _check_header(document)
     model = _KINDS.get(data["kind"]) if isinstance(data.get("kind"), str) else None
     if model is None:
         return None, problems

@@ -54,9 +54,7 @@ def load_reward(config_path: Path, function_path: Path | None = None, images: st
         backend = _build_settings(reward.function, reward.scope, config_path, function_path)
         settings = _read_function(backend)
     else:
-        raise UserError(
-            f"{config_path}: reward {reward.name} has no function, model or judge, so another server serves it"
-        )
+        raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
     return ServedReward(
         name=reward.name,
         slots=reward.slots,

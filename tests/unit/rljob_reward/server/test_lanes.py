@@ -1,8 +1,7 @@
-"""The lanes' promises, each by an example, and all at once by random histories."""
+"""The lanes' guarantees, each by an example, and all together by random histories."""
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -13,16 +12,16 @@ def _start_all(lanes: Lanes[str]) -> list[str]:
     return list(iter(lanes.start_next, None))
 
 
-def test_requests_of_a_lane_start_in_the_order_of_their_arrival() -> None:
+def test_requests_of_a_lane_start_in_order_of_arrival() -> None:
     lanes: Lanes[str] = Lanes(slots=2, queue_length=9)
     for job in ("a", "b", "c"):
         assert lanes.admit("train", job)
     assert _start_all(lanes) == ["a", "b"]
-    lanes.finish("train", "b")
+    lanes.finish("b")
     assert _start_all(lanes) == ["c"]
 
 
-def test_an_evaluation_starts_at_once_behind_a_burst_of_training_requests() -> None:
+def test_evaluation_starts_at_once_behind_a_burst_of_training_requests() -> None:
     lanes: Lanes[str] = Lanes(slots=4, queue_length=99)
     for number in range(50):
         lanes.admit("train", f"t{number}")
@@ -31,14 +30,14 @@ def test_an_evaluation_starts_at_once_behind_a_burst_of_training_requests() -> N
     assert lanes.start_next() == "e"
 
 
-def test_a_small_server_keeps_no_slot_idle() -> None:
+def test_server_with_few_slots_reserves_none() -> None:
     lanes: Lanes[str] = Lanes(slots=2, queue_length=9)
     for job in ("a", "b"):
         lanes.admit("train", job)
     assert _start_all(lanes) == ["a", "b"]
 
 
-def test_with_one_slot_the_lanes_take_turns() -> None:
+def test_lanes_alternate_when_there_is_one_slot() -> None:
     lanes: Lanes[str] = Lanes(slots=1, queue_length=9)
     for number in range(3):
         lanes.admit("train", f"t{number}")
@@ -46,11 +45,11 @@ def test_with_one_slot_the_lanes_take_turns() -> None:
     order = []
     while (job := lanes.start_next()) is not None:
         order.append(job)
-        lanes.finish("train" if job[0] == "t" else "eval", job)
+        lanes.finish(job)
     assert order == ["t0", "e0", "t1", "e1", "t2", "e2"]
 
 
-def test_while_both_lanes_wait_slots_are_shared_three_to_one() -> None:
+def test_slots_are_shared_three_to_one_when_both_lanes_wait() -> None:
     lanes: Lanes[str] = Lanes(slots=8, queue_length=99)
     for number in range(20):
         lanes.admit("eval", f"e{number}")
@@ -59,7 +58,7 @@ def test_while_both_lanes_wait_slots_are_shared_three_to_one() -> None:
     assert (lanes.num_running_in("train"), lanes.num_running_in("eval")) == (6, 2)
 
 
-def test_a_full_queue_refuses_and_the_other_lane_is_none_the_wiser() -> None:
+def test_full_queue_refuses_only_its_own_lane() -> None:
     lanes: Lanes[str] = Lanes(slots=1, queue_length=2)
     assert lanes.admit("train", "running")
     assert lanes.start_next() == "running"
@@ -69,13 +68,13 @@ def test_a_full_queue_refuses_and_the_other_lane_is_none_the_wiser() -> None:
     assert lanes.admit("eval", "e")
 
 
-def test_a_request_with_a_free_slot_ahead_does_not_count_as_queued() -> None:
+def test_request_with_a_free_slot_ahead_does_not_count_as_queued() -> None:
     lanes: Lanes[str] = Lanes(slots=3, queue_length=1)
     assert all(lanes.admit("train", str(number)) for number in range(4)), "3 can run and 1 can wait"
     assert not lanes.admit("train", "5th")
 
 
-def test_only_a_waiting_request_can_be_cancelled() -> None:
+def test_only_waiting_requests_can_be_cancelled() -> None:
     lanes: Lanes[str] = Lanes(slots=1, queue_length=9)
     lanes.admit("train", "a")
     lanes.admit("train", "b")
@@ -90,7 +89,7 @@ class LanesMachine(RuleBasedStateMachine):
     """Random histories against a plain model: lists of what waits, sets of what runs."""
 
     @initialize(slots=st.integers(1, 9), queue_length=st.integers(1, 5))
-    def begin(self, slots: int, queue_length: int) -> None:
+    def start_empty(self, slots: int, queue_length: int) -> None:
         self.slots, self.queue_length = slots, queue_length
         self.lanes: Lanes[int] = Lanes(slots, queue_length)
         self.waiting: dict[str, list[int]] = {lane: [] for lane in LANES}
@@ -114,9 +113,9 @@ class LanesMachine(RuleBasedStateMachine):
     def start(self) -> None:
         job = self.lanes.start_next()
         if job is None:
-            assert not self.waiting["eval"] or self.total() == self.slots, "an evaluation waits beside a free slot"
+            assert not self.waiting["eval"] or self.total() == self.slots, "an evaluation waits although a slot is free"
             spare = self.slots - self.total()
-            assert not self.waiting["train"] or spare <= 1, "training waits beside two free slots"
+            assert not self.waiting["train"] or spare <= 1, "training waits although two slots are free"
             return
         (lane,) = [lane for lane in LANES if job in self.waiting[lane]]
         assert job == self.waiting[lane].pop(0), "not first in, first out"
@@ -131,7 +130,7 @@ class LanesMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         lane, job = data.draw(st.sampled_from([(lane, job) for lane in LANES for job in self.running[lane]]))
         self.running[lane].remove(job)
-        self.lanes.finish(lane, job)  # type: ignore[arg-type]
+        self.lanes.finish(job)
 
     @precondition(lambda self: any(self.waiting.values()))
     @rule(data=st.data())
@@ -146,8 +145,8 @@ class LanesMachine(RuleBasedStateMachine):
         for lane in LANES:
             assert self.lanes.num_waiting(lane) == len(self.waiting[lane])
             assert self.lanes.num_running_in(lane) == len(self.running[lane])
+            assert self.lanes.waiting(lane) == self.waiting[lane]
             assert self.lanes.oldest_waiting(lane) == next(iter(self.waiting[lane]), None)
 
 
 TestLanesMachine = LanesMachine.TestCase
-TestLanesMachine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -1,4 +1,4 @@
-"""What /metrics of a reward server tells without a server."""
+"""Metrics of a reward server, rendered without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sample(metrics: Metrics, line: str) -> float:
     return float(row.rsplit(" ", 1)[1])
 
 
-def test_the_age_of_a_queue_is_that_of_its_oldest_request() -> None:
+def test_queue_age_is_that_of_its_oldest_request() -> None:
     metrics, lanes = Metrics("test", slots=1), Lanes[Request](slots=1, queue_length=9)
     metrics.watch(lanes)
     age = 'rljob_reward_queue_oldest_seconds{lane="train",reward="test"}'
@@ -33,6 +33,6 @@ def test_the_age_of_a_queue_is_that_of_its_oldest_request() -> None:
     assert sample(metrics, age.replace("train", "eval")) == 0.0
 
 
-def test_what_will_come_is_there_at_zero() -> None:
+def test_expected_metrics_are_exported_as_zero_from_the_start() -> None:
     metrics = Metrics("test", slots=1)
     assert sample(metrics, 'rljob_reward_execute_seconds_count{lane="eval",outcome="valid",reward="test"}') == 0

@@ -1,37 +1,28 @@
-"""How many executions may begin at once."""
+"""How many executions may start at once."""
 
-from rljob_reward.server.pacing import START_WINDOW_SECONDS, Pacing
+from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start
 
 
-def count_begun(pacing, mean_seconds, now, names=range(100)):
-    """How many more may begin at once, of 100."""
-    for count, name in enumerate(names):
-        if not pacing.has_room(mean_seconds, now):
+def count_starts(mean_seconds, now, started=(), num_processors=2):
+    """How many more may start at once, of at most 100; `started` are earlier start times, the newest first."""
+    newest_first = list(started)
+    for count in range(100):
+        if not may_start(newest_first, mean_seconds, now, num_processors):
             return count
-        pacing.begin((now, name), now)
-    return len(names)
+        newest_first.insert(0, now)
+    return 100
 
 
-def test_short_executions_take_two_workers_a_processor():
-    pacing = Pacing(num_processors=2)
-    assert count_begun(pacing, 0.0001, 1.0, "abcdefgh") == 4
-    pacing.end((1.0, "b"))
-    assert count_begun(pacing, 0.0001, 1.0) == 1, "one for each that ends"
+def test_short_executions_start_two_per_processor():
+    assert count_starts(0.0001, 1.0) == 4
+    assert count_starts(0.0001, 1.0, started=[1.0] * 3) == 1, "one for each that ended"
 
 
-def test_executions_that_last_hold_nothing_back():
-    pacing = Pacing(num_processors=2)
-    count_begun(pacing, 0.0001, 1.0)
-    assert count_begun(pacing, 0.0001, 1.0 + START_WINDOW_SECONDS) == 4, "whatever the mean of the others says"
+def test_executions_older_than_the_window_do_not_count():
+    earlier = [1.0] * 4
+    assert count_starts(0.0001, 1.0 + START_WINDOW_SECONDS / 2, earlier) == 0
+    assert count_starts(0.0001, 1.0 + START_WINDOW_SECONDS, earlier) == 4, "for any mean"
 
 
-def test_long_executions_begin_all_at_once():
-    assert count_begun(Pacing(num_processors=2), 1.0, 1.0) == 100
-
-
-def test_an_execution_may_end_that_is_not_counted_any_more():
-    pacing = Pacing(num_processors=1)
-    pacing.begin("a", 1.0)
-    assert pacing.has_room(0.0, 2.0)
-    pacing.end("a")
-    assert count_begun(pacing, 0.0, 2.0) == 2
+def test_long_executions_all_start_at_once():
+    assert count_starts(1.0, 1.0) == 100

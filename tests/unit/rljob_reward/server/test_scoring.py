@@ -1,40 +1,169 @@
-"""The scorer without a server: what it asks of the requests that wait."""
+"""The scorer with a pool of fake slots: timeouts, disconnected clients, joined requests."""
 
 from __future__ import annotations
 
-from rljob_api.wire.protocol import ScoreRequest
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
+from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, failure
+from rljob_reward.server import scoring
 from rljob_reward.server.metrics import Metrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.worker.loading import FunctionSettings
 
-SOURCE = "def compute_score(solution_str): return 1.0"
-NUM_QUEUED, NUM_REFUSED = 200, 100
+SETTINGS = FunctionSettings("", "function.inline", None, "auto", {}, 2048)
 
 
-class Patient:
-    """A client that stays; counts how often it is looked at."""
+class FakeSlot:
+    """Runs until a test ends its execution."""
 
-    num_looks = 0
+    def __init__(self, pool: FakePool) -> None:
+        self._pool = pool
+        self._callback: Callable[[ExecutionResult], None] | None = None
 
-    def deliver(self, result: bytes) -> None: ...
+    def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
+        self._callback = callback
+        self._pool.running.append(self)
+
+    def kill(self, reason: InvalidReason, message: str) -> None:
+        self.finish(failure(reason, message))
+
+    def finish(self, result: ExecutionResult) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            self._pool.running.remove(self)
+            self._pool.idle.append(self)
+            callback(result)
+            self._pool.on_idle()
+
+
+class FakePool:
+    can_serve = True
+    enforces_timeout = False
+
+    def __init__(self, size: int, on_idle: Callable[[], None]) -> None:
+        self.idle = [FakeSlot(self) for _ in range(size)]
+        self.running: list[FakeSlot] = []
+        self.on_idle = on_idle
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self.idle)
+
+    async def start_first(self) -> StartupReport:
+        return StartupReport()
+
+    def acquire(self) -> FakeSlot:
+        return self.idle.pop()
+
+    def ensure(self, demand: int) -> None: ...
+
+    async def close(self) -> None:
+        for slot in list(self.running):
+            slot.kill(InvalidReason.CANCELLED, "the server shut down")
+
+
+class Client:
+    num_polls = 0
+    connected = True
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, result: bytes) -> None:
+        self.result.set_result(result)
 
     def is_disconnected(self) -> bool:
-        Patient.num_looks += 1
-        return False
+        Client.num_polls += 1
+        return not self.connected
+
+    async def wait(self) -> ScoreResult:
+        async with asyncio.timeout(10):
+            return ScoreResult.model_validate_json(await self.result)
 
 
-async def test_a_refusal_does_not_look_at_all_that_wait_each_time():
-    settings = FunctionSettings(SOURCE, "function.inline", None, "auto", {}, 2048)
-    reward = ServedReward("test", 1, NUM_QUEUED, 30.0, settings, "1")
-    scorer = Scorer(reward, Metrics("test", 1))
-    refused = 0
-    for number in range(1 + NUM_QUEUED + NUM_REFUSED):
-        request = ScoreRequest(id=str(number), prompt="p", completion="c")
+@pytest.fixture
+def build_scorer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scorer]:
+    def build(slots: int = 1, queue_length: int = 9, timeout_seconds: float = 30.0) -> Scorer:
+        monkeypatch.setattr(
+            scoring, "build_pool", lambda reward, metrics, *, on_idle, on_fatal_error: FakePool(slots, on_idle)
+        )
+        return Scorer(ServedReward("test", slots, queue_length, timeout_seconds, SETTINGS, "1"), Metrics("test", slots))
+
+    return build
+
+
+def submit(scorer: Scorer, name: str, client: Client | None = None) -> Client:
+    client = client or Client()
+    request = ScoreRequest(id=name, prompt="p", completion="c")
+    scorer.submit(request, request.model_dump_json().encode(), client)
+    return client
+
+
+def running(scorer: Scorer) -> list[FakeSlot]:
+    assert isinstance(scorer.pool, FakePool)
+    return scorer.pool.running
+
+
+VALID = [SampleReply(score=1.0, components={}, reason=None, message="")]
+
+
+async def test_late_execution_is_killed_and_a_finished_one_is_not(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer(timeout_seconds=0.05)
+    late = submit(scorer, "late")
+    assert (await late.wait()).reason is InvalidReason.TIMEOUT
+    in_time = submit(scorer, "in time")
+    running(scorer)[0].finish(VALID)
+    following = submit(scorer, "following")
+    assert (await in_time.wait()).valid
+    result = await following.wait()
+    assert result.reason is InvalidReason.TIMEOUT
+    assert result.execute_seconds >= 0.04, "killed by its own timer, not by that of the execution before"
+
+
+async def test_request_of_a_disconnected_client_never_starts(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer()
+    submit(scorer, "a")
+    client = submit(scorer, "b")
+    client.connected = False
+    last = submit(scorer, "c")
+    running(scorer)[0].finish(VALID)
+    assert (await client.wait()).reason is InvalidReason.CANCELLED
+    running(scorer)[0].finish(VALID)
+    assert (await last.wait()).valid
+    await asyncio.wait_for(scorer.drained(), 10)
+
+
+async def test_retry_joins_the_pending_request_and_later_gets_its_response(
+    build_scorer: Callable[..., Scorer],
+) -> None:
+    scorer = build_scorer(slots=2)
+    first, second = submit(scorer, "a"), submit(scorer, "a")
+    assert len(running(scorer)) == 1
+    running(scorer)[0].finish(VALID)
+    third = submit(scorer, "a")
+    assert await first.result == await second.result == await third.result
+
+
+async def test_closing_cancels_waiting_and_running_requests(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer()
+    clients = [submit(scorer, name) for name in "ab"]
+    await scorer.close()
+    assert {(await client.wait()).reason for client in clients} == {InvalidReason.CANCELLED}
+
+
+async def test_refusals_do_not_each_poll_the_whole_queue(build_scorer: Callable[..., Scorer]) -> None:
+    num_queued, num_refused = 200, 100
+    scorer = build_scorer(queue_length=num_queued)
+    Client.num_polls = refused = 0
+    for number in range(1 + num_queued + num_refused):
         try:
-            scorer.submit(request, request.model_dump_json().encode(), Patient())
+            submit(scorer, str(number))
         except QueueFullError:
             refused += 1
-    assert refused == NUM_REFUSED
-    assert 1 <= Patient.num_looks / NUM_QUEUED < NUM_REFUSED / 2, "looks at the whole queue"
-    await scorer.close()
+    assert refused == num_refused
+    assert 1 <= Client.num_polls / num_queued < num_refused / 2, "polls of the whole queue"

@@ -1,4 +1,4 @@
-"""What makes a version of a reward, and what does not."""
+"""Which settings enter the version of a reward."""
 
 import copy
 
@@ -48,7 +48,7 @@ def changed(config, path, value):
         (MODEL, "model.source", "/other"),
     ],
 )
-def test_what_decides_a_score_makes_another_version(tmp_path, config, path, value):
+def test_setting_that_decides_a_score_changes_the_version(tmp_path, config, path, value):
     assert version_of(tmp_path, config) != version_of(tmp_path, changed(config, path, value))
 
 
@@ -61,17 +61,17 @@ def test_what_decides_a_score_makes_another_version(tmp_path, config, path, valu
         (MODEL, "model.gpus", 1),
     ],
 )
-def test_where_and_how_fast_it_runs_makes_none(tmp_path, config, path, value):
+def test_setting_of_placement_or_speed_keeps_the_version(tmp_path, config, path, value):
     assert version_of(tmp_path, config) == version_of(tmp_path, changed(config, path, value))
 
 
 @pytest.mark.parametrize("config", [FUNCTION, JUDGE, MODEL])
-def test_another_image_is_another_version_and_another_folder_is_none(tmp_path, config):
+def test_version_depends_on_the_image_and_not_on_the_folder(tmp_path, config):
     first = version_of(tmp_path / "a", config, "mine:1")
     assert first == version_of(tmp_path / "b", config, "mine:1")
     assert len({first, version_of(tmp_path / "a", config, "mine:2"), version_of(tmp_path / "a", config)}) == 3
 
 
-def test_a_reward_that_is_served_elsewhere_is_refused(tmp_path):
-    with pytest.raises(UserError, match="reward r is served elsewhere"):
+def test_reward_without_function_judge_or_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="reward r must have a function, model or judge"):
         version_of(tmp_path, {"name": "r", "http": {"url": "https://x/score"}})

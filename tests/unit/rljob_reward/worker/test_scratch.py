@@ -1,4 +1,4 @@
-"""Scratch directories: what a request leaves goes, what the import left stays, and nothing above them is touched."""
+"""Scratch directories: files of requests are removed, files of the import stay, nothing outside changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rljob_reward.worker import scratch
 
 
-def test_wiping_removes_what_came_after_the_import_and_nothing_else(
+def test_cleaning_removes_only_entries_created_after_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def test_wiping_removes_what_came_after_the_import_and_nothing_else(
     assert Path.cwd() == tmp_path
 
 
-def test_preparing_empties_the_folder_and_leaves_the_one_above_as_it_is(tmp_path: Path) -> None:
+def test_preparing_empties_the_folder_and_keeps_the_mode_of_its_parent(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     for _ in range(2):
         folder = scratch.prepare(tmp_path)
@@ -36,7 +36,7 @@ def test_preparing_empties_the_folder_and_leaves_the_one_above_as_it_is(tmp_path
     assert oct(tmp_path.stat().st_mode & 0o777) == "0o711"
 
 
-def test_what_is_used_counts_files_of_all_folders_and_empty_ones_too(tmp_path: Path) -> None:
+def test_used_bytes_counts_nested_and_empty_files(tmp_path: Path) -> None:
     assert scratch.used_bytes(tmp_path, 1 << 20) == 0
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_bytes(b"x" * 10_000)

@@ -1,4 +1,4 @@
-"""Others' functions run unchanged, and every form of return value is read for what it is."""
+"""Functions of other projects run unchanged, and every form of return value is read correctly."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest import functions
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.worker import adapters, loading
-from rljob_reward.worker.adapters import outcome
-from rljob_reward.worker.adapters import sample_then_group
+from rljob_reward.worker.adapters import outcome, sample_then_group
 from rljob_reward.worker.adapters.outcome import Outcome
 from rljob_reward.worker.loading import FunctionSettings, load
 from rljob_reward.worker.main import Executor
@@ -45,7 +44,7 @@ def run(source: str, kwargs: dict[str, Any] | None = None, **request: Any) -> Ou
         ("__import__('numpy').array([0.5])[0]", 0.5, {}),
     ],
 )
-def test_verls_forms_of_a_score_are_read(returned: str, score: float, components: dict[str, float]) -> None:
+def test_each_verl_return_form_is_read(returned: str, score: float, components: dict[str, float]) -> None:
     assert run(VERL + returned) == Outcome(score, components)
 
 
@@ -78,25 +77,27 @@ def test_verls_forms_of_a_score_are_read(returned: str, score: float, components
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*masked element")
-def test_what_is_no_finite_number_is_a_reason_and_never_a_zero(source: str, reason: str) -> None:
+def test_anything_except_a_finite_number_becomes_a_reason(source: str, reason: str) -> None:
     result = run(source)
     assert (result.score, result.reason) == (None, reason)
     assert result.message
 
 
-def test_reasons_are_those_of_the_protocol() -> None:
+def test_reasons_equal_those_of_the_protocol() -> None:
     for reason in (outcome.EXCEPTION, outcome.NOT_FINITE, outcome.BAD_RETURN, outcome.ABSTAINED):
         assert InvalidReason(reason)
 
 
-def test_conventions_are_told_apart_as_validation_does() -> None:
+def test_conventions_are_detected_as_in_validation() -> None:
     assert loading.DEFAULT_ENTRYPOINTS == functions.DEFAULT_ENTRYPOINTS
-    told = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
-    assert told == [(variant.convention, variant.marker, variant.takes_groups) for variant in functions.SIGNATURE_VARIANTS]
+    known = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
+    assert known == [
+        (variant.convention, variant.marker, variant.takes_groups) for variant in functions.SIGNATURE_VARIANTS
+    ]
     assert sample_then_group.METHODS == functions.CLASS_METHODS
 
 
-def test_verls_function_gets_its_four_arguments() -> None:
+def test_verl_function_gets_its_four_arguments() -> None:
     source = (
         VERL
         + "{'score': 1.0 if (data_source, solution_str, ground_truth, extra_info) == ('d', '4', 5, {'k': 1}) else 0}"
@@ -104,11 +105,11 @@ def test_verls_function_gets_its_four_arguments() -> None:
     assert run(source, ground_truth=5, data_source="d", extra_info={"k": 1}).score == 1.0
 
 
-def test_a_function_may_leave_out_arguments_and_get_further_ones() -> None:
+def test_function_may_omit_arguments_and_take_kwargs() -> None:
     assert run("def compute_score(solution_str, factor): return factor", kwargs={"factor": 7}).score == 7.0
 
 
-def test_an_async_function_is_awaited_in_one_loop() -> None:
+def test_async_function_is_awaited_in_one_loop() -> None:
     source = """
 import asyncio
 loops = set()
@@ -123,7 +124,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     assert [executor.execute(body)[0].score for _ in range(2)] == [1.0, 1.0]
 
 
-def test_trls_function_gets_strings_for_strings_and_messages_for_a_chat() -> None:
+def test_trl_function_gets_strings_for_strings_and_messages_for_a_chat() -> None:
     source = TRL + "[float(completions == [completions[0]] and isinstance(completions[0], str))]"
     assert run(source).score == 1.0
     source = (
@@ -132,7 +133,7 @@ def test_trls_function_gets_strings_for_strings_and_messages_for_a_chat() -> Non
     assert run(source, prompt=[{"role": "user", "content": "2+2?"}]).score == 1.0
 
 
-def test_trls_columns_are_lists_of_the_answer_and_of_extra_info() -> None:
+def test_trl_columns_are_lists_from_the_answer_and_extra_info() -> None:
     source = (
         TRL + "[float([columns[n] for n in ('answer', 'ground_truth', 'solution', 'level')] == [['4']] * 3 + [[2]])]"
     )
@@ -140,18 +141,18 @@ def test_trls_columns_are_lists_of_the_answer_and_of_extra_info() -> None:
     assert run("def reward(completions, level): return [level[0]]", extra_info={"level": 2, "other": 1}).score == 2.0
 
 
-def test_a_column_that_the_data_lacks_is_an_exception_that_names_it() -> None:
+def test_missing_column_is_an_exception_that_names_it() -> None:
     result = run("def reward(completions, level): return [1.0]")
     assert result.reason == "exception"
     assert "level" in result.message
 
 
-def test_openrlhfs_query_is_prompt_and_completion() -> None:
+def test_openrlhf_query_is_prompt_and_completion() -> None:
     assert run(OPENRLHF + "[float(queries == ['2+2?4'] and prompts == ['2+2?'] and labels == ['4'])]").score == 1.0
 
 
 @pytest.mark.parametrize("rewards", [np.array([0.5]), [0.5], np.float32(0.5), 0.5])
-def test_openrlhfs_rewards_may_be_array_list_or_number(rewards: Any) -> None:
+def test_openrlhf_rewards_may_be_array_list_or_number(rewards: Any) -> None:
     from rljob_reward.worker.adapters import openrlhf
 
     logged = {"rewards": rewards, "scores": np.array([1.0]), "extra_logs": {"length": np.array([3])}}
@@ -159,62 +160,67 @@ def test_openrlhfs_rewards_may_be_array_list_or_number(rewards: Any) -> None:
     assert openrlhf.read(rewards, 1) == [Outcome(0.5, {})]
 
 
-def test_the_verl_fixture_runs() -> None:
+def test_verl_fixture_runs() -> None:
     source = (REWARDS / "verl_gsm8k.py").read_text()
     assert run(source, completion="so #### 4") == Outcome(1.0, {"acc": 1.0})
     assert run(source, completion="so 4") == Outcome(0.0, {"acc": 0.0})
 
 
-def test_the_trl_fixture_runs() -> None:
+def test_trl_fixture_runs() -> None:
     source = (REWARDS / "trl_format.py").read_text()
     chat = {"prompt": [{"role": "user", "content": "2+2?"}], "completion": r"\boxed{4}"}
     assert run(source, **chat, extra_info={"split": "train"}) == Outcome(1.0, {"num_boxed": 1.0})
     assert run(source, **chat, extra_info={"split": "unlabelled"}).reason == "abstained"
 
 
-def test_the_openrlhf_fixture_runs_with_real_tensors() -> None:
+def test_openrlhf_fixture_runs_with_real_tensors() -> None:
     pytest.importorskip("torch", reason="the fixture returns tensors")
     source = (REWARDS / "openrlhf_length.py").read_text()
     assert run(source) == Outcome(1.0, {"scores": 1.0, "length": 1.0})
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
-        ("def compute_score(a, b): return 1", "function.py:1: compute_score: cannot tell the convention"),
+        (
+            "def compute_score(a, b): return 1",
+            "function.py:1: compute_score: no known convention has exactly the parameters (a, b)",
+        ),
         (
             "\ndef compute_score(solution_str, tool): return 1",
             "function.py:2: compute_score: no value for the parameter tool",
         ),
-        ("def score(solution_str): return 1", "it defines score: set function.entrypoint"),
+        ("def score(solution_str): return 1", "it defines score, set function.entrypoint"),
         ("x = 1", "it defines no function"),
         ("compute_score = 3", "compute_score is a int, not a function"),
         ("def compute_score(:\n", "function.py:1: SyntaxError"),
         (
             "\n\nimport no_such_module",
-            "function.py:3: ModuleNotFoundError: No module named 'no_such_module'. Name its package",
+            "function.py:3: ModuleNotFoundError: No module named 'no_such_module'; add its package",
         ),
         ("1/0", "function.py:1: ZeroDivisionError: division by zero (while the file was imported)"),
         ("import sys; sys.exit(0)", "function.py:1: SystemExit"),
-        ("def reward(completions, completion_ids): return [1]", "completion_ids lives inside TRL's trainer"),
+        ("def reward(completions, completion_ids): return [1]", "completion_ids exists only in TRL's trainer"),
         ("def compute_score(solution_str, /): return 1", "cannot be passed by name"),
         ("compute_score = max", "function.py: max: its parameters cannot be read (no signature found"),
         ("\0", "function.py"),
     ],
 )
-def test_a_file_that_cannot_be_served_is_an_error_with_place_and_remedy(source: str, said: str) -> None:
+def test_unservable_file_is_an_error_with_place_and_remedy(source: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         load(FunctionSettings(source, "function.py", None, "auto", {}, 2048))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).count("\n") <= 1
 
 
-def test_kwargs_that_the_function_does_not_take_are_refused() -> None:
+def test_unknown_kwargs_are_refused() -> None:
     with pytest.raises(UserError, match=r"function\.kwargs has factr.*it takes factor, solution_str"):
-        load(FunctionSettings("def compute_score(solution_str, factor=1): ...", "f.py", None, "auto", {"factr": 1}, 2048))
+        load(
+            FunctionSettings("def compute_score(solution_str, factor=1): ...", "f.py", None, "auto", {"factr": 1}, 2048)
+        )
 
 
-def test_an_exceptions_message_says_where_and_survives_the_wire() -> None:
+def test_exception_message_has_its_place_and_is_encodable() -> None:
     result = run("def compute_score(solution_str):\n    raise ValueError('\\ud800' + 'x' * 5000)")
     assert result.message.startswith("function.py:2: ValueError: ")
     assert len(result.message) <= 2000
@@ -222,23 +228,25 @@ def test_an_exceptions_message_says_where_and_survives_the_wire() -> None:
     assert result.message.encode()
 
 
-def test_a_number_that_cannot_be_shown_is_still_judged() -> None:
+def test_value_with_a_broken_repr_is_a_bad_return() -> None:
     source = "class Odd:\n    def __repr__(self): raise RuntimeError\ndef compute_score(solution_str): return Odd()"
     assert run(source).reason == "bad_return"
 
 
-def test_infinite_components_are_left_out() -> None:
+def test_infinite_components_are_dropped() -> None:
     assert outcome.read_components([("a", math.inf), ("b", "text"), ("c", True)]) == {"c": 1.0}
 
 
 @pytest.mark.parametrize("made", ["functools.partial(inner)", "Called()"])
-def test_what_has_no_name_of_its_own_is_called_by_the_one_that_it_was_found_by(made: str) -> None:
+def test_nameless_callable_is_named_after_its_attribute(made: str) -> None:
     inner = "import functools\ndef inner(completions): return [1.0]\n"
     called = "class Called:\n    def __call__(self, completions): return [1.0]\n"
-    assert load(FunctionSettings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"
+    assert (
+        load(FunctionSettings(f"{inner}{called}reward = {made}", "f.py", None, "auto", {}, 2048)).entrypoint == "reward"
+    )
 
 
-def test_of_a_group_of_exceptions_the_first_is_told() -> None:
+def test_exception_group_reports_its_first_exception() -> None:
     raising = "async def fail():\n    raise ValueError('no key')\n"
     source = f"import asyncio\n{raising}async def compute_score(solution_str):\n"
     source += "    async with asyncio.TaskGroup() as tasks:\n        [tasks.create_task(fail()) for _ in range(2)]\n"

@@ -1,4 +1,4 @@
-"""A group in one call: each convention gets lists, and every form of what it returns is read sample by sample."""
+"""A group in one call: each convention gets lists, and every return value is read sample by sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
@@ -21,7 +21,7 @@ COMPLETIONS = ["4", "five", "6!"]
 VERL = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n    return "
 TRL = "def reward(prompts, completions, **columns):\n    return "
 OPENRLHF = "def reward_func(queries, prompts, labels):\n    return "
-TWO_STEPS = """
+SCORER_CLASS = """
 class LengthPenalty:
     def __init__(self, factor=0.5):
         self.factor = factor
@@ -41,7 +41,9 @@ class LengthPenalty:
 
 
 def execute(source: str, request: dict[str, Any], scope: str = "group", **settings: Any) -> list[Outcome]:
-    made = FunctionSettings(source, "function.py", None, "auto", settings.pop("kwargs", {}), 2048, scope=scope, **settings)
+    made = FunctionSettings(
+        source, "function.py", None, "auto", settings.pop("kwargs", {}), 2048, scope=scope, **settings
+    )
     return Executor(load(made), made).execute(json.dumps(request).encode())
 
 
@@ -84,7 +86,7 @@ def test_real_tensors_are_read_element_by_element() -> None:
     assert verl_batch.read(torch.tensor([1.0, 2.0]), [{}, {}]) == scored([1.0, 2.0])
 
 
-def test_verls_batch_gets_its_four_lists() -> None:
+def test_verl_batch_gets_its_four_lists() -> None:
     source = (
         VERL + "[float((data_sources, ground_truths, extra_infos) == (['d'] * 3, ['4'] * 3, [{'k': 1}] * 3))]"
         " * len(solution_strs)"
@@ -92,7 +94,7 @@ def test_verls_batch_gets_its_four_lists() -> None:
     assert execute(source, group(data_source="d", extra_info={"k": 1})) == scored([1.0] * 3)
 
 
-def test_trls_columns_have_one_element_a_sample_and_none_where_a_row_lacks_it() -> None:
+def test_trl_columns_have_one_element_per_sample_and_none_where_missing() -> None:
     request = group()
     for i, sample in enumerate(request["samples"]):
         sample["extra_info"] = {"level": i} if i else {}
@@ -111,23 +113,21 @@ def test_trls_columns_have_one_element_a_sample_and_none_where_a_row_lacks_it() 
     ("returned", "reason"),
     [("[1.0]", "bad_return"), ("1.0", "bad_return"), ("'abc'", "bad_return"), ("1/0", "exception")],
 )
-def test_what_is_no_list_of_the_groups_length_fails_all_of_it_with_one_reason(
-    head: str, returned: str, reason: str
-) -> None:
+def test_return_value_of_another_length_fails_the_whole_group(head: str, returned: str, reason: str) -> None:
     (failure,) = execute(head + returned, group())
     assert (failure.score, failure.reason) == (None, reason)
     assert failure.message
 
 
 @pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
-def test_an_element_that_is_no_finite_number_fails_its_sample_alone(head: str) -> None:
+def test_element_that_is_not_a_finite_number_fails_only_its_sample(head: str) -> None:
     outcomes = execute(head + "[None, float('nan'), 'x', 0.0]", group([*COMPLETIONS, "z"]))
     assert [outcome.reason for outcome in outcomes] == ["abstained", "not_finite", "bad_return", None]
     assert outcomes[3].score == 0.0
 
 
 @pytest.mark.parametrize("head", [VERL, TRL, OPENRLHF])
-def test_an_element_that_raises_when_it_is_read_fails_its_sample_alone(head: str) -> None:
+def test_element_that_raises_when_read_fails_only_its_sample(head: str) -> None:
     odd = "class Odd:\n    def __float__(self): raise KeyError('odd')\n"
     outcomes = execute(odd + head + "[Odd(), 1.0]", group(COMPLETIONS[:2]))
     assert [outcome.reason for outcome in outcomes] == ["bad_return", None]
@@ -137,8 +137,7 @@ ELEMENTS = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.in
 
 
 @given(st.lists(ELEMENTS, min_size=1, max_size=5))
-@settings(deadline=None, max_examples=150)
-def test_a_score_is_a_finite_number_that_was_returned_for_that_sample(elements: list[Any]) -> None:
+def test_score_is_the_finite_number_returned_for_that_sample(elements: list[Any]) -> None:
     samples = [{}] * len(elements)
     read_by_trl = trl.bind(lambda prompts, completions: None, {}, "f").read
     for outcomes in (verl_batch.read(elements, samples), read_by_trl(elements, samples)):
@@ -150,11 +149,11 @@ def test_a_score_is_a_finite_number_that_was_returned_for_that_sample(elements: 
                 assert outcome.score == (element["score"] if isinstance(element, dict) else float(element))
 
 
-def test_an_array_of_rows_is_no_list_of_numbers() -> None:
+def test_array_of_rows_is_not_a_list_of_numbers() -> None:
     assert [outcome.reason for outcome in verl_batch.read(np.zeros((2, 3)), [{}, {}])] == ["bad_return"] * 2
 
 
-def test_a_sample_is_a_group_of_one_for_functions_that_take_lists() -> None:
+def test_sample_is_a_batch_for_functions_that_take_lists() -> None:
     sample = group()["samples"][1]
     for source in (VERL + "[len(s) for s in solution_strs]", TRL + "[len(c) for c in completions]"):
         assert execute(source, sample, "sample") == scored([4.0])
@@ -168,19 +167,19 @@ def with_results(request: dict[str, Any], scores: list[float]) -> dict[str, Any]
     return request | {"results": results}
 
 
-def test_a_class_scores_samples_and_then_their_group_in_one_instance() -> None:
-    made = FunctionSettings(TWO_STEPS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
+def test_one_instance_scores_samples_and_then_their_group() -> None:
+    made = FunctionSettings(SCORER_CLASS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
     executor = Executor(load(made), made)
     request = group()
     alone = [executor.execute(json.dumps(sample).encode())[0] for sample in request["samples"]]
     assert [outcome.score for outcome in alone] == [1.0, 0.0, 0.0]
-    assert alone[2].components == {"calls": 3.0}, "one instance saw all of them"
+    assert alone[2].components == {"calls": 3.0}, "one instance saw all samples"
     together = executor.execute(json.dumps(with_results(request, [1.0, 0.0, 0.0])).encode())
     assert [outcome.score for outcome in together] == [1.0, -0.25, 0.0]
     assert together[1].components == {"calls": 1.0, "long": 1.0}, "components of both are kept"
 
 
-def test_the_group_is_what_was_asked_and_what_each_got_alone() -> None:
+def test_group_has_the_requests_with_their_individual_scores() -> None:
     source = """
 class Check:
     def compute_score(self, solution_str): return 1
@@ -196,13 +195,13 @@ class Check:
 
 
 @pytest.mark.parametrize(
-    ("source", "scope", "kwargs", "said"),
+    ("source", "scope", "kwargs", "expected"),
     [
         (
-            TWO_STEPS,
+            SCORER_CLASS,
             "sample",
             {},
-            "scores samples and groups: set scope: sampleThenGroup",
+            "scores samples and groups; set scope: sampleThenGroup",
         ),
         (
             VERL + "1",
@@ -212,20 +211,25 @@ class Check:
         ),
         ("class A: ...", "sampleThenGroup", {}, "it defines A"),
         (
-            TWO_STEPS,
+            SCORER_CLASS,
             "sampleThenGroup",
             {"fctor": 1},
-            "'fctor' (while LengthPenalty was made of function.kwargs)",
+            "'fctor' (while LengthPenalty was created with function.kwargs)",
         ),
-        (TWO_STEPS.replace("group):", "group, tool):"), "sampleThenGroup", {}, "missing a required argument: 'tool'"),
-        (TWO_STEPS.replace("solution_str,", "text,"), "sampleThenGroup", {}, "no value for the parameter text"),
+        (
+            SCORER_CLASS.replace("group):", "group, tool):"),
+            "sampleThenGroup",
+            {},
+            "missing a required argument: 'tool'",
+        ),
+        (SCORER_CLASS.replace("solution_str,", "text,"), "sampleThenGroup", {}, "no value for the parameter text"),
         ("def compute_score(solution_str): return 1", "group", {}, "takes one sample, but scope: group passes lists"),
         ("def compute_score(x): return 1", "group", {}, "verl compute_score(data_sources, solution_strs"),
     ],
 )
-def test_what_cannot_score_in_that_scope_is_told_at_the_start(
-    source: str, scope: str, kwargs: dict[str, Any], said: str
+def test_source_that_does_not_fit_its_scope_is_refused_at_startup(
+    source: str, scope: str, kwargs: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         load(FunctionSettings(source, "function.py", None, "auto", kwargs, 2048, scope=scope))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)

@@ -1,6 +1,6 @@
-"""The filter as the kernel would read it: a small BPF machine runs the program on calls of both architectures.
+"""The filter as the kernel would interpret it: a small BPF machine runs it on calls of both architectures.
 
-That the running kernel agrees is for test_isolation, on the architecture of this machine.
+tests/process/.../test_isolation.py checks the running kernel, on the architecture of this machine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import struct
 import pytest
 
 from rljob_reward.worker.sandbox import seccomp
-from rljob_reward.worker.sandbox.syscall_numbers import AUDIT_ARCH, numbers
 from rljob_reward.worker.sandbox.seccomp import ALLOW, KILL, NOTIFY, refuse
+from rljob_reward.worker.sandbox.syscall_numbers import AUDIT_ARCH, numbers
 
 OWN, SERVER, OTHER = 4000, 1, 5000
 MACHINES = sorted(AUDIT_ARCH)
@@ -23,8 +23,8 @@ MINUS_ONE = (1 << 64) - 1
 
 
 def decide(machine: str, call: str | int, *arguments: int, arch: int | None = None, **policy: bool) -> int:
-    """What the filter does with a call."""
-    options = {"network": False, "gated": True, "signals_are_scoped": False} | policy
+    """Return the filter's action for a call."""
+    options = {"network": False, "supervised": True, "signals_are_scoped": False} | policy
     rules = seccomp.build_rules(OWN, SERVER, **options, blocked_errno=errno.ENETDOWN)
     number = numbers(machine)[call] if isinstance(call, str) else call
     padded = (*arguments, *[0] * 6)[:6]
@@ -49,7 +49,7 @@ def run(program: bytes, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_sockets_but_for_unix_ones_are_blocked_unless_there_is_a_network(machine: str) -> None:
+def test_only_unix_sockets_are_allowed_without_network(machine: str) -> None:
     for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET):
         assert decide(machine, "socket", family) == BLOCKED
         assert decide(machine, "socket", family, network=True) == ALLOW
@@ -57,30 +57,30 @@ def test_sockets_but_for_unix_ones_are_blocked_unless_there_is_a_network(machine
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_starting_a_process_or_thread_is_asked_for_and_namespaces_are_refused(machine: str) -> None:
+def test_starting_a_process_or_thread_notifies_and_namespaces_are_denied(machine: str) -> None:
     threads, child, user_namespace = 0x3D0F00, 17, 0x10000011
     assert decide(machine, "clone", threads) == decide(machine, "clone", child) == NOTIFY
-    assert decide(machine, "clone", child, gated=False) == ALLOW
+    assert decide(machine, "clone", child, supervised=False) == ALLOW
     assert decide(machine, "clone", user_namespace) == DENIED
-    assert decide(machine, "clone3") == refuse(errno.ENOSYS), "its flags lie in memory, where no filter can look"
+    assert decide(machine, "clone3") == refuse(errno.ENOSYS), "its flags are in memory, which a filter cannot read"
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("call", ["kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
-def test_signals_to_others_are_judged_and_to_all_refused(machine: str, call: str) -> None:
+def test_signals_to_others_notify_and_to_all_are_denied(machine: str, call: str) -> None:
     assert decide(machine, call, OWN, 9) == decide(machine, call, 0, 9) == ALLOW
     assert decide(machine, call, OTHER, 9) == decide(machine, call, SERVER, 9) == NOTIFY
     assert decide(machine, call, MINUS_ONE, 9) == DENIED
-    assert decide(machine, call, SERVER, 9, gated=False) == DENIED
-    assert decide(machine, call, OTHER, 9, gated=False) == ALLOW, "it may be its own child"
-    assert decide(machine, call, OTHER, 9, signals_are_scoped=True) == ALLOW, "Landlock judges"
+    assert decide(machine, call, SERVER, 9, supervised=False) == DENIED
+    assert decide(machine, call, OTHER, 9, supervised=False) == ALLOW, "it may be its own child"
+    assert decide(machine, call, OTHER, 9, signals_are_scoped=True) == ALLOW, "Landlock decides"
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_limits_and_scheduling_of_others_are_judged_and_the_mark_stays(machine: str) -> None:
+def test_limits_and_scheduling_of_others_notify_and_the_mark_cannot_change(machine: str) -> None:
     assert decide(machine, "prlimit64", 0, 7) == decide(machine, "prlimit64", OWN, 7) == ALLOW
     assert decide(machine, "prlimit64", SERVER, 7) == NOTIFY
-    assert decide(machine, "prlimit64", SERVER, 7, gated=False) == DENIED
+    assert decide(machine, "prlimit64", SERVER, 7, supervised=False) == DENIED
     assert decide(machine, "prlimit64", 0, 10) == decide(machine, "setrlimit", 10) == DENIED
     assert decide(machine, "setpriority", 0, SERVER) == decide(machine, "sched_setaffinity", SERVER) == NOTIFY
     assert decide(machine, "setpriority", 2, 0) == DENIED, "all processes of the user"
@@ -89,13 +89,13 @@ def test_limits_and_scheduling_of_others_are_judged_and_the_mark_stays(machine: 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("call", ["ptrace", "process_vm_readv", "mount", "unshare", "bpf", "keyctl", "shmget"])
-def test_what_no_function_needs_is_refused(machine: str, call: str) -> None:
+def test_calls_that_no_function_needs_are_denied(machine: str, call: str) -> None:
     assert decide(machine, call) == DENIED
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_other_calls_pass_and_other_architectures_are_killed(machine: str) -> None:
+def test_other_calls_are_allowed_and_other_architectures_killed(machine: str) -> None:
     named = set(numbers(machine).values())
     assert {decide(machine, number) for number in range(423) if number not in named} == {ALLOW}
     assert decide(machine, 0, arch=0x40000003) == KILL, "32-bit calls have other numbers"
-    assert decide(machine, 0x40000000 | 41) == KILL, "so have x32's"
+    assert decide(machine, 0x40000000 | 41) == KILL, "x32 has other numbers, too"

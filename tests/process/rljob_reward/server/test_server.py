@@ -134,7 +134,7 @@ def failing(start_server: StartServer) -> Server:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason", "said"),
+    ("behaviour", "reason", "expected"),
     [
         ("raise", "exception", r"function\.inline:\d+: IndexError: list index out of range"),
         ("nan", "not_finite", "nan"),
@@ -155,11 +155,11 @@ def failing(start_server: StartServer) -> Server:
     ],
 )
 def test_a_failure_costs_one_invalid_result_with_its_reason(
-    failing: Server, behaviour: str, reason: str, said: str
+    failing: Server, behaviour: str, reason: str, expected: str
 ) -> None:
     result = failing.score(behaviour)
     assert (result["valid"], result["score"], result["reason"]) == (False, None, reason), result["message"]
-    assert re.search(said, result["message"]), result["message"]
+    assert re.search(expected, result["message"]), result["message"]
     ScoreResult.model_validate(result)
     assert failing.score("fine")["score"] == 1.0, "the next request is served"
 
@@ -218,7 +218,7 @@ def test_requests_without_the_token_are_refused(failing: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (b"{", "body: Invalid JSON"),
         ({"id": "1", "prompt": "p"}, "completion: Field required"),
@@ -226,10 +226,10 @@ def test_requests_without_the_token_are_refused(failing: Server) -> None:
         ({"id": "1", "prompt": "p", "completion": "c", "extra": 1}, "extra: Extra inputs"),
     ],
 )
-def test_a_malformed_request_is_answered_422_with_the_place(failing: Server, body: Any, said: str) -> None:
+def test_a_malformed_request_is_answered_422_with_the_place(failing: Server, body: Any, expected: str) -> None:
     status, answer, _ = failing.request("POST", "/v1/score", body)
     assert status == 422
-    assert said in answer["detail"]
+    assert expected in answer["detail"]
 
 
 def test_other_methods_and_paths_are_refused(failing: Server) -> None:
@@ -452,7 +452,7 @@ def test_slots_that_nobody_needs_have_no_process(start_server: StartServer) -> N
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("def compute_score(x): return 1", r"function\.inline:1: compute_score: cannot tell the convention"),
         ("def compute_score(:", r"function\.inline:1: SyntaxError"),
@@ -461,12 +461,12 @@ def test_slots_that_nobody_needs_have_no_process(start_server: StartServer) -> N
     ],
 )
 def test_a_function_that_cannot_be_served_ends_the_server_before_it_listens(
-    start_server: StartServer, source: str, said: str
+    start_server: StartServer, source: str, expected: str
 ) -> None:
     server = start_server(source, wait=False)
     assert server.process.wait(60) == ExitCode.USER
     log = server.log.read_text()
-    assert re.search(said, log), log
+    assert re.search(expected, log), log
     assert "Traceback" not in log
 
 

@@ -118,7 +118,7 @@ def look_around(_):
     return float(os.listdir(SCRATCH) == ["from-import"] and os.getcwd() == SCRATCH)
 
 def ordinary_work(_):
-    with multiprocessing.get_context("fork").WorkerPool(2) as pool:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(abs, [-1, -2]) == [1, 2]
     child = subprocess.Popen(["sleep", "1000"])
     child.terminate()
@@ -203,15 +203,15 @@ def _skip_without(server: Server, *means: str) -> None:
         pytest.skip(f"not promised without {', '.join(turned_off)}")
 
 
-@pytest.mark.parametrize(("behaviour", "reason", "said"), COSTS_ONE_RESULT)
+@pytest.mark.parametrize(("behaviour", "reason", "expected"), COSTS_ONE_RESULT)
 def test_a_hostile_function_costs_one_invalid_result_with_its_reason(
-    server: Server, behaviour: str, reason: str, said: str
+    server: Server, behaviour: str, reason: str, expected: str
 ) -> None:
     if behaviour in UNTIL_A_GATE:
         _skip_without(server, "gate")
     result = server.score(behaviour)
     assert (result["valid"], result["score"], result["reason"]) == (False, None, reason), result["message"]
-    assert re.search(said, result["message"]), result["message"]
+    assert re.search(expected, result["message"]), result["message"]
     assert server.score("fine")["score"] == 1.0, "the server goes on"
 
 
@@ -305,10 +305,10 @@ def test_a_function_that_may_use_the_network_can(start_server: StartServer) -> N
 
 
 def test_info_says_what_is_not_enforced(server: Server) -> None:
-    said = "\n".join(server.request("GET", "/v1/info")[1]["not_enforced"])
+    expected = "\n".join(server.request("GET", "/v1/info")[1]["not_enforced"])
     for means in filter(None, server.without):
-        assert f"{means}: " in said, said
-    for line in said.splitlines():
+        assert f"{means}: " in expected, expected
+    for line in expected.splitlines():
         assert f"not enforced here: {line}" in server.log.read_text()
 
 

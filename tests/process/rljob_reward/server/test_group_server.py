@@ -78,7 +78,7 @@ def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relati
 
 
 @pytest.mark.parametrize(
-    ("completion", "reason", "said"),
+    ("completion", "reason", "expected"),
     [
         ("raise", "exception", "ValueError: no"),
         ("exit", "worker_died", "exit code 3"),
@@ -86,11 +86,11 @@ def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relati
     ],
 )
 def test_a_group_that_fails_as_a_whole_gives_each_sample_the_reason(
-    relative: Server, completion: str, reason: str, said: str
+    relative: Server, completion: str, reason: str, expected: str
 ) -> None:
     result = relative.score_group(build_group("fine", completion, "fine"))
     assert reasons(result) == [reason] * 3
-    assert all(said in r.message for r in result.results), result
+    assert all(expected in r.message for r in result.results), result
     assert reasons(relative.score_group(build_group("next"))) == [None], "the next group is served"
 
 

@@ -1,7 +1,7 @@
-"""Requests to the API server: one session, one door (`request`), and errors in the operator's terms.
+"""Requests to the API server through one session, and errors in the operator's terms.
 
-Leaves what is asked to its callers. Invariant: every request, kopf's included, passes `hooks` and `on_response`, so a
-test can delay, refuse or cut any of them, and metrics count all.
+Needs neither kopf nor the rest of the operator, so the CLI uses it too. Invariant: every request, kopf's included,
+passes `hooks` and `on_response`: tests can delay or fail each request, and metrics count all.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
 Hook = Callable[[aiohttp.ClientRequest], Awaitable[None]]
-"""Sees a request before it is sent; may wait, or raise aiohttp.ClientError to have it fail."""
+"""Gets a request before it is sent; may wait, or raise aiohttp.ClientError to make it fail."""
 OnResponse = Callable[[str, str, int], None]
 """verb, path, status code."""
 
 
 class ApiError(Exception):
-    """An answer of the API server that is no success."""
+    """An error response of the API server."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,11 +45,11 @@ class ApiError(Exception):
 
 
 class NamespaceGoneError(TransientError):
-    """A write found no namespace. What it was about is most likely gone with it, and no watch has told so yet."""
+    """A write found no namespace. Its object was probably deleted too, and no watch event has arrived yet."""
 
 
 class KubeApi:
-    """The API server as this operator may use it. Make it with `connect`."""
+    """A client of one API server. Create it with `connect`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class KubeApi:
     def new_session(
         self, limit: int = MAX_CONNECTIONS, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
     ) -> aiohttp.ClientSession:
-        """A session whose requests carry the credentials of their moment and pass the hooks."""
+        """Return a session whose requests carry the current credentials and pass the hooks."""
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl if self._ssl is not None else True)
         return aiohttp.ClientSession(connector=connector, middlewares=(*middlewares, self._pass), proxy=self._proxy)
 
@@ -144,7 +144,7 @@ class KubeApi:
             ) from error
 
     async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
-        """Every object that the operator watches of a kind, in chunks, and the resourceVersion of the list."""
+        """Return all objects of a kind that the operator watches, and the resourceVersion of the list."""
         query = {"limit": "500"}
         if resource.label_selector:
             query["labelSelector"] = resource.label_selector
@@ -167,7 +167,7 @@ class KubeApi:
 async def connect(
     kubeconfig: str | None = None, context: str | None = None, *, max_connections: int = MAX_CONNECTIONS
 ) -> KubeApi:
-    """In the cluster when no file is named and there is a service account; else by kubeconfig."""
+    """Use the service account if no file is given and the process runs in a cluster, otherwise the kubeconfig."""
     found = Configuration()
     try:
         if kubeconfig is None and _TOKEN_FILE.exists():  # noqa: ASYNC240 - once, at the start
@@ -175,7 +175,7 @@ async def connect(
         else:
             await config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=found)
     except (config.ConfigException, OSError) as error:
-        raise UserError(f"no way to the API server: {error}; run in a cluster or give --kubeconfig FILE") from error
+        raise UserError(f"cannot connect to the API server: {error}; run in a cluster, or pass --kubeconfig FILE") from error
 
     async def token() -> str | None:
         return await found.get_api_key_with_prefix("BearerToken", "authorization")
@@ -211,8 +211,8 @@ def _ssl_context(found: Configuration) -> ssl.SSLContext | None:
     context = ssl.create_default_context(cafile=found.ssl_ca_cert, cadata=found.ca_cert_data)
     if found.cert_file:
         context.load_cert_chain(found.cert_file, keyfile=found.key_file)
-    # On by default since Python 3.13, and stricter than kubectl: it refuses CAs without a key usage or key
-    # identifiers, as many clusters' are. Signatures, names and dates are checked all the same.
+    # The default since Python 3.13 is stricter than kubectl: it rejects CAs without a key usage or key identifiers,
+    # which many clusters have. Signatures, names and dates are still checked.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not found.verify_ssl:
         context.check_hostname = False
@@ -221,28 +221,28 @@ def _ssl_context(found: Configuration) -> ssl.SSLContext | None:
 
 
 def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
-    """An API server's refusal as what it means here: try again, or the user alone can mend it."""
+    """Return the operator's error for an API server's refusal: retry later, or the user must fix it."""
     message = error.message
     if error.code == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in message:
             return ForbiddenError(
-                f"{where}: the namespace's quota is used up; raise its ResourceQuota, or delete what it counts "
+                f"{where}: the namespace's quota is exceeded; raise its ResourceQuota, or delete what it counts "
                 f"({message})"
             )
         if "being terminated" in message or "NamespaceTerminating" in message:
             return TransientError(f"{where}: its namespace is being deleted")
         if "is forbidden: User" in message:
             return ForbiddenError(
-                f"{where}: RBAC does not let the operator {verb} {resource}; grant that verb to its service account "
+                f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service account "
                 f"({message})"
             )
         return ForbiddenError(
-            f"{where}: the cluster's policies refuse it; change them, or what it is made of ({message})"
+            f"{where}: an admission policy rejects it; change the policy, or the spec ({message})"
         )
     if error.code == HTTPStatus.NOT_FOUND and message.startswith("namespaces "):
-        return NamespaceGoneError(f"{where}: its namespace is gone: {message}")
+        return NamespaceGoneError(f"{where}: its namespace was deleted: {message}")
     if error.code == HTTPStatus.NOT_FOUND:
-        return TransientError(f"{where}: not found (its namespace or kind may be gone): {message}")
+        return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
     if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
         return UserError(message)
     return TransientError(f"{where}: HTTP {error.code}: {message}")

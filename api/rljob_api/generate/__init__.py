@@ -1,1 +1,1 @@
-"""Generates the CustomResourceDefinitions and the field reference from the types."""
+"""Generate the CustomResourceDefinitions and the field reference from the types."""

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinitions (crds/, charts/) and docs/reference.md, written from the types.
+"""Generate the CustomResourceDefinitions (crds/, charts/) and docs/reference.md from the types.
 
-Owns the way from pydantic's JSON schema to Kubernetes' structural one, rules and subresources included. Invariant: the
-files in git are what this writes; --check (make verify) fails where they are not, and writes nothing.
+Converts pydantic's JSON schema to Kubernetes' structural schema, with rules and subresources. Invariant: the files in
+git equal the output; `--check` (make verify) fails on drift and writes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, get_args
 import yaml
 
 from rljob_api.generate import reference
-from rljob_api.manifest.base import OBJECT_NAME_PATTERN, Spec
+from rljob_api.manifest.base import OBJECT_NAME_PATTERN, ObjectMeta, Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.version import API_GROUP, API_VERSION
@@ -23,24 +23,24 @@ Schema = dict[str, Any]
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CHART_CRDS = _ROOT / "charts" / "rljob" / "templates" / "crds"
-_HEADER = "# Generated from api/rljob_api by `make generate`. Edits go there.\n"
+_HEADER = "# Generated from api/rljob_api by `make generate`; edit the types there.\n"
 _LIST_TYPE, _PRESERVE = "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"
 _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
     *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", _PRESERVE),
 )
-_LARGEST_INT32 = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 def build_schema(model: type[Spec]) -> Schema:
-    """The structural schema of a type: no references, no alternatives, rules of every type in it as CEL."""
+    """Return the structural schema of a type, with the rules of all types in it as CEL."""
     schema = model.model_json_schema(by_alias=True)
     types = {part.__name__: part for part in _reachable(model, {})}
     return _convert({**schema, "$ref": f"#/$defs/{model.__name__}"}, {**schema["$defs"], model.__name__: schema}, types)
 
 
 def _reachable(annotation: Any, seen: dict[Any, None]) -> dict[type[Spec], None]:
-    """Every Spec that a type is made of."""
+    """Return every Spec that a type contains."""
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         if annotation not in seen:
             seen[annotation] = None
@@ -53,21 +53,21 @@ def _reachable(annotation: Any, seen: dict[Any, None]) -> dict[type[Spec], None]
 
 
 def _convert(node: Schema, defs: dict[str, Schema], types: dict[str, type[Spec]]) -> Schema:
-    """One node. Where a field refers to a type, the field's description and default win over the type's."""
+    """Convert one node. A field's description and default override those of its type."""
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
-        beside = {key: value for key, value in node.items() if key in ("description", "default")}
-        converted = _convert({**defs[name], **beside}, defs, types)
+        siblings = {key: value for key, value in node.items() if key in ("description", "default")}
+        converted = _convert({**defs[name], **siblings}, defs, types)
         return {**converted, **_build_validations(types[name])}
     if node.get("x-kubernetes-int-or-string"):
         return {key: value for key, value in node.items() if key != "title"}
     alternatives = [option for option in node.get("anyOf", []) if option != {"type": "null"}]
     if alternatives:
         if len(alternatives) > 1:
-            raise TypeError(f"a structural schema has no alternatives, got {alternatives}")
-        beside = {key: value for key, value in node.items() if key != "anyOf"}
-        inner = _convert({**alternatives[0], **beside}, defs, types)
-        # An enum would have to list null itself; such fields are left out to be null.
+            raise TypeError(f"a structural schema must not have alternatives, got {alternatives}")
+        siblings = {key: value for key, value in node.items() if key != "anyOf"}
+        inner = _convert({**alternatives[0], **siblings}, defs, types)
+        # An enum would have to list null. To set such a field to null, leave it out.
         return inner if "enum" in inner else {**inner, "nullable": True}
     return _convert_plain(node, defs, types)
 
@@ -83,13 +83,13 @@ def _convert_plain(node: Schema, defs: dict[str, Schema], types: dict[str, type[
         if exclusive in node:
             result |= {bound: node[exclusive], exclusive: True}
     if node["type"] == "integer":
-        result["format"] = "int32" if node.get("maximum", _LARGEST_INT32 + 1) <= _LARGEST_INT32 else "int64"
+        result["format"] = "int32" if node.get("maximum", _MAX_INT32 + 1) <= _MAX_INT32 else "int64"
     elif node["type"] == "array":
         result["items"] = _convert(node["items"], defs, types)
         result.setdefault(_LIST_TYPE, "atomic")
     elif "properties" in node:
         if "default" in result:
-            result["default"] = {}  # the API server fills in the fields' own defaults
+            result["default"] = {}  # the API server fills in the defaults of the fields
         result["properties"] = {key: _convert(value, defs, types) for key, value in node["properties"].items()}
         if node.get("required"):
             result["required"] = node["required"]
@@ -99,20 +99,20 @@ def _convert_plain(node: Schema, defs: dict[str, Schema], types: dict[str, type[
 
 
 def _build_validations(part: type[Spec]) -> Schema:
-    """The rules of a type as CEL. A field's path goes with its rule, so that kubectl shows whom to blame."""
-    said = [(rule.fields[0], f"{rule.message}; {rule.remedy}", rule.cel) for rule in part.RULES if rule.cel]
-    said += [(rule.field, rule.message, rule.cel) for rule in part.CLUSTER_RULES]
+    """Return the rules of a type as CEL, with field paths, so that kubectl shows which field is invalid."""
+    constraints = [(rule.fields[0], f"{rule.message}; {rule.remedy}", rule.cel) for rule in part.RULES if rule.cel]
+    constraints += [(rule.field, rule.message, rule.cel) for rule in part.CLUSTER_RULES]
     rules = [
         {"rule": cel, "message": f"{field} {message}".strip(), **({"fieldPath": f".{field}"} if field else {})}
-        for field, message, cel in said
+        for field, message, cel in constraints
     ]
     return {"x-kubernetes-validations": rules} if rules else {}
 
 
 def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
-    """The schema of a whole object; Kubernetes owns apiVersion, kind and metadata but for the name's form."""
+    """Return the schema of a whole object. Of metadata, only the name is constrained."""
     properties = build_schema(model)["properties"]
-    name = model.model_fields["metadata"].annotation.model_fields["name"]  # type: ignore[union-attr]
+    name = yaml_fields(ObjectMeta)["name"][1]
     bounds = next(meta for meta in name.metadata if hasattr(meta, "max_length"))
     return {
         "description": " ".join((model.__doc__ or "").split()),
@@ -134,7 +134,7 @@ def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
 
 
 def _without_defaults(node: Schema) -> Schema:
-    """A status says what was observed; a default in it would claim what nobody saw."""
+    """Remove defaults: a status must contain only observed values."""
     result = {key: value for key, value in node.items() if key != "default"}
     if "properties" in result:
         result["properties"] = {key: _without_defaults(value) for key, value in result["properties"].items()}
@@ -144,7 +144,7 @@ def _without_defaults(node: Schema) -> Schema:
 
 
 def _column(name: str, kind: str, path: str, description: str = "", *, is_wide: bool = False) -> Schema:
-    """`is_wide`: shown by `kubectl get -o wide` alone."""
+    """Return a printer column. With `is_wide`, only `kubectl get -o wide` shows it."""
     column: Schema = {"name": name, "type": kind, "jsonPath": path}
     return column | ({"description": description} if description else {}) | ({"priority": 1} if is_wide else {})
 
@@ -152,19 +152,30 @@ def _column(name: str, kind: str, path: str, description: str = "", *, is_wide: 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp")
 _JOB_COLUMNS = [
     _column("Phase", "string", ".status.phase"),
-    _column("Step", "integer", ".status.progress.step", "Optimizer steps done"),
+    _column("Step", "integer", ".status.progress.step", "Completed optimizer steps"),
     _column("Reward", "number", ".status.progress.reward", "Mean score of the last step"),
-    _column("Rollouts", "string", ".status.rollouts", "Rollout replicas, ready/wanted"),
-    _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/wanted"),
+    _column("Rollouts", "string", ".status.rollouts", "Rollout replicas, ready/desired"),
+    _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/desired"),
     _AGE,
 ]
 _REWARD_COLUMNS = [
     _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
     _column("Replicas", "integer", ".status.replicas"),
-    _column("P95", "number", ".status.latencyP95Seconds", "Seconds that 95 % of the newest samples stayed below"),
-    _column("Updating", "string", '.status.conditions[?(@.type=="Updating")].status', "Two versions", is_wide=True),
-    _column("Endpoint", "string", ".status.endpoints[0]", "Where it answers", is_wide=True),
-    _column("Scaled", "string", ".status.scaling.message", "Why so many Pods", is_wide=True),
+    _column(
+        "P95",
+        "number",
+        ".status.latencyP95Seconds",
+        "95th percentile of the execution time of recent samples, in seconds",
+    ),
+    _column(
+        "Updating",
+        "string",
+        '.status.conditions[?(@.type=="Updating")].status',
+        "Whether Pods run different versions",
+        is_wide=True,
+    ),
+    _column("Endpoint", "string", ".status.endpoints[0]", "Address of the service", is_wide=True),
+    _column("Scaled", "string", ".status.scaling.message", "Reason for the current number of replicas", is_wide=True),
     _AGE,
 ]
 _SCALE = {
@@ -175,7 +186,7 @@ _SCALE = {
 
 
 def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
-    """The CustomResourceDefinition of a kind."""
+    """Return the CustomResourceDefinition of a kind."""
     is_job = model is RLJob
     kind = model.__name__
     plural = f"{kind.lower()}s"
@@ -199,23 +210,23 @@ def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors, which readers of a CRD would have to follow."""
+    """Writes no YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def build_chart_template(crd: Schema) -> str:
-    """The CRD as a template of the Helm chart, which upgrades it (a chart's crds/ folder is never upgraded)."""
+    """Return the CRD as a Helm template, so that Helm upgrades it (Helm never upgrades a chart's crds/ folder)."""
     kept = {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
     text = yaml.dump({**crd, "metadata": kept}, Dumper=_Dumper, sort_keys=False, width=120)
-    # Helm would take a brace pair in a description or a rule for its own.
+    # Escape braces in descriptions and rules, which Helm would interpret.
     text = text.replace("{{", '{{ "{{" }}')
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
 
 
 def build_files() -> dict[Path, str]:
-    """Every generated file of the repository with its content."""
+    """Return path -> content of all generated files."""
     files = {}
     for model in (RLJob, RewardModel):
         crd = build_crd(model)
@@ -231,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rljob_api.generate", description="Write crds/ and docs/reference.md."
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args(argv).check
     stale = [
         (path, text) for path, text in build_files().items() if not path.exists() or path.read_text("utf-8") != text
@@ -239,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
     for path, text in stale:
         shown = path.relative_to(_ROOT)
         if check:
-            print(f"{shown} is not what the types say; run `make generate`", file=sys.stderr)
+            print(f"{shown} is out of date; run `make generate`", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")

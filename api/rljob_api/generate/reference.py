@@ -1,6 +1,6 @@
-"""docs/reference.md: every field of every kind in tables, from the schemas that the CRDs carry.
+"""Build docs/reference.md: tables of all fields of all kinds, from the schemas of the CRDs.
 
-Pure text out of schemas; crd writes the file. Invariant: what roles have in common is told once.
+Pure; `crd` writes the file. Fields that all roles share are listed once.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api.manifest.base import yaml_fields
 from rljob_api.manifest.roles import Role
 
 Schema = dict[str, Any]
 
-_INTRO = """<!-- Generated from api/rljob_api by `make generate`. Edits go there. -->
+_INTRO = """<!-- Generated from api/rljob_api by `make generate`; edit the types there. -->
 # Reference
 
-Every field of `RLJob` and `RewardModel` (`rljob.dev/v1alpha1`). Names are camelCase; a field that is not here is
-refused, with the nearest known name. `required` stands where there is no default; `null` means that leaving the field
-out is a choice of its own. `rljob validate FILE` tells everything that is wrong with a file at once.
+All fields of `RLJob` and `RewardModel` (`rljob.dev/v1alpha1`). Names are camelCase. Unknown fields are rejected with
+the nearest known name. In the column default, `required` means that there is no default, and `null` that the field may
+be left out; its meaning is then described. `rljob validate FILE` reports all errors of a file at once.
 
-A path in a job file that is relative starts at the job file, not at the working directory.
+Relative paths in a job file are relative to the job file, not to the working directory.
 """
 _ROLES = ("head", "trainer", "rollout", "rewards")
-_COMMON = tuple(field.alias or name for name, field in Role.model_fields.items())
+_COMMON = tuple(yaml_fields(Role))
 _TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
 
 
 def build_reference(schemas: dict[str, Schema]) -> str:
-    """The whole page."""
+    """Return the page."""
     job, reward_model = schemas["RLJob"]["properties"], schemas["RewardModel"]["properties"]
     spec = job["spec"]
     simple = {name: node for name, node in spec["properties"].items() if not _fields(node)[0]}
@@ -40,11 +41,11 @@ def build_reference(schemas: dict[str, Schema]) -> str:
     parts += ["\n### Every role\n", "`ROLE` is head, trainer, rollout, or an entry of rewards.\n\n"]
     parts.append(_table("spec.ROLE", spec["properties"]["head"], common))
     parts += ["\n### status\n", f"{job['status']['description']}\n\n", _table("status", job["status"])]
-    parts += ["\n### What must hold across fields\n", *_rules(spec, "spec", seen=set())]
+    parts += ["\n### Rules across fields\n", *_rules(spec, "spec", seen=set())]
     parts += [
         "\n## RewardModel\n",
         f"{schemas['RewardModel']['description']} ",
-        "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, save name, weight, failurePolicy, "
+        "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         "deadlineSeconds and hedging.\n\n",
         "### status\n",
         f"{reward_model['status']['description']}\n\n",
@@ -58,13 +59,13 @@ def _section(name: str, node: Schema, required: bool) -> str:
     own = {key: value for key, value in fields.items() if name not in _ROLES or key not in _COMMON}
     text = f"\n### spec.{name}\n{node['description']}{' Required.' if required else ''}\n"
     if name in _ROLES:
-        text += "The fields of [every role](#every-role) belong here, too.\n"
+        text += "It also has the fields of [every role](#every-role).\n"
     holder = node["items"] if suffix else node
     return text + ("\n" + _table(f"spec.{name}{suffix}", holder, own) if own else "")
 
 
 def _fields(node: Schema) -> tuple[dict[str, Schema], str]:
-    """The fields of an object, or of a list's objects; and what its path gets."""
+    """Return the fields of an object or of the objects of a list, and the suffix of its path."""
     if node.get("type") == "array":
         return node["items"].get("properties", {}), "[]"
     return node.get("properties", {}), ""

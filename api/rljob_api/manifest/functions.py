@@ -1,8 +1,8 @@
-"""What can be said of a reward function without running it: its syntax, its entry point, its signature.
+"""Check a reward function without running it: syntax, entry point and signature.
 
-Owns the rules by which a convention is told from parameter names; the reward server applies the same ones to the live
-function. Every convention is called by keyword, with those of its arguments that the function takes. Invariant: user
-code is parsed here, never executed, and what cannot be known by reading (an imported name) is no problem.
+Defines how a convention is detected from parameter names; the reward server applies the same rules to the loaded
+function. Functions are called by keyword, with those arguments of the convention that they accept. Invariant: user code
+is parsed, never executed, and what parsing cannot determine (an imported name) is not reported.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Convention = Literal["verl", "trl", "openrlhf"]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 DEFAULT_ENTRYPOINTS: Final = ("compute_score", "reward_func", "reward")
-"""Where function.entrypoint is null, the first of these that the source defines."""
+"""If function.entrypoint is null, the first of these that the source defines."""
 
 CLASS_METHODS: Final = ("compute_score", "post_process_scores")
-"""What a class has that scores samples first and then their group."""
+"""Methods of a class for scope: sampleThenGroup."""
 
 
 class SignatureVariant(NamedTuple):
@@ -30,11 +30,11 @@ class SignatureVariant(NamedTuple):
 
     convention: Convention
     marker: str
-    """The parameter that no other variant has."""
+    """The parameter that identifies the variant."""
     arguments: tuple[str, ...]
-    """What is passed, by keyword. TRL passes every column of the data besides."""
+    """Keyword arguments. TRL additionally passes all columns of the data."""
     takes_groups: bool
-    """Whether arguments are lists, of one element for each sample."""
+    """Whether arguments are lists with one element per sample."""
 
 
 SIGNATURE_VARIANTS: Final = (
@@ -55,14 +55,14 @@ _EXPECTED_OF_GROUPS: Final = (
 
 
 def detect_signature_variant(parameter_names: Iterable[str]) -> SignatureVariant | None:
-    """The variant of a function with these parameters; None when they fit none, or more than one."""
+    """Return the variant of a function with these parameters; None if none or several match."""
     names = set(parameter_names)
-    fits = [variant for variant in SIGNATURE_VARIANTS if variant.marker in names]
-    return fits[0] if len(fits) == 1 else None
+    matching = [variant for variant in SIGNATURE_VARIANTS if variant.marker in names]
+    return matching[0] if len(matching) == 1 else None
 
 
 def check_function(source: str, filename: str, spec: FunctionReward, scope: Scope = "sample") -> list[str]:
-    """Problems of a reward function's source, each beginning with `filename:line:`. Empty when none can be seen."""
+    """Return the problems of a reward function's source, each beginning with `filename:line:`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -76,7 +76,7 @@ def check_function(source: str, filename: str, spec: FunctionReward, scope: Scop
     find = _find_class if scope == "sampleThenGroup" else _find_entrypoint
     name = find(defined, spec.entrypoint)
     if name is None:
-        # After `from x import *` any name may be there; the reward server will see.
+        # `from x import *` may define any name; the reward server checks it.
         return [] if "*" in defined else [f"{filename}:1: {_missing_entrypoint(defined, spec.entrypoint, scope)}"]
     node = defined[name]
     return [f"{filename}:{node.lineno}: {problem}" for problem in _entrypoint_problems(name, node, spec, scope)]
@@ -88,23 +88,23 @@ def _entrypoint_problems(name: str, node: ast.stmt, spec: FunctionReward, scope:
     elif isinstance(node, ast.ClassDef) and scope == "sampleThenGroup":
         missing = [method for method in CLASS_METHODS if method not in _methods(node)]
         if missing and not node.bases:
-            yield f"the class {name} has no {' and no '.join(missing)}, which scope: sampleThenGroup needs"
+            yield f"the class {name} has no {' and no '.join(missing)}, which scope: sampleThenGroup requires"
     elif isinstance(node, ast.ClassDef):
         yield (
-            f"{name} is a class; the entry point of a reward must be a function, save with scope: sampleThenGroup, "
-            f"where it is a class with {' and '.join(CLASS_METHODS)}"
+            f"{name} is a class; the entry point must be a function, except with scope: sampleThenGroup, "
+            f"which requires a class with {' and '.join(CLASS_METHODS)}"
         )
     elif isinstance(node, FunctionNode):
-        yield f"{name} is a function; scope: sampleThenGroup needs a class with {' and '.join(CLASS_METHODS)}"
+        yield f"{name} is a function; scope: sampleThenGroup requires a class with {' and '.join(CLASS_METHODS)}"
 
 
 def _top_level_names(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Name -> statement that binds it last, at module level; `*` for an import of everything."""
+    """Return name -> last statement that binds it at module level; `*` for a star import."""
     return {name: statement for statement in _statements(tree.body) for name in _bound_names(statement)}
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of the module's own scope, those inside if, try and with included."""
+    """Yield the statements of a scope, including those inside if, try and with."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
@@ -133,9 +133,9 @@ def _find_class(defined: dict[str, ast.stmt], entrypoint: str | None) -> str | N
     if entrypoint:
         return entrypoint if entrypoint in defined else None
     classes = [(name, node) for name, node in defined.items() if isinstance(node, ast.ClassDef)]
-    whole = [name for name, node in classes if _methods(node).issuperset(CLASS_METHODS)]
-    # What a class inherits is not known here; the reward server will see.
-    return next(iter(whole or [name for name, node in classes if node.bases]), None)
+    complete = [name for name, node in classes if _methods(node).issuperset(CLASS_METHODS)]
+    # Inherited methods are unknown here; the reward server checks them.
+    return next(iter(complete or [name for name, node in classes if node.bases]), None)
 
 
 def _methods(node: ast.ClassDef) -> set[str]:
@@ -152,10 +152,10 @@ def _missing_entrypoint(defined: dict[str, ast.stmt], entrypoint: str | None, sc
     if entrypoint is not None:
         near = difflib.get_close_matches(entrypoint, names, n=1)
         remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
-        return f"the entry point {entrypoint} is not there ({found}); {remedy}"
+        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
     if kind == "class":
-        return f"no class with {' and '.join(CLASS_METHODS)} is there ({found}), which scope: sampleThenGroup needs"
-    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} is there ({found}); name yours in function.entrypoint"
+        return f"no class with {' and '.join(CLASS_METHODS)} was found ({found}); scope: sampleThenGroup requires one"
+    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint"
 
 
 def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) -> Iterator[str]:
@@ -168,32 +168,32 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) 
     expected = _EXPECTED_OF_GROUPS if scope == "group" else _EXPECTED
     variant = _choose_variant(keyword_parameters, spec, scope)
     if variant is None:
-        yield f"{shown} fits no convention of reward functions; rename its parameters to those of {expected}"
+        yield f"{shown} does not match a convention of reward functions; rename its parameters to those of {expected}"
         return
-    # A function that takes **kwargs takes the mark, too: with an explicit signature that is enough.
+    # With an explicit signature, a function with **kwargs accepts the marker, too.
     if variant.marker not in keyword_parameters and arguments.kwarg is None:
         passed_names = ", ".join(variant.arguments)
-        yield f"{shown} is not of the signature {variant.convention} that is asked for: that passes ({passed_names})"
+        yield f"{shown} does not match signature: {variant.convention}, which passes ({passed_names})"
         return
     if scope == "group" and not variant.takes_groups:
-        yield f"{shown} takes one sample, but scope: group passes lists; write one of {expected}, or remove scope"
+        yield f"{shown} takes one sample, but scope: group passes lists; use one of {expected}, or remove scope"
         return
     unknown = [name for name in spec.kwargs if name not in keyword_parameters and arguments.kwarg is None]
     if unknown:
-        yield f"{shown} does not take {', '.join(unknown)}; remove that from function.kwargs, or add the parameter"
+        yield f"{shown} does not accept {', '.join(unknown)}; remove it from function.kwargs, or add the parameter"
     if variant.convention == "trl":
-        return  # further parameters are columns of the data
+        return  # other parameters are columns of the data
     passed = {*variant.arguments, *spec.kwargs}
     missing = [name for name in _required(arguments) if name not in passed]
     if missing:
         yield (
-            f"{shown} requires {', '.join(missing)}, which {variant.convention}'s convention does not pass; "
-            "give it a default, or a value in function.kwargs"
+            f"{shown} requires {', '.join(missing)}, which the {variant.convention} convention does not pass; "
+            "add a default, or a value in function.kwargs"
         )
 
 
 def _choose_variant(parameter_names: list[str], spec: FunctionReward, scope: Scope) -> SignatureVariant | None:
-    """By the parameters; of a signature that is asked for, the variant with a mark among them, or the usual one."""
+    """Return the detected variant; with an explicit signature, its variant with a marker, else its default variant."""
     if spec.signature == "auto":
         return detect_signature_variant(parameter_names)
     variants = [variant for variant in SIGNATURE_VARIANTS if variant.convention == spec.signature]
@@ -209,7 +209,7 @@ def _required(arguments: ast.arguments) -> list[str]:
 
 
 def _show_parameters(arguments: ast.arguments) -> str:
-    """Parameter names as written, without annotations and default values."""
+    """Return the parameter names as written, without annotations and defaults."""
     shown = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
     if arguments.vararg:
         shown.append(f"*{arguments.vararg.arg}")

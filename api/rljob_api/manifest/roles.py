@@ -1,4 +1,4 @@
-"""The roles (head, trainer, rollout, reward): resources, node pool, Pod template, and the settings of each."""
+"""The roles (head, trainer, rollout, reward): resources, node pool, Pod template, and role-specific settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The generated CRDs: structural, bounded, up to date, and of one mind with Python."""
-
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ KEYWORDS = {
 }
 
 
+@functools.cache
 def root_schema(model: Any) -> Schema:
     version = crd.build_crd(model)["spec"]["versions"][0]
     return version["schema"]["openAPIV3Schema"]
@@ -45,12 +45,12 @@ def nodes(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def structural_problems(root: Schema) -> Iterator[str]:
-    """The rules of Kubernetes' structural schemas, as its documentation lists them."""
+    """Yield violations of the rules for structural schemas in Kubernetes' documentation."""
     for path, node in nodes(root, ""):
         int_or_string = node.get("x-kubernetes-int-or-string")
         if int_or_string:
             if node.get("anyOf") != [{"type": "integer"}, {"type": "string"}] or "type" in node:
-                yield f"{path}: int-or-string must have no type but the two alternatives"
+                yield f"{path}: int-or-string must have only the two alternatives"
         elif "anyOf" in node:
             yield f"{path}: alternatives"
         elif node.get("type") not in ("object", "array", "string", "integer", "number", "boolean"):
@@ -60,7 +60,7 @@ def structural_problems(root: Schema) -> Iterator[str]:
         if "properties" in node and "additionalProperties" in node:
             yield f"{path}: properties and additionalProperties exclude each other"
         if not isinstance(node.get("exclusiveMinimum", True), bool):
-            yield f"{path}: exclusiveMinimum is a switch beside minimum in OpenAPI 3.0"
+            yield f"{path}: exclusiveMinimum must be a boolean in OpenAPI 3.0"
         if node.get("type") == "array":
             yield from list_problems(path, node)
 
@@ -78,11 +78,11 @@ def list_problems(path: str, node: Schema) -> Iterator[str]:
 
 
 def strict(node: Schema) -> Schema:
-    """The schema in JSON Schema's own words, unknown fields refused as kubectl's strict validation does."""
+    """Convert to JSON Schema; reject unknown fields, as kubectl's strict validation does."""
     result = {key: value for key, value in node.items() if not key.startswith("x-") and key != "nullable"}
     if "properties" in node:
         result["properties"] = {name: strict(inner) for name, inner in node["properties"].items()}
-        result["additionalProperties"] = node["properties"].keys() == {"name"}  # metadata is Kubernetes'
+        result["additionalProperties"] = node["properties"].keys() == {"name"}  # metadata
     for key in ("items", "additionalProperties"):
         if isinstance(node.get(key), dict):
             result[key] = strict(node[key])
@@ -91,9 +91,13 @@ def strict(node: Schema) -> Schema:
     return result
 
 
+@functools.cache
+def validator(kind: str) -> jsonschema.Draft4Validator:
+    return jsonschema.Draft4Validator(strict(root_schema(next(model for model in KINDS if model.__name__ == kind))))
+
+
 def schema_accepts(manifest: Schema) -> bool:
-    model = next(model for model in KINDS if model.__name__ == manifest["kind"])
-    return jsonschema.Draft4Validator(strict(root_schema(model))).is_valid(manifest)  # type: ignore[no-any-return]
+    return validator(manifest["kind"]).is_valid(manifest)  # type: ignore[no-any-return]
 
 
 def python_accepts(manifest: Schema) -> bool:
@@ -104,7 +108,7 @@ def python_accepts(manifest: Schema) -> bool:
     return True
 
 
-def test_generated_files_are_what_the_types_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check"]) == 0, capsys.readouterr().err + "run `make generate`"
 
 
@@ -114,7 +118,7 @@ def test_check_fails_and_writes_nothing_when_a_file_drifts(
     monkeypatch.setattr(crd, "_ROOT", tmp_path)
     assert crd.main(["--check"]) == 1
     assert list(tmp_path.iterdir()) == []
-    assert "crds/rljobs.rljob.dev.yaml is not what the types say" in capsys.readouterr().err
+    assert "crds/rljobs.rljob.dev.yaml is out of date" in capsys.readouterr().err
     assert crd.main([]) == 0
     assert crd.main(["--check"]) == 0
     (tmp_path / "docs" / "reference.md").write_text("old")
@@ -137,13 +141,13 @@ def test_schemas_are_structural(model: Any) -> None:
         {"type": "number", "exclusiveMinimum": 0},
     ],
 )
-def test_the_structural_check_itself_finds_what_is_not(node: Schema) -> None:
+def test_structural_check_reports_violations(node: Schema) -> None:
     assert list(structural_problems(node))
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_all_that_a_user_writes_is_bounded(model: Any) -> None:
-    # The API server prices a rule by the largest value it may meet; without bounds it refuses the CRD.
+def test_all_user_fields_are_bounded(model: Any) -> None:
+    # The API server estimates the cost of rules from the bounds, and rejects a CRD without them.
     bounds = {"string": "maxLength", "array": "maxItems"}
     for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
         bound = "maxProperties" if "additionalProperties" in node else bounds.get(node.get("type", ""))
@@ -151,13 +155,13 @@ def test_all_that_a_user_writes_is_bounded(model: Any) -> None:
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_every_field_has_a_description(model: Any) -> None:
+def test_all_fields_have_a_description(model: Any) -> None:
     for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
         assert node.get("description") or path.endswith(("[]", "{}")), path
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_defaults_obey_their_own_schema(model: Any) -> None:
+def test_defaults_conform_to_their_schema(model: Any) -> None:
     for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
         if "default" in node:
             jsonschema.Draft4Validator(strict(node)).validate(node["default"])
@@ -165,8 +169,8 @@ def test_defaults_obey_their_own_schema(model: Any) -> None:
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_rules_of_an_object_that_is_defaulted_look_before_they_read(model: Any) -> None:
-    # The API server tries each rule on the default {} before the fields of that {} have theirs.
+def test_rules_of_defaulted_objects_check_presence_first(model: Any) -> None:
+    # The API server evaluates rules on the default {} before it fills in the defaults of its fields.
     for path, node in nodes(root_schema(model)["properties"]["spec"], "spec"):
         if "default" in node:
             for rule in node.get(VALIDATIONS, []):
@@ -174,23 +178,23 @@ def test_rules_of_an_object_that_is_defaulted_look_before_they_read(model: Any) 
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_rules_say_their_remedy_and_whom_to_blame(model: Any) -> None:
+def test_rules_have_a_remedy_and_an_existing_field_path(model: Any) -> None:
     for path, node in nodes(root_schema(model), ""):
         for rule in node.get(VALIDATIONS, []):
             assert ";" in rule["message"], f"{path}: {rule['message']}"
-            blamed = node
+            field = node
             for name in rule.get("fieldPath", "").split(".")[1:]:
-                blamed = blamed["properties"][name]
+                field = field["properties"][name]
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_every_rule_of_python_is_in_the_schema(model: Any) -> None:
-    said = {rule["rule"] for _, node in nodes(root_schema(model), "") for rule in node.get(VALIDATIONS, [])}
+def test_schema_contains_all_python_rules(model: Any) -> None:
+    rules = {rule["rule"] for _, node in nodes(root_schema(model), "") for rule in node.get(VALIDATIONS, [])}
     for part in crd._reachable(model, {}):
-        assert {rule.cel for rule in part.RULES if rule.cel} <= said
+        assert {rule.cel for rule in part.RULES if rule.cel} <= rules
 
 
-def test_what_would_change_a_running_job_under_its_feet_is_immutable() -> None:
+def test_fields_that_a_running_job_depends_on_are_immutable() -> None:
     rules = root_schema(RLJob)["properties"]["spec"][VALIDATIONS]
     fixed = {rule["fieldPath"] for rule in rules if "oldSelf" in rule["rule"]}
     assert {".model", ".data.train", ".algorithm", ".trainer.replicas", ".schedule.seed", ".managedBy"} <= fixed
@@ -198,7 +202,7 @@ def test_what_would_change_a_running_job_under_its_feet_is_immutable() -> None:
     assert {f".schedule.{name}" for name in schedule} - fixed == {".schedule.steps"}
 
 
-def test_lists_merge_by_their_names() -> None:
+def test_named_lists_merge_by_key() -> None:
     found = dict(nodes(root_schema(RLJob), ""))
     for path, key in ((".spec.rewards", "name"), (".status.conditions", "type"), (".status.roles", "name")):
         assert found[path]["x-kubernetes-list-type"] == "map"
@@ -206,7 +210,7 @@ def test_lists_merge_by_their_names() -> None:
     assert found[".spec.trainer.nodePool.tolerations"]["x-kubernetes-list-type"] == "atomic"
 
 
-def test_columns_and_subresources_point_at_fields_that_are_there() -> None:
+def test_columns_and_subresources_refer_to_existing_fields() -> None:
     job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
     assert [column["name"] for column in job["additionalPrinterColumns"]] == [
         *("Phase", "Step", "Reward", "Rollouts", "Rewards", "Age"),
@@ -241,7 +245,7 @@ ACCEPTED = [
     ("spec.rewards.0.weight", -0.5),
     ("spec.schedule.seed", -1),
 ]
-REFUSED = [
+REJECTED = [
     ("metadata.name", "Upper"),
     ("metadata.name", "1st"),
     ("metadata.name", "a" * 41),
@@ -297,18 +301,18 @@ def test_python_and_the_schema_accept_the_same(path: str, value: Any) -> None:
     assert (python_accepts(manifest), schema_accepts(manifest)) == (True, True)
 
 
-@pytest.mark.parametrize(("path", "value"), REFUSED)
-def test_python_and_the_schema_refuse_the_same(path: str, value: Any) -> None:
+@pytest.mark.parametrize(("path", "value"), REJECTED)
+def test_python_and_the_schema_reject_the_same(path: str, value: Any) -> None:
     manifest = edited(path, value)
     assert (python_accepts(manifest), schema_accepts(manifest)) == (False, False)
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*/rljob.yaml")), ids=lambda file: file.parent.name)
-def test_examples_obey_the_schema(file: Path) -> None:
+def test_examples_conform_to_the_schema(file: Path) -> None:
     assert schema_accepts(yaml.safe_load(file.read_text()))
 
 
-def test_what_python_writes_obeys_the_schema() -> None:
+def test_to_manifest_conforms_to_the_schema() -> None:
     (job,) = load_manifests(yaml.safe_dump(GOOD), "x")
     manifest = job.to_manifest()
     manifest.pop("status")

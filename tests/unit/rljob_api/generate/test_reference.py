@@ -1,18 +1,17 @@
-"""docs/reference.md tells of every field."""
-
 from __future__ import annotations
 
 from typing import Any
 
 from rljob_api.generate import crd
 from rljob_api.generate.reference import build_reference
+from rljob_api.manifest.base import yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.roles import Role
 
 SCHEMAS = {model.__name__: crd.build_object_schema(model) for model in (RLJob, RewardModel)}
 PAGE = build_reference(SCHEMAS)
-COMMON = {field.alias for field in Role.model_fields.values()}
+COMMON = set(yaml_fields(Role))
 
 
 def leaves(node: dict[str, Any], path: str) -> list[str]:
@@ -23,7 +22,7 @@ def leaves(node: dict[str, Any], path: str) -> list[str]:
     return found
 
 
-def test_every_field_is_on_the_page() -> None:
+def test_page_lists_all_fields() -> None:
     fields = leaves(SCHEMAS["RLJob"]["properties"]["spec"], "spec")
     sections = {f"spec.{name}" for name in SCHEMAS["RLJob"]["properties"]["spec"]["properties"]}
     for field in fields:
@@ -33,19 +32,19 @@ def test_every_field_is_on_the_page() -> None:
         assert f"`{field}`" in PAGE or (field in sections and f"### {field}\n" in PAGE), field
 
 
-def test_defaults_bounds_and_choices_are_told() -> None:
+def test_page_shows_defaults_bounds_and_choices() -> None:
     assert "| `spec.algorithm.optimizer.learningRate` | number > 0 | `1e-06` | Peak learning rate. |" in PAGE
     assert '| `spec.data.format` | `chat`, `text` | `"chat"` |' in PAGE
     assert "| `spec.model.source` | text | required |" in PAGE
     assert "whole number >= 0, <= 16" in PAGE
 
 
-def test_rules_are_told() -> None:
+def test_page_lists_the_rules() -> None:
     assert "schedule.miniBatches must divide schedule.promptsPerStep" in PAGE
     assert "model is immutable" in PAGE
 
 
-def test_rows_have_four_cells() -> None:
+def test_table_rows_have_four_cells() -> None:
     for line in PAGE.splitlines():
         if line.startswith("|"):
             assert line.replace("\\|", "").count("|") == 5, line

@@ -1,5 +1,3 @@
-"""YAML as Kubernetes reads it, with lines."""
-
 from __future__ import annotations
 
 import pytest
@@ -7,7 +5,7 @@ import pytest
 from rljob_api.read.documents import format_path, read_documents
 
 
-def test_every_key_and_entry_has_its_line() -> None:
+def test_lines_of_keys_and_entries() -> None:
     (document,), problems = read_documents("a:\n  b:\n  - x: 1\n  - 2\n")
     assert problems == []
     assert document.lines == {
@@ -20,7 +18,7 @@ def test_every_key_and_entry_has_its_line() -> None:
     }
 
 
-def test_a_missing_place_has_the_line_of_what_is_around_it() -> None:
+def test_line_of_a_missing_location_is_that_of_its_parent() -> None:
     (document,), _ = read_documents("first: 1\na:\n  b: 1\n")
     assert document.line_of(("a", "missing", 3)) == 2
 
@@ -39,20 +37,20 @@ def test_a_missing_place_has_the_line_of_what_is_around_it() -> None:
         ("~", None),
     ],
 )
-def test_scalars_mean_what_kubernetes_reads_in_them(text: str, value: object) -> None:
+def test_scalars_have_the_types_that_kubernetes_gives_them(text: str, value: object) -> None:
     (document,), _ = read_documents(f"a: {text}")
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
 
 
-def test_keys_that_are_there_twice_are_found_with_both_lines() -> None:
+def test_duplicate_keys_are_reported_with_both_lines() -> None:
     (document,), _ = read_documents("a:\n  b: 1\n  c: 1\n  b: 2\n")
     (problem,) = document.problems
     assert (problem.line, problem.path, problem.message) == (4, "a.b", "is a duplicate (first in line 2); remove one")
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("text", "line", "message"),
     [
         ("a:\n\tb: 1\n", 2, "indented with a tab"),
         ("a: [1, 2\nb: 3\n", 2, "cannot be read"),
@@ -60,22 +58,22 @@ def test_keys_that_are_there_twice_are_found_with_both_lines() -> None:
         ("x: 1\na: \x01\n", 2, "U+0001"),
     ],
 )
-def test_text_that_is_no_yaml_is_explained_with_its_line(text: str, line: int, words: str) -> None:
+def test_invalid_yaml_is_reported_with_its_line(text: str, line: int, message: str) -> None:
     _, (problem,) = read_documents(text)
     assert problem.line == line
-    assert words in problem.message
+    assert message in problem.message
 
 
-def test_documents_before_a_syntax_error_are_still_read() -> None:
+def test_documents_before_a_syntax_error_are_read() -> None:
     documents, problems = read_documents("a: 1\n---\nb: [\n")
     assert [document.data for document in documents] == [{"a": 1}]
     assert len(problems) == 1
 
 
-def test_an_alias_to_itself_ends() -> None:
+def test_recursive_alias_is_read() -> None:
     (document,), _ = read_documents("a: &a\n  b: *a\n")
     assert document.data["a"]["b"] is document.data["a"]
 
 
-def test_paths_are_written_as_kubernetes_writes_them() -> None:
+def test_format_path_uses_kubernetes_notation() -> None:
     assert format_path(("spec", "rewards", 0, "name")) == "spec.rewards[0].name"

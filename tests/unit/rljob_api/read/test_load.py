@@ -1,5 +1,3 @@
-"""Manifests: all that is wrong is told at once, in plain words, with line and remedy."""
-
 from __future__ import annotations
 
 import re
@@ -33,28 +31,28 @@ def problems_of(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_good_manifest_becomes_its_type() -> None:
+def test_load_returns_the_type_of_a_valid_manifest() -> None:
     (job,) = load_manifests(GOOD, "job.yaml")
     assert isinstance(job, RLJob)
     assert job.spec.schedule.prompts_per_step == 8
 
 
-def test_a_file_may_hold_several_manifests() -> None:
+def test_load_returns_all_manifests_of_a_file() -> None:
     reward = (
         "---\napiVersion: rljob.dev/v1alpha1\nkind: RewardModel\nmetadata: {name: r}\nspec: {http: {url: http://x}}\n"
     )
     assert [type(manifest) for manifest in load_manifests(GOOD + reward, "x")] == [RLJob, RewardModel]
 
 
-# Each entry: what is added to GOOD's spec (or replaced), and the one line that it must give.
-ONE_MISTAKE = [
+# Text added to GOOD's spec, and the single expected line.
+ADDED = [
     ("rollout: {replicas: -1}", "spec.rollout.replicas must be at least 0, got -1"),
     ("rollout: {replica: 2}", "spec.rollout.replica is unknown; did you mean replicas?"),
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "
      "learningRate belongs in spec.algorithm.optimizer"),
-    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, keep, "
-     "export"),
+    ("checkpoint: {xyz: 1}", "spec.checkpoint.xyz is unknown; known fields are persistentVolumeClaim, everySteps, "
+     "keep, export"),
     ("trainer: {dtype: bf16}", 'spec.trainer.dtype must be one of bfloat16, float16, float32, got "bf16"; '
      "did you mean bfloat16?"),
     ("trainer: {replicas: 1.5}", "spec.trainer.replicas must be a whole number, got 1.5"),
@@ -82,11 +80,12 @@ ONE_MISTAKE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("added", "expected"), ONE_MISTAKE)
-def test_one_mistake_gives_one_line_with_place_and_remedy(added: str, expected: str) -> None:
+@pytest.mark.parametrize(("added", "expected"), ADDED)
+def test_an_invalid_added_field_is_reported_with_path_and_remedy(added: str, expected: str) -> None:
     assert problems_of(f"{GOOD}  {added}\n") == [f"job.yaml:12: {expected}"]
 
 
+# Text of GOOD to replace, its replacement, and the single expected line.
 REPLACED = [
     ("steps: 1", "miniBatches: 3", "job.yaml:11: spec.schedule.miniBatches must divide schedule.promptsPerStep, got 3 "
      "(schedule.promptsPerStep is 8); change either"),
@@ -106,12 +105,12 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), REPLACED)
-def test_a_value_that_is_wrong_in_place_is_reported_there(old: str, new: str, expected: str) -> None:
+def test_an_invalid_replacement_is_reported_at_its_line(old: str, new: str, expected: str) -> None:
     assert old in GOOD
     assert problems_of(GOOD.replace(old, new)) == [expected]
 
 
-def test_mistakes_of_every_kind_are_reported_together_in_the_order_of_lines() -> None:
+def test_problems_of_all_kinds_are_reported_together_in_line_order() -> None:
     text = (
         GOOD.replace("../model", "gs://x")
         .replace("name: correct", "name: Correct")
@@ -119,44 +118,44 @@ def test_mistakes_of_every_kind_are_reported_together_in_the_order_of_lines() ->
     )
     found = problems_of(f"{text}  rollout:\n    replicas: -1\n    replicas: 0\n    group_size: 4\n")
     assert [line.split(": ")[0] for line in found] == [f"job.yaml:{n}" for n in (5, 9, 11, 11, 14, 14, 15)]
-    assert "miniBatches must divide" in "".join(found), "rules are checked although fields are wrong, too"
+    assert "miniBatches must divide" in "".join(found), "rules are checked although other fields are invalid"
 
 
-def test_a_rule_is_silent_about_a_value_that_is_wrong_in_itself() -> None:
+def test_rules_over_invalid_fields_are_skipped() -> None:
     (problem,) = problems_of(GOOD.replace("promptsPerStep: 8", "promptsPerStep: many, miniBatches: 3"))
     assert "promptsPerStep must be a whole number" in problem
 
 
-def test_rewards_without_names_do_not_hide_other_rules() -> None:
+def test_missing_required_fields_do_not_hide_other_rules() -> None:
     text = GOOD.replace("name: correct\n    function", "function").replace("steps: 1", "miniBatches: 3")
     assert len(problems_of(text)) == 2
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing\n"])
-def test_an_empty_file_is_refused(text: str) -> None:
+def test_an_empty_file_is_rejected(text: str) -> None:
     assert problems_of(text) == ["job.yaml:1: is empty; it must contain an RLJob or a RewardModel"]
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "text\n", "a: &a {b: *a}\n", "? [1, 2]\n: 3\n", "spec: [\n"])
-def test_yaml_that_is_no_manifest_is_refused_without_a_crash(text: str) -> None:
+def test_yaml_other_than_manifests_is_rejected(text: str) -> None:
     assert problems_of(text)
 
 
 @pytest.mark.parametrize(
     "value", ["!!set {a, b}", "!!binary aGVsbG8=", "!!omap [a: 1]", "!!timestamp 2026-01-01", "[" * 3000, "9" * 5000]
 )
-def test_a_value_that_is_no_json_or_no_end_of_one_is_refused_without_a_crash(value: str) -> None:
+def test_values_outside_json_are_rejected(value: str) -> None:
     [problem] = problems_of(f"{GOOD}  algorithm: {value}\n")
-    assert re.match(r"job\.yaml:1[23]: ", problem), "the line, or the next: a text is read up to where it ends"
+    assert re.match(r"job\.yaml:1[23]: ", problem), "the line of the value, or the next one for text that does not end"
 
 
-def test_messages_name_nothing_of_python() -> None:
-    text = "\n".join(line for added, _ in ONE_MISTAKE for line in problems_of(f"{GOOD}  {added}\n"))
+def test_messages_contain_no_python_names() -> None:
+    text = "\n".join(line for added, _ in ADDED for line in problems_of(f"{GOOD}  {added}\n"))
     for word in ("Input should", "pydantic", "None", "NoneType", "dict", "str", "float", "Extra inputs"):
         assert not re.search(rf"\b{word}\b", text)
 
 
-def test_load_job_wants_exactly_one_job(tmp_path: Path) -> None:
+def test_load_job_requires_exactly_one_job(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(GOOD + "---\n" + GOOD)
     with pytest.raises(InvalidManifestError, match="exactly one RLJob, got 2"):
@@ -165,7 +164,7 @@ def test_load_job_wants_exactly_one_job(tmp_path: Path) -> None:
     assert load_job(file).metadata.name == "sums"
 
 
-def test_a_file_that_cannot_be_read_is_the_users_error(tmp_path: Path) -> None:
+def test_load_job_raises_user_error_when_the_file_is_unreadable(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="file not found"):
         load_job(tmp_path / "none.yaml")
     with pytest.raises(UserError, match="cannot be read"):

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.jobfile import load, load_partly
-from rljob_cli.check.preflight import Machine, find_findings
+from rljob_cli.check.jobfile import load, load_partial
+from rljob_cli.check.preflight import Machine, run_checks
 from rljob_cli.commands import check
 
 MACHINE = Machine(
@@ -47,7 +47,7 @@ def write_job(folder, **changes):
 
 def messages(folder, machine=MACHINE, claims=None, overrides=()):
     job = load(folder / "job.yaml", overrides).job
-    found = find_findings(job, folder / "runs" / "j", claims or {}, machine)
+    found = run_checks(job, folder / "runs" / "j", claims or {}, machine)
     return [f"{finding.path} {finding.message}" for finding in found]
 
 
@@ -111,7 +111,7 @@ def test_a_missing_reward_file_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    ("source", "word"), [("def f(:\n", "syntax error"), ("def compute_score(a, b): ...\n", "fits no convention")]
+    ("source", "word"), [("def f(:\n", "syntax error"), ("def compute_score(a, b): ...\n", "does not match a convention")]
 )
 def test_a_reward_that_cannot_be_called_is_named_with_its_line(folder, source, word):
     (folder / "reward.py").write_text(source)
@@ -156,13 +156,13 @@ def test_packages_that_are_missing_come_with_the_command(folder):
 
 def test_too_little_memory_is_a_warning_and_no_error(folder):
     machine = Machine(0, lambda path: 2**40, 2**20, lambda name: True)
-    (found,) = find_findings(load(folder / "job.yaml").job, folder, {}, machine)
+    (found,) = run_checks(load(folder / "job.yaml").job, folder, {}, machine)
     assert found.is_warning
 
 
 def test_mistakes_of_the_manifest_and_of_what_it_names_are_told_together(folder):
     write_job(folder, model={"source": "./none"}, schedule={"steps": -1}, rolout={}, algorithm={"groupSize": "x"})
-    file = load_partly(folder / "job.yaml")
+    file = load_partial(folder / "job.yaml")
     with pytest.raises(InvalidManifestError) as caught:
         check(file, folder / "runs" / "j", {}, [])
     told = {problem.path: problem.line for problem in caught.value.problems}
@@ -180,6 +180,6 @@ def test_a_mistake_in_an_inline_reward_is_in_its_own_line_of_the_file(folder):
     text = (folder / "job.yaml").read_text().replace("file: reward.py", "inline: |\n        x = 1\n        def f(:")
     (folder / "job.yaml").write_text(text)
     with pytest.raises(InvalidManifestError) as caught:
-        check(load_partly(folder / "job.yaml"), folder / "runs" / "j", {}, [])
+        check(load_partial(folder / "job.yaml"), folder / "runs" / "j", {}, [])
     (problem,) = caught.value.problems
     assert "def f(:" in text.splitlines()[problem.line - 1]

@@ -1,5 +1,3 @@
-"""What must hold between the parts of a job."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +10,8 @@ from rljob_api.manifest.job import RLJobSpec
 
 def build(**fields: Any) -> RLJobSpec:
     reward = {"name": "r", "function": {"file": "r.py"}}
-    least = {"model": {"source": "m"}, "data": {"train": {"source": "d"}}, "rewards": [reward]}
-    return RLJobSpec.model_validate({**least, **fields})
+    required = {"model": {"source": "m"}, "data": {"train": {"source": "d"}}, "rewards": [reward]}
+    return RLJobSpec.model_validate({**required, **fields})
 
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -26,7 +24,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},
 ]
 
-BROKEN: list[tuple[dict[str, Any], str]] = [
+VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"schedule": {"promptsPerStep": 8, "miniBatches": 3}}, "miniBatches must divide"),
     ({"schedule": {"promptsPerStep": 2}, "algorithm": {"groupSize": 3}, "trainer": {"replicas": 4}}, "trainer ranks"),
     ({"schedule": {"promptsPerStep": 2}, "algorithm": {"groupSize": 3}, "trainer": {"gpusPerReplica": 4}}, "ranks"),
@@ -50,17 +48,17 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("fields", ACCEPTED)
-def test_jobs_that_can_run_are_accepted(fields: dict[str, Any]) -> None:
+def test_valid_jobs_are_accepted(fields: dict[str, Any]) -> None:
     build(**fields)
 
 
-@pytest.mark.parametrize(("fields", "words"), BROKEN)
-def test_jobs_that_could_not_run_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+@pytest.mark.parametrize(("fields", "message"), VIOLATIONS)
+def test_jobs_that_violate_a_rule_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         build(**fields)
 
 
-def test_a_batch_that_does_not_divide_into_mini_batches_is_one_error() -> None:
+def test_indivisible_batch_is_reported_once() -> None:
     with pytest.raises(ValidationError) as caught:
         build(schedule={"promptsPerStep": 8, "miniBatches": 3}, trainer={"replicas": 5})
     assert "ranks" not in str(caught.value)

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.version import API_GROUP, API_VERSION, __version__
+from rljob_api.wire.contract import API_GROUP, API_VERSION
 
 if TYPE_CHECKING:
     from rljob_api.manifest.job import RLJob, RLJobSpec
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ScoreRequest,
         ScoreResult,
     )
+
+__version__ = "0.1.0"
 
 __all__ = [
     "API_GROUP",

@@ -17,7 +17,7 @@ from rljob_api.generate import reference
 from rljob_api.manifest.base import OBJECT_NAME_PATTERN, ObjectMeta, Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.version import API_GROUP, API_VERSION
+from rljob_api.wire.contract import API_GROUP, API_VERSION
 
 Schema = dict[str, Any]
 

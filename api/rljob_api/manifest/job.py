@@ -26,7 +26,7 @@ from rljob_api.manifest.job_sections import (
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
 from rljob_api.manifest.status import RLJobStatus
-from rljob_api.version import API_VERSION
+from rljob_api.wire.contract import API_VERSION
 
 
 def _divides_prompts(spec: RLJobSpec) -> bool:

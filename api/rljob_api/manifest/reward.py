@@ -24,7 +24,7 @@ from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
 from rljob_api.manifest.status import Condition
-from rljob_api.version import API_VERSION
+from rljob_api.wire.contract import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
 

@@ -22,7 +22,7 @@ from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.documents import Document, Location, format_path, read_documents
 from rljob_api.read.field_types import placeholder, type_at
 from rljob_api.read.validation_messages import describe_choice, describe_error, find_similar_field, format_value
-from rljob_api.version import API_VERSION
+from rljob_api.wire.contract import API_VERSION
 
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
 

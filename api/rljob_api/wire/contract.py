@@ -6,6 +6,10 @@ The operator writes them into Pods, and the programs in the Pods read them. No o
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+API_GROUP: Final = "rljob.dev"
+API_VERSION: Final = "rljob.dev/v1alpha1"
 
 # Labels of all children.
 LABEL_JOB = "rljob.dev/job"

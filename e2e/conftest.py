@@ -13,7 +13,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import CLAIM, LOADER, NAMESPACE, OPERATOR_NAMESPACE, ROOT, Cluster, Job, Manifest, execute, python, say
+from harness import (
+    CLAIM,
+    LOADER,
+    NAMESPACE,
+    OPERATOR_NAMESPACE,
+    ROOT,
+    Cluster,
+    Job,
+    Manifest,
+    execute,
+    log_step,
+    python,
+)
 
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import state_folder
@@ -25,11 +37,11 @@ HERE = Path(__file__).parent
 def cluster() -> Cluster:
     context = os.environ.get("E2E_CONTEXT")
     cluster = _find_cluster(context) if context else _start_cluster()
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump(_namespace(NAMESPACE)).encode())
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     if cluster.is_local:
         folder = state_folder() / "volumes/e2e"
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)  # a hostPath knows no fsGroup
+        folder.chmod(0o777)  # hostPath volumes ignore fsGroup
         python("-m", "rljob_cluster", "volume", CLAIM, folder, "--namespace", NAMESPACE)
     _install(cluster)
     _load_files(cluster)
@@ -38,7 +50,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="session")
 def submit(cluster: Cluster) -> Callable[..., Job]:
-    """Apply job.yaml under a name of its own, with some fields of spec changed."""
+    """Apply job.yaml under the given name, with some fields of spec changed."""
 
     def submit(name: str, **changes: Manifest) -> Job:
         manifest = copy.deepcopy(yaml.safe_load((HERE / "job.yaml").read_text().replace("rljob-e2e", CLAIM)))
@@ -57,23 +69,18 @@ def _find_cluster(context: str) -> Cluster:
 
 
 def _start_cluster() -> Cluster:
-    say("building the images that have changed (from nothing: about 10 minutes)")
+    log_step("building the images that have changed (the first time: about 10 minutes)")
     python("-m", "rljob_cluster.images", "--loadable")
-    say("starting the cluster, or finding it (from nothing: a minute, and 10 to build Kubernetes once)")
+    log_step("starting the cluster unless it runs (1 minute; the first time, 10 more to build Kubernetes)")
     python("-m", "rljob_cluster", "up")
     python("-m", "rljob_cluster", "load")
     programs = find_or_build("kubectl", "helm")
-    kubeconfig = execute(sys.executable, "-m", "rljob_cluster", "kubeconfig").decode().strip()
-    flag = ("--kubeconfig", kubeconfig)
+    flag = ("--kubeconfig", execute(sys.executable, "-m", "rljob_cluster", "kubeconfig").decode().strip())
     return Cluster((str(programs / "kubectl"), *flag), (str(programs / "helm"), *flag), is_local=True)
 
 
-def _namespace(name: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
 def _install(cluster: Cluster) -> None:
-    say("installing the chart")
+    log_step("installing the chart")
     if cluster.is_local:
         python("-m", "rljob_cluster", "install", "--set", "replicas=2")
         return
@@ -85,9 +92,10 @@ def _install(cluster: Cluster) -> None:
 
 
 def _load_files(cluster: Cluster) -> None:
-    """Model and data onto the claim, through a Pod that stays to read what the jobs write."""
-    say("putting model and data on the claim")
-    cluster.apply(_loader())
+    """Put model and data on the claim, through a Pod that stays to read what the jobs write."""
+    log_step("putting model and data on the claim")
+    loader = (HERE / "loader.yaml").read_text().replace("rljob-e2e", CLAIM)
+    cluster.kubectl("apply", "-n", NAMESPACE, "--server-side", "-f", "-", input=loader.encode())
     cluster.kubectl("wait", "-n", NAMESPACE, f"pod/{LOADER}", "--for=condition=Ready", "--timeout=180s")
     python("examples/prepare.py", "tiny")
     archive = io.BytesIO()
@@ -95,35 +103,4 @@ def _load_files(cluster: Cluster) -> None:
         tar.add(ROOT / ".models/tiny-qwen3", "tiny-qwen3")
         for name in ("train.jsonl", "eval.jsonl"):
             tar.add(ROOT / "examples/quickstart/data" / name, name)
-    command = ("exec", "-i", "-n", NAMESPACE, LOADER, "--", "tar", "x", "--no-same-owner", "-C", "/claim")
-    cluster.kubectl(*command, input=archive.getvalue())
-
-
-def _loader() -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": LOADER, "namespace": NAMESPACE},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "fsGroup": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "tolerations": [{"operator": "Exists"}],
-            "nodeSelector": {"rljob.dev/pool": "reward"},
-            "containers": [
-                {
-                    "name": LOADER,
-                    "image": "rljob/reward:0.1.0",
-                    "command": ["sleep", "infinity"],
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "claim", "mountPath": "/claim"}],
-                }
-            ],
-            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": CLAIM}}],
-        },
-    }
+    cluster.unpack_on_claim(archive.getvalue())

@@ -1,7 +1,7 @@
-"""The plain job from apply to Succeeded, and the same job while parts of it are taken away.
+"""The plain job from apply to Succeeded, and the same job with faults.
 
-Exact resume is the promise: whatever died, the prompts that were trained on are those of the undisturbed run, in the
-same order. CI runs the plain job and `several faults`; `make e2e-faults` runs every fault by itself.
+Exact resume is the promise: whatever failed, the job trains on the prompts of the undisturbed run, in the same order.
+CI runs the plain job and several faults in one run; `make e2e-faults` also runs every fault alone.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import json
 from collections.abc import Callable
 
 import pytest
-from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, say, wait_for
+from harness import NAMESPACE, OPERATOR_NAMESPACE, Cluster, Job, Manifest, log_step, wait_for
 
 NUM_STEPS = 12
 
 
 @pytest.fixture(scope="session")
 def plain(submit: Callable[..., Job]) -> tuple[Job, Manifest]:
-    """The undisturbed run, which the disturbed ones are compared with."""
+    """The undisturbed run; the reference for runs with faults."""
     job = submit("plain")
     job.wait_for_step(1)
-    assert job.condition("PoolsIsolated").get("status") == "True", "each role has a node of its own"
+    assert job.condition("PoolsIsolated").get("status") == "True", "each role has a separate node"
     return job, job.wait_for_success()
 
 
-def test_an_applied_job_trains_and_leaves_checkpoint_metrics_and_events(
+def test_applied_job_trains_and_writes_checkpoint_metrics_and_events(
     cluster: Cluster, plain: tuple[Job, Manifest]
 ) -> None:
     job, summary = plain
@@ -32,7 +32,7 @@ def test_an_applied_job_trains_and_leaves_checkpoint_metrics_and_events(
     assert status["phase"] == "Succeeded"
     assert status["progress"]["step"] == NUM_STEPS
     assert len(summary["prompts_trained"]) == NUM_STEPS
-    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves what the trainer published"
+    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves the published weights"
     metrics = (cluster.read_file(f"{job.name}/metrics.jsonl") or "").splitlines()
     assert sum('"type": "step"' in line for line in metrics) == NUM_STEPS
     assert cluster.read_file(f"{job.name}/checkpoints/step-{NUM_STEPS:06d}/COMPLETE") is not None
@@ -54,13 +54,13 @@ def delete_head(job: Job) -> None:
 
 
 def kill_reward(job: Job) -> None:
-    """SIGKILL of a reward Pod in the middle of its executions: no preStop, no grace."""
+    """SIGKILL a reward Pod during its executions: no preStop, no grace period."""
     pod = job.wait_for("a reward Pod", lambda: job.cluster.pods(job.name, "reward"))[0]["metadata"]["name"]
     job.cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--grace-period=0", "--force")
 
 
 def kill_operator(job: Job) -> None:
-    """Kill the operator that leads, and wait until the other does."""
+    """Kill the leader of the operator, and wait until another replica leads."""
     cluster = job.cluster
 
     def read_leader() -> str:
@@ -70,17 +70,16 @@ def kill_operator(job: Job) -> None:
     before = read_leader()
     selector = ("-l", "app.kubernetes.io/name=rljob-operator")
     cluster.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, *selector, "--grace-period=0", "--force")
-    wait_for("another operator that leads", lambda: read_leader() not in ("", before), 120)
+    wait_for("a new leader of the operator", lambda: read_leader() not in ("", before), 120)
 
 
 def drain_node(job: Job) -> None:
-    """Drain the trainers' node, head and all. Its pool has no other, so the job says what it waits for until this one
-    is given back."""
+    """Drain the node of trainers and head. The pool has no other node, so the job waits until uncordon."""
     node = job.wait_for("a trainer Pod", lambda: job.cluster.pods(job.name, "trainer"))[0]["spec"]["nodeName"]
     flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
     try:
         job.cluster.kubectl("drain", node, *flags)
-        job.wait_for("word of the missing node", lambda: "Unschedulable" in job.event_reasons())
+        job.wait_for("the Unschedulable event", lambda: "Unschedulable" in job.event_reasons())
     finally:
         job.cluster.kubectl("uncordon", node)
 
@@ -96,28 +95,28 @@ def suspend_and_resume(job: Job) -> None:
 FAULTS = (delete_rollout, kill_reward, delete_trainer, delete_head, kill_operator, drain_node, suspend_and_resume)
 
 
-def strike(fault: Callable[[Job], None], job: Job) -> None:
-    say(f"{job.name}: {fault.__name__} at step {job.step()}")
+def inject_fault(fault: Callable[[Job], None], job: Job) -> None:
+    log_step(f"{job.name}: {fault.__name__} at step {job.step()}")
     fault(job)
 
 
-def test_a_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+def test_job_survives_several_faults_in_one_run(submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
     job = submit("faults")
     job.wait_for_step(1)
-    strike(kill_reward, job)
-    strike(delete_rollout, job)
+    inject_fault(kill_reward, job)
+    inject_fault(delete_rollout, job)
     job.wait_for_step(4)
-    strike(delete_head, job)
-    strike(kill_operator, job)
+    inject_fault(delete_head, job)
+    inject_fault(kill_operator, job)
     job.wait_for_step(7)
-    strike(suspend_and_resume, job)
+    inject_fault(suspend_and_resume, job)
     assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]
 
 
 @pytest.mark.each
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_job_survives(fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
+def test_job_survives(fault: Callable[[Job], None], submit: Callable[..., Job], plain: tuple[Job, Manifest]) -> None:
     job = submit(fault.__name__.replace("_", "-"))
     job.wait_for_step(2)
-    strike(fault, job)
+    inject_fault(fault, job)
     assert job.wait_for_success()["prompts_trained"] == plain[1]["prompts_trained"]

@@ -1,8 +1,7 @@
-"""Rewards on a real cluster: three kinds that score one job, three that look at groups or are asked twice, a shared one
-that scales from none and back, a name service that goes away, and a function that is changed while it scores.
+"""Rewards on a real cluster: kinds, groups, hedging, a shared reward that scales, a DNS outage, and a changed reward.
 
-What is checked is the trajectory log that the driver leaves on the claim: every sample has a result of every reward,
-valid, and by one version of it in a step.
+The tests check the trajectory log that the driver writes to the claim: every sample has a valid result of every reward,
+by one version of it per step.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from harness import CLAIM, LOADER, NAMESPACE, Cluster, Job, Manifest, say, wait_for
+from harness import CLAIM, NAMESPACE, Cluster, Job, Manifest, log_step, wait_for
 from reward_jobs import files
 
 pytestmark = pytest.mark.each
 
 FOLDER = Path(__file__).parent / "reward_jobs"
-DNS_GONE_SECONDS = 10
+DNS_OUTAGE_SECONDS = 10
 SLOW = """
 import time
 
@@ -44,13 +43,12 @@ class Brevity:
 
 @pytest.fixture(scope="module")
 def reward_files(cluster: Cluster) -> None:
-    command = ("exec", "-i", "-n", NAMESPACE, LOADER, "--", "tar", "x", "--no-same-owner", "-C", "/claim")
-    cluster.kubectl(*command, input=files.prepare())
+    cluster.unpack_on_claim(files.prepare())
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Manifest:
-    """What puts a Pod on the rewards' nodes."""
+    """The nodePool of reward Pods."""
     toleration = {"key": "rljob.dev/pool", "value": "reward", "effect": "NoSchedule"}
     return {"nodeSelector": {"rljob.dev/pool": "reward"}, "tolerations": [toleration]}
 
@@ -65,12 +63,11 @@ def read_job(file: str) -> Manifest:
 
 
 def read_samples(job: Job) -> list[Manifest]:
-    """All samples that were trained on, with the results of their rewards by name."""
-    listed = job.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "ls", f"/claim/{job.name}/trajectories")
+    """All samples of training, with the results of their rewards by name."""
+    listed = job.cluster.in_loader("ls", f"/claim/{job.name}/trajectories")
     samples = []
     for name in filter(lambda name: "train" in name, listed.decode().split()):
-        path = f"/claim/{job.name}/trajectories/{name}"
-        content = job.cluster.kubectl("exec", "-n", NAMESPACE, LOADER, "--", "cat", path)
+        content = job.cluster.in_loader("cat", f"/claim/{job.name}/trajectories/{name}")
         samples += pq.read_table(io.BytesIO(content)).to_pylist()
     for sample in samples:
         sample["rewards"] = {reward["name"]: reward for reward in sample["rewards"]}
@@ -83,14 +80,14 @@ def assert_all_valid(samples: list[Manifest], num_samples: int) -> None:
     assert not invalid, invalid
 
 
-def test_a_function_a_classifier_and_a_judge_score_every_sample(cluster: Cluster, reward_files: None) -> None:
+def test_function_classifier_and_judge_score_every_sample(cluster: Cluster, reward_files: None) -> None:
     job = Job(cluster, read_job("three_kinds"))
     job.wait_for_success()
     samples = read_samples(job)
     assert_all_valid(samples, 2 * 16)
     pairs = [(sample["completion"], sample["ground_truth"]) for sample in samples]
     scores = [sample["rewards"]["correct"]["score"] for sample in samples]
-    assert scores == files.verify_directly(pairs), "as math-verify itself says"
+    assert scores == files.verify_directly(pairs), "the results of math-verify itself"
     assert {0.0, 1.0} == set(scores), "some are right, some are wrong"
     polite = {sample["rewards"]["polite"]["score"] for sample in samples}
     assert len(polite) > 1
@@ -98,7 +95,7 @@ def test_a_function_a_classifier_and_a_judge_score_every_sample(cluster: Cluster
     assert {sample["rewards"]["clear"]["score"] for sample in samples} <= {1.0, 2.0, 3.0}
 
 
-def test_groups_are_compared_and_slow_samples_asked_for_twice(cluster: Cluster, reward_files: None) -> None:
+def test_groups_are_compared_and_slow_samples_are_hedged(cluster: Cluster, reward_files: None) -> None:
     cluster.kubectl("delete", "pod", "-n", NAMESPACE, "ranker", "--ignore-not-found", "--wait")
     ranker = (FOLDER / "ranker.yaml").read_text().replace("rljob-e2e", NAMESPACE)
     cluster.kubectl("apply", "-f", "-", input=ranker.encode())
@@ -114,15 +111,13 @@ def test_groups_are_compared_and_slow_samples_asked_for_twice(cluster: Cluster, 
         lengths = [len(sample["completion"]) for sample in group]
         assert [s["rewards"]["shorter"]["score"] for s in group] == [float(n == min(lengths)) for n in lengths]
         compared = [sample["rewards"]["clearer"]["score"] for sample in group]
-        assert sum(compared) == pytest.approx(len(group) / 2), "of each two completions one wins, or both halve"
+        assert sum(compared) == pytest.approx(len(group) / 2), "of two completions one wins, or each gets a half"
     attempts = Counter(sample["rewards"]["moody"]["attempts"] for sample in samples)
-    assert attempts[1] > attempts[2] > 0, "some were asked for twice, without a failure; most once"
+    assert attempts[1] > attempts[2] > 0, "some were hedged, none failed"
     cluster.kubectl("delete", "-f", "-", input=ranker.encode())
 
 
-def test_a_shared_reward_scales_from_none_to_many_and_back(
-    cluster: Cluster, submit: Callable[..., Job], nodes: Manifest
-) -> None:
+def test_shared_reward_scales_from_zero_and_back(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:
     cluster.kubectl("delete", "rewardmodel", "-n", NAMESPACE, "busy", "--ignore-not-found", "--wait")
     cluster.apply(
         {
@@ -141,39 +136,39 @@ def test_a_shared_reward_scales_from_none_to_many_and_back(
     def read() -> Manifest:
         return cluster.get("rewardmodel", "busy").get("status") or {}
 
-    wait_for("word of the model", lambda: read().get("scaling"), 120)
-    assert read()["scaling"]["replicas"] == 0, "nobody asks it"
+    wait_for("the scaling status of the RewardModel", lambda: read().get("scaling"), 120)
+    assert read()["scaling"]["replicas"] == 0, "no job uses it"
     rewards = [{"name": "letters", "rewardModelRef": {"name": "busy"}, "slots": 2}]
     job = submit("scaled", rewards=rewards, schedule={"steps": 4})
     most = job.wait_for("three replicas", lambda: read()["scaling"]["replicas"] == 3 and read()["scaling"])
-    say(f"busy: {most}")
+    log_step(f"busy: {most}")
     job.wait_for("all three ready", lambda: read().get("readyReplicas") == 3)
     job.wait_for_success()
     assert_all_valid(read_samples(job), 4 * 16)
-    wait_for("none again", lambda: not read().get("replicas"), 180)
+    wait_for("no replica", lambda: not read().get("replicas"), 180)
     cluster.kubectl("delete", "rewardmodel", "-n", NAMESPACE, "busy", "--wait")
 
 
-def test_a_run_outlives_its_name_service(cluster: Cluster, submit: Callable[..., Job]) -> None:
+def test_job_survives_a_dns_outage(cluster: Cluster, submit: Callable[..., Job]) -> None:
     if not cluster.is_local:
-        pytest.skip("takes the cluster's DNS away: on the one-machine cluster alone")
+        pytest.skip("stops the DNS of the cluster: only on the one-machine cluster")
     dns = ("-n", "kube-system", "deployment/coredns")
     job = submit("no-dns")
     job.wait_for_step(2)
-    say(f"no DNS for {DNS_GONE_SECONDS} s, at step {job.step()}")
+    log_step(f"no DNS for {DNS_OUTAGE_SECONDS} s, at step {job.step()}")
     cluster.kubectl("scale", *dns, "--replicas=0")
     try:
         gone = ("-n", "kube-system", "wait", "--for=delete", "pod", "-l", "k8s-app=kube-dns", "--timeout=120s")
         cluster.kubectl(*gone)
-        time.sleep(DNS_GONE_SECONDS)  # the fault itself
+        time.sleep(DNS_OUTAGE_SECONDS)  # the fault itself
     finally:
         cluster.kubectl("scale", *dns, "--replicas=1")
     job.wait_for_success()
     assert_all_valid(read_samples(job), 12 * 16)
 
 
-def test_a_changed_reward_scores_whole_steps(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:
-    """One reward scores samples, and is changed in the middle; another looks at their groups."""
+def test_changed_reward_scores_complete_steps(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:
+    """One reward scores samples, and changes during the run; another one scores their groups."""
     reward = {"name": "letters", "slots": 4, "replicas": 2, "function": {"inline": SLOW}, "nodePool": nodes}
     brevity = {
         "name": "brevity",
@@ -191,7 +186,7 @@ def test_a_changed_reward_scores_whole_steps(cluster: Cluster, submit: Callable[
             "apiVersion": "rljob.dev/v1alpha1",
             "kind": "RLJob",
             "metadata": {"name": job.name, "namespace": NAMESPACE},
-            "spec": job.read()["spec"] | {"rewards": changed},
+            "spec": cluster.get("rljob", job.name)["spec"] | {"rewards": changed},
         }
     )
     job.wait_for_success()
@@ -200,8 +195,8 @@ def test_a_changed_reward_scores_whole_steps(cluster: Cluster, submit: Callable[
     versions = defaultdict(set)
     for sample in samples:
         versions[sample["step"]].add(sample["rewards"]["letters"]["version"])
-    assert {len(found) for found in versions.values()} == {1}, "each step is of one version"
-    assert len(set.union(*versions.values())) == 2, "and the change was seen"
+    assert {len(found) for found in versions.values()} == {1}, "one version per step"
+    assert len(set.union(*versions.values())) == 2, "both versions scored"
     for sample in samples:
         components = sample["rewards"]["brevity"]["components"]
         shown = dict(components)

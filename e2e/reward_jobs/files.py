@@ -1,6 +1,6 @@
-"""What the jobs of rewards need on the claim: a chat model, a random classifier, sums, and the wheels of math-verify.
+"""What the reward jobs need on the claim: a chat model, a random classifier, sums, and the wheels of math-verify.
 
-Wheels and the interpreter that scores with them directly are made once, in the project's cache.
+The wheels, and a virtual environment that scores with them directly, are created once, in .models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, execute, python, say
+from harness import ROOT, execute, log_step, python
 
 FOLDER = ROOT / ".models/e2e-rewards"
 WHEELS = FOLDER / "wheels"
@@ -28,8 +28,8 @@ print(json.dumps([float(verify(parse(truth), parse(text))) for text, truth in js
 
 
 def prepare() -> bytes:
-    """All of it, as a tar archive."""
-    say("making the models of the reward jobs, and fetching math-verify")
+    """Return all files as a tar archive."""
+    log_step("creating the models of the reward jobs, and downloading math-verify")
     python("examples/prepare.py", "tiny", "judge")
     _make_classifier(FOLDER / "classifier")
     _fetch_wheels()
@@ -46,7 +46,7 @@ def prepare() -> bytes:
 
 
 def verify_directly(pairs: list[tuple[str, str]]) -> list[float]:
-    """math-verify's own verdicts on (completion, ground truth), without a server."""
+    """Score pairs of completion and ground truth with math-verify, without a server."""
     found: list[float] = json.loads(execute(_INTERPRETER, "-c", _VERIFY, input=json.dumps(pairs).encode()))
     return found
 
@@ -69,7 +69,7 @@ def _make_classifier(folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():
-        file.chmod(0o644)  # a Pod's user is another one
+        file.chmod(0o644)  # Pods run as another user
 
 
 def _fetch_wheels() -> None:

@@ -1,0 +1,227 @@
+"""Failure scenarios on a real cluster: missing, full or wrong things appear in a condition, an Event and `kubectl
+rljob explain`, and the job resumes automatically once the cause is fixed.
+
+Nothing trains: see failure_scenarios/job.yaml. Each test has a separate namespace. `make e2e` runs the scenarios of an
+image, a shared RewardModel and `helm test`; `make e2e-faults` runs all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from failure_scenarios.scenario import RECOVERY_TIMEOUT_SECONDS, Scenario
+from harness import OPERATOR_NAMESPACE, Cluster, Manifest, execute, wait_for
+
+POOL = {"rljob.dev/pool": "reward"}
+BROKEN = "raise RuntimeError('the corpus of the reward is missing')\n"
+SOUND = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+TOLERATED = [{"key": "rljob.dev/pool", "operator": "Exists"}]
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
+    # kubectl finds the plugin kubectl-rljob on PATH.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    name = "rljob-e2e-" + re.sub(r"[^a-z]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
+    cluster.kubectl("create", "namespace", name)
+    yield Scenario(cluster, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def assert_explained(scenario: Scenario, warning: str, command: str, name: str = "job") -> None:
+    """`explain` shows the message of the warning once, and the command to run next."""
+    explanation = scenario.explain(name)
+    assert explanation["remedies"].count(warning) == 1, explanation
+    assert any(line.startswith(command) for line in explanation["next"]), explanation["next"]
+
+
+def test_missing_image(scenario: Scenario) -> None:
+    scenario.submit(rollout={"image": "registry.invalid/none:1"})
+    warning = scenario.wait_for_warning(
+        "ImagePull", ("registry.invalid/none:1", "spec.rollout.image", "imagePullSecrets")
+    )
+    assert_explained(scenario, warning, "kubectl edit rljob job")
+    scenario.kubectl(
+        "patch", "rljob", "job", "--type=merge", "-p", '{"spec":{"rollout":{"image":"rljob/reward:0.1.0"}}}'
+    )
+    scenario.wait_until_healthy(warning)
+
+
+@pytest.mark.each
+def test_node_pool_without_nodes(scenario: Scenario) -> None:
+    scenario.submit(rollout={"nodePool": {"nodeSelector": {"rljob.dev/e2e": "yes"}, "tolerations": TOLERATED}})
+    warning = scenario.wait_for_warning(
+        "Unschedulable",
+        ("spec.rollout.nodePool", "it requires nodes with rljob.dev/e2e=yes", "nodes are available"),
+    )
+    assert_explained(scenario, warning, "kubectl get nodes --show-labels")
+    selector = ",".join(f"{key}={value}" for key, value in POOL.items())
+    scenario.kubectl("label", "node", "-l", selector, "rljob.dev/e2e=yes")
+    try:
+        scenario.wait_until_healthy(warning)
+    finally:
+        scenario.kubectl("label", "node", "-l", selector, "rljob.dev/e2e-")
+
+
+@pytest.mark.each
+def test_claim_that_is_missing_and_then_unbound(scenario: Scenario) -> None:
+    scenario.submit(checkpoint={"persistentVolumeClaim": {"claimName": "runs"}})
+    field = "spec.checkpoint.persistentVolumeClaim.claimName"
+    missing = scenario.wait_for_warning("VolumeUnbound", ('persistentvolumeclaim "runs" not found', field))
+    assert_explained(scenario, missing, "kubectl get pvc")
+    assert (
+        "PersistentVolumeClaim runs does not exist; create it in the job's namespace" in scenario.explain()["remedies"]
+    )
+    claim, volume = build_claim(scenario.namespace)
+    scenario.apply(claim)
+    unbound = scenario.wait_for_warning("VolumeUnbound", ("unbound", "runs", field))
+    assert_explained(scenario, unbound, "kubectl describe pvc runs")
+    scenario.apply(volume)
+    try:
+        scenario.wait_until_healthy(unbound)
+    finally:
+        scenario.kubectl("delete", "pv", volume["metadata"]["name"], "--wait=false")
+
+
+def build_claim(namespace: str) -> tuple[Manifest, Manifest]:
+    """A claim, and the volume that the claim requests."""
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "runs"},
+        "spec": common | {"volumeName": namespace, "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": namespace},
+        "spec": common
+        | {
+            "capacity": {"storage": "1Gi"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": f"/tmp/{namespace}", "type": "DirectoryOrCreate"},
+        },
+    }
+    return claim, volume
+
+
+@pytest.mark.each
+def test_full_quota(scenario: Scenario) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team"},
+        "spec": {"hard": {"requests.memory": "512Mi"}},
+    }
+    scenario.apply(quota)
+    scenario.submit()  # the quota counts requests, and no Pod specifies any
+    unnamed = scenario.wait_for_warning(
+        "QuotaUnspecified", ("quota team requires requests.memory", "spec.rollout.resources")
+    )
+    assert_explained(scenario, unnamed, "kubectl edit rljob job")
+    small = {"resources": {"requests": {"memory": "32Mi"}}}
+    scenario.submit(
+        head=small, trainer=small, rollout={"resources": {"requests": {"memory": "1Gi"}}}, rewards=with_memory()
+    )
+    full = scenario.wait_for_warning(
+        "QuotaExceeded", ("exceeds quota team with requests.memory=1Gi", "ResourceQuota", "spec.rollout.resources")
+    )
+    assert_explained(scenario, full, "kubectl describe resourcequota")
+    quota["spec"] = {"hard": {"requests.memory": "4Gi"}}
+    scenario.apply(quota)
+    scenario.wait_until_healthy(full)
+
+
+def with_memory() -> list[Manifest]:
+    return [build_reward(function={"inline": SOUND}) | {"resources": {"requests": {"memory": "64Mi"}}}]
+
+
+def build_reward(**kind: Manifest) -> Manifest:
+    served = {"slots": 1, "nodePool": {"nodeSelector": POOL, "tolerations": TOLERATED}}
+    return {"name": "any"} | kind | (served if "function" in kind else {})
+
+
+def build_source(text: str) -> Manifest:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scoring"}, "data": {"score.py": text}}
+
+
+FROM_SOURCE = {"configMapKeyRef": {"name": "scoring", "key": "score.py"}}
+
+
+@pytest.mark.each
+def test_reward_function_that_raises_on_import(scenario: Scenario) -> None:
+    """The job fails and releases its nodes. A changed spec restarts it, or a retry after a changed ConfigMap."""
+    fragments = ("reward-any", "the corpus of the reward is missing", "fix spec.rewards[0].function")
+    scenario.submit(rewards=[build_reward(function={"inline": BROKEN})])
+    assert_failed(scenario, scenario.wait_for_warning("UserError", fragments, condition="Failed"))
+    scenario.apply(build_source(SOUND))
+    scenario.submit(rewards=[build_reward(function=FROM_SOURCE)])
+    scenario.wait_until_healthy()
+    scenario.apply(build_source(BROKEN))
+    scenario.kubectl("delete", "pod", "-l", "rljob.dev/role=reward")  # a new Pod reads the changed ConfigMap
+    assert_failed(scenario, scenario.wait_for_warning("UserError", fragments, condition="Failed"))
+    scenario.apply(build_source(SOUND))
+    scenario.rljob("retry", "job")
+    scenario.wait_until_healthy()
+
+
+def assert_failed(scenario: Scenario, warning: str) -> None:
+    explanation = scenario.explain()
+    assert warning in explanation["why"]
+    assert explanation["next"][-1] == f"kubectl rljob retry job -n {scenario.namespace}"
+    wait_for("released nodes", lambda: not scenario.pods(), RECOVERY_TIMEOUT_SECONDS)
+
+
+def build_model(**spec: object) -> Manifest:
+    pool = {"nodeSelector": POOL, "tolerations": TOLERATED}
+    fields = {"slots": 1, "nodePool": pool, "function": {"inline": SOUND}} | spec
+    kind = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel"}
+    return kind | {"metadata": {"name": "style"}, "spec": fields}
+
+
+def test_reward_model_in_use_is_shared_scaled_deleted_and_recreated(scenario: Scenario) -> None:
+    scenario.apply(build_model())
+    for name in ("one", "two"):
+        scenario.submit(name, rewards=[build_reward(rewardModelRef={"name": "style"})])
+    for name in ("one", "two"):
+        scenario.wait_until_healthy(name=name)
+    assert re.search(r"NAME +READY +REPLICAS +P95 +AGE\nstyle +True +1 ", scenario.kubectl("get", "rewardmodel"))
+    scenario.kubectl("scale", "rewardmodel", "style", "--replicas=2")
+    wait_for(
+        "two Pods",
+        lambda: scenario.get("rewardmodel", "style")["status"].get("readyReplicas") == 2,
+        RECOVERY_TIMEOUT_SECONDS,
+    )
+    scenario.kubectl("delete", "rewardmodel", "style")
+    for name in ("one", "two"):
+        fragments = ("RewardModel style does not exist; create it", "spec.rewards[0].rewardModelRef")
+        warning = scenario.wait_for_warning("RewardModelMissing", fragments, name=name)
+        assert_explained(scenario, warning, "kubectl get rewardmodels", name)
+    scenario.apply(build_model())
+    for name in ("one", "two"):
+        scenario.wait_until_healthy(warning, name)
+
+
+@pytest.mark.each
+def test_function_of_a_reward_model_that_raises_on_import(scenario: Scenario) -> None:
+    scenario.apply(build_source(BROKEN), build_model(function=FROM_SOURCE))
+    scenario.submit(rewards=[build_reward(rewardModelRef={"name": "style"})])
+    fragments = ("the corpus of the reward is missing", "spec.function")
+    scenario.wait_for_warning("FunctionFailed", fragments, name="style", condition="Ready", kind="RewardModel")
+    warning = scenario.wait_for_warning("RewardModelNotReady", ("RewardModel style is not ready (FunctionFailed)",))
+    assert_explained(scenario, warning, "kubectl describe rewardmodels")
+    scenario.apply(build_source(SOUND))
+    scenario.wait_until_healthy(warning)
+    assert scenario.condition("Ready", "style", "rewardmodel")["status"] == "True"
+
+
+def test_helm_test_passes(cluster: Cluster) -> None:
+    output = execute(*cluster.helm_command, "test", "rljob", "-n", OPERATOR_NAMESPACE, "--timeout", "5m").decode()
+    assert re.search(r"Phase: +Succeeded", output), "helm also succeeds if it runs no test"

@@ -15,7 +15,7 @@ import yaml
 
 from rljob_api import API_VERSION
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import (
     LABEL_JOB,
     LABEL_MANAGED_BY,
@@ -24,10 +24,7 @@ from rljob_api.wire.contract import (
     LABEL_ROLE,
     MANAGED_BY,
 )
-from rljob_operator.backend import Manifest
-
-Owner = RLJob | RewardModel
-"""What children can belong to."""
+from rljob_operator.backend import Manifest, Owner
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""

@@ -18,7 +18,7 @@ from rljob_operator.children.reward import RewardService
 
 def build_job_config(job: RLJob) -> Manifest:
     """ConfigMap NAME-config. Of the metadata only what identifies the job: the rest changes with every write."""
-    spec = job.spec.model_copy(update={"rewards": [_as_read(reward) for reward in job.spec.rewards]})
+    spec = job.spec.model_copy(update={"rewards": [_mask_autoscaled_replicas(reward) for reward in job.spec.rewards]})
     document = {
         "apiVersion": job.api_version,
         "kind": job.kind,
@@ -35,7 +35,7 @@ def build_job_config(job: RLJob) -> Manifest:
 
 def build_reward_config(service: RewardService) -> Manifest:
     """ConfigMap of a reward's name. A source from the user's own ConfigMap is mounted from there instead."""
-    data = {FILE_REWARD: to_yaml(_as_read(service.reward).to_manifest())}
+    data = {FILE_REWARD: to_yaml(_mask_autoscaled_replicas(service.reward).to_manifest())}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
     return {
@@ -46,7 +46,7 @@ def build_reward_config(service: RewardService) -> Manifest:
     }
 
 
-def _as_read(reward: Reward) -> Reward:
+def _mask_autoscaled_replicas(reward: Reward) -> Reward:
     """Without the number of the moment, which no program reads: an autoscaler's decision changes no file."""
     return reward.model_copy(update={"replicas": 1}) if reward.autoscaling else reward
 

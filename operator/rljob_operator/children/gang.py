@@ -42,11 +42,11 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 def count_wanted_pods(job: RLJob) -> int:
     """Pods of the whole job. Rewards that others serve have none, and of autoscaled ones the fewest count."""
     spec = job.spec
-    of_rewards = sum(_least_replicas(reward) for reward in spec.rewards if reward.is_served)
+    of_rewards = sum(_min_replicas(reward) for reward in spec.rewards if reward.is_served)
     return 1 + spec.trainer.replicas + spec.rollout.replicas + of_rewards
 
 
-def _least_replicas(reward: Reward) -> int:
+def _min_replicas(reward: Reward) -> int:
     return reward.autoscaling.min_replicas if reward.autoscaling else reward.replicas
 
 

@@ -52,13 +52,13 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
             job,
             child_name(job, HEAD),
             build_selector(job, HEAD),
-            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_DRIVER), _from(_watchers(), PORT_DRIVER)],
+            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_DRIVER), _from(_driver_clients(), PORT_DRIVER)],
             egress=[
                 {"to": [head, trainer]},
                 _to([rollout], PORT_ROLLOUT),
                 _to(rewards, PORT_REWARD),
                 _DNS,
-                *_outside(_head_ports(job)),
+                *_egress_anywhere(_head_ports(job)),
             ],
         ),
         _build_policy(
@@ -66,18 +66,18 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
             child_name(job, TRAINER),
             build_selector(job, TRAINER),
             ingress=[{"from": [head, trainer]}, _from([rollout], PORT_WEIGHTS)],
-            egress=[{"to": [head, trainer]}, _DNS, *_outside(_model_ports(job, spec.trainer))],
+            egress=[{"to": [head, trainer]}, _DNS, *_egress_anywhere(_model_ports(job, spec.trainer))],
         ),
         _build_policy(
             job,
             child_name(job, ROLLOUT),
             build_selector(job, ROLLOUT),
-            ingress=[_from([head], PORT_ROLLOUT), _from(_monitors(), PORT_ROLLOUT)],
+            ingress=[_from([head], PORT_ROLLOUT), _from(_monitoring_peers(), PORT_ROLLOUT)],
             egress=[
                 _to([head], PORT_DRIVER),
                 _to([trainer], PORT_WEIGHTS),
                 _DNS,
-                *_outside(_model_ports(job, spec.rollout)),
+                *_egress_anywhere(_model_ports(job, spec.rollout)),
             ],
         ),
     ]
@@ -90,7 +90,7 @@ def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
         service.owner,
         service.name,
         service.selector,
-        ingress=[_from([head], PORT_REWARD), _from(_monitors(), PORT_REWARD)],
+        ingress=[_from([head], PORT_REWARD), _from(_monitoring_peers(), PORT_REWARD)],
         egress=_build_reward_egress(service.reward),
     )
 
@@ -104,7 +104,7 @@ def _build_reward_egress(reward: Reward) -> list[Manifest]:
     if function and function.requirements:
         ports.add(_HTTPS_PORT)
     ports |= _scorer_ports(reward)
-    return [_DNS, *_outside(ports)] if ports else []
+    return [_DNS, *_egress_anywhere(ports)] if ports else []
 
 
 def _scorer_ports(reward: Reward) -> set[int]:
@@ -138,17 +138,17 @@ def _to(peers: list[Manifest], port: int) -> Manifest:
     return {"to": peers, "ports": [{"protocol": "TCP", "port": port}]}
 
 
-def _monitors() -> list[Manifest]:
+def _monitoring_peers() -> list[Manifest]:
     return [{"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}]
 
 
-def _watchers() -> list[Manifest]:
+def _driver_clients() -> list[Manifest]:
     """Who may ask the driver: the operator, wherever it runs, and monitoring."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
-    return [operator, *_monitors()]
+    return [operator, *_monitoring_peers()]
 
 
-def _outside(ports: set[int]) -> list[Manifest]:
+def _egress_anywhere(ports: set[int]) -> list[Manifest]:
     """Egress to anywhere on some ports: a NetworkPolicy cannot name hosts."""
     return [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}] if ports else []
 

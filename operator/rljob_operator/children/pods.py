@@ -288,7 +288,7 @@ def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) ->
     return volumes
 
 
-def build_probes(port_name: str, startup_seconds: int, num_unready_answers: int = 2) -> Manifest:
+def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 2) -> Manifest:
     """Readiness asks the program. Liveness asks only for the port: a rollout with old weights, or a reward
     server with a full queue, is unready but alive, and killing it would make things worse."""
     period_seconds = 5
@@ -299,7 +299,7 @@ def build_probes(port_name: str, startup_seconds: int, num_unready_answers: int 
             "failureThreshold": startup_seconds // period_seconds,
         },
         "livenessProbe": {"tcpSocket": {"port": port_name}, "periodSeconds": 10, "failureThreshold": 6},
-        "readinessProbe": build_readiness(port_name) | {"failureThreshold": num_unready_answers},
+        "readinessProbe": build_readiness(port_name) | {"failureThreshold": failure_threshold},
     }
 
 

@@ -45,7 +45,7 @@ _STARTUP_SECONDS = 600
 """A function may load a model when it is imported."""
 _DRAIN_SECONDS = 10
 """For the answers to leave after the last execution has ended."""
-_LEAVE_SECONDS = 5
+_PRE_STOP_SECONDS = 5
 """A server that goes is out of the Service at once; so long the driver may still send it requests."""
 _MAX_SURGE = "25%"
 """Rounded up: one Pod at least."""
@@ -109,7 +109,7 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
     """Service and Deployment. Raises UserError for a template that cannot be merged."""
     owner, name, selector = service.owner, service.name, service.selector
     template = pods.build_pod_template(owner, _build_parts(service, token, defaults))
-    _tell_images(template)
+    _add_images_env(template)
     return [
         build_headless_service(owner, name, selector, _PORTS, publish_not_ready=False),
         {
@@ -118,7 +118,7 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
             "metadata": build_metadata(owner, name, selector),
             "spec": {
                 "replicas": service.reward.replicas,
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": _build_rolling(owner)},
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": _build_update_strategy(owner)},
                 "selector": {"matchLabels": selector},
                 "template": template,
             },
@@ -126,7 +126,7 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
     ]
 
 
-def _build_rolling(owner: Owner) -> Manifest:
+def _build_update_strategy(owner: Owner) -> Manifest:
     """No capacity is lost: an old Pod goes when a new one is ready. Kueue fixes how many Pods a group has, and would
     remove the one that comes first."""
     if isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue":
@@ -134,7 +134,7 @@ def _build_rolling(owner: Owner) -> Manifest:
     return {"maxSurge": _MAX_SURGE, "maxUnavailable": 0}
 
 
-def _tell_images(template: Manifest) -> None:
+def _add_images_env(template: Manifest) -> None:
     """To the server, which makes them a part of its version. Read from the merged template: it may name others, or
     take away what is asked for here, which the API server then refuses."""
     spec = template["spec"]
@@ -169,8 +169,8 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
             *reward_vllm.build_server_volumes(reward),
         ],
         sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image),
-        grace_seconds=_LEAVE_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
-        drain_seconds=_LEAVE_SECONDS,
+        grace_seconds=_PRE_STOP_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
+        drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
     )
 

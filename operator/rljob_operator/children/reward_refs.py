@@ -13,7 +13,7 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.wire.contract import ENV_REWARD_TOKENS
-from rljob_operator.backend import ChildKey, Manifest, Observed, key_of
+from rljob_operator.backend import ChildKey, Manifest, ObservedState, key_of
 from rljob_operator.children import common
 from rljob_operator.children.common import HEAD, WORKLOAD_KINDS
 from rljob_operator.children.pods import TOKEN_KEY
@@ -24,13 +24,15 @@ def child_name(name: str) -> str:
     return f"{name}-rewardmodel"
 
 
-def missing_reward_models(job: RLJob, observed: Observed) -> list[str]:
+def missing_reward_models(job: RLJob, observed: ObservedState) -> list[str]:
     """Names of the RewardModels that the job refers to and that do not exist, each once."""
     names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
     return sorted(names - set(observed.reward_models))
 
 
-def find_held(job: RLJob, observed: Observed, wanted: Iterable[Manifest], head_exists: bool) -> frozenset[ChildKey]:
+def find_frozen_children(
+    job: RLJob, observed: ObservedState, wanted: Iterable[Manifest], head_exists: bool
+) -> frozenset[ChildKey]:
     """Children that stay as they are while a RewardModel is missing. Without a head no Pod is made, since none could
     work. A running one, and what it reads, is left alone: nothing is lost when the model comes back."""
     if not missing_reward_models(job, observed):

@@ -23,11 +23,11 @@ from rljob_operator.defaults import Defaults
 _PORTS = {"http": PORT_ROLLOUT}
 _STARTUP_SECONDS = 600
 """vLLM loads and compiles before it opens its port."""
-_NUM_UNREADY_ANSWERS = 6
+_FAILURE_THRESHOLD = 6
 """Each update makes a replica stale for a moment, and two probes in a row may meet two such moments. Nobody is served
 by a replica that is behind for longer: the driver asks each for its version before it uses it."""
 _GRACE_SECONDS = 60
-_LEAVE_SECONDS = 10
+_PRE_STOP_SECONDS = 10
 """A replica that goes is out of the Service at once; so long the driver may still send it requests."""
 _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
@@ -72,13 +72,13 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         },
         ports=_PORTS,
         env=pods.build_job_env(job, run_dir=False),
-        probes=pods.build_probes("http", _STARTUP_SECONDS, _NUM_UNREADY_ANSWERS),
+        probes=pods.build_probes("http", _STARTUP_SECONDS, _FAILURE_THRESHOLD),
         volumes=[
             pods.build_job_volume(job),
             pods.build_shm_volume(),
             *pods.build_claim_volumes([job.spec.model.source]),
         ],
-        grace_seconds=_GRACE_SECONDS + _LEAVE_SECONDS,
-        drain_seconds=_LEAVE_SECONDS,
+        grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
+        drain_seconds=_PRE_STOP_SECONDS,
         gpus=rollout.gpus_per_replica,
     )

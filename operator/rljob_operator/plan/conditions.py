@@ -1,6 +1,6 @@
-"""Conditions: the truth about a job, and the words, the phase and the events that are derived from them.
+"""Conditions of jobs and RewardModels, and the phase and the events of a job that follow from them.
 
-Invariant: lastTransitionTime moves only when status does, so that equal worlds give equal statuses and no write.
+Invariant: lastTransitionTime changes only with status. So equal observations give an equal status, and no write.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
+from rljob_api.manifest.reward import RewardModelStatus
 from rljob_api.manifest.status import Condition, RLJobStatus
 from rljob_operator.backend import Event
 
@@ -22,13 +23,13 @@ POOLS_ISOLATED = "PoolsIsolated"
 NAME_CONFLICT = "NameConflict"
 REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
-"""Always there."""
+"""Conditions that every job has."""
 OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, NAME_CONFLICT)
-"""There once there is something to say of them. The last is where with_conflicts puts it."""
+"""Conditions that a job has once they apply. NameConflict is last because set_name_conflict appends it."""
 
 REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
-"""The one failure that a change of the spec undoes."""
+"""The only failure from which a changed spec recovers."""
 
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 _PHASES: tuple[tuple[str, Phase], ...] = (
@@ -40,66 +41,75 @@ _PHASES: tuple[tuple[str, Phase], ...] = (
     (RUNNING, "Running"),
 )
 MAX_MESSAGE_LENGTH = 2000
-_BAD_NEWS = {FAILED, RESTARTING, NAME_CONFLICT}
-_NO_NEWS = {POOLS_ISOLATED}
+_WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
+
+Reasons = dict[str, tuple[str, str]]
+"""Condition type -> (reason, message)."""
 
 
-def find(status: RLJobStatus, type_: str) -> Condition | None:
+def find(status: RLJobStatus | RewardModelStatus, type_: str) -> Condition | None:
     return next((condition for condition in status.conditions if condition.type == type_), None)
 
 
-def is_true(status: RLJobStatus, type_: str) -> bool:
+def is_true(status: RLJobStatus | RewardModelStatus, type_: str) -> bool:
     condition = find(status, type_)
     return condition is not None and condition.status == "True"
 
 
 def is_finished(status: RLJobStatus) -> bool:
-    """Whether the job has ended for good."""
+    """Whether the job has ended permanently."""
     failed = find(status, FAILED)
-    for_good = failed is not None and failed.status == "True" and failed.reason != REASON_INVALID_SPEC
-    return for_good or is_true(status, SUCCEEDED)
+    is_permanent = failed is not None and failed.status == "True" and failed.reason != REASON_INVALID_SPEC
+    return is_permanent or is_true(status, SUCCEEDED)
+
+
+def build_condition(
+    old: RLJobStatus | RewardModelStatus,
+    type_: str,
+    holds: bool,
+    reason: str,
+    message: str,
+    *,
+    generation: int,
+    now: datetime,
+) -> Condition:
+    """The condition now. It keeps the transition time of `old` while its status stays the same."""
+    before = find(old, type_)
+    status: Literal["True", "False"] = "True" if holds else "False"
+    is_transition = before is None or before.status != status
+    return Condition(
+        type=type_,
+        status=status,
+        reason=reason,
+        message=message[:MAX_MESSAGE_LENGTH],
+        last_transition_time=now.replace(microsecond=0) if is_transition else before.last_transition_time,
+        observed_generation=generation,
+    )
 
 
 def build_conditions(
-    old: RLJobStatus,
-    true: dict[str, tuple[str, str]],
-    why_not: dict[str, tuple[str, str]],
-    generation: int,
-    now: datetime,
+    old: RLJobStatus, true: Reasons, false_reasons: Reasons, generation: int, now: datetime
 ) -> list[Condition]:
-    """All conditions, in a fixed order. `true` gives reason and message of those that hold, `why_not` of others
-    about which there is more to say than that they do not."""
+    """All conditions of a job, in a fixed order. `true` has those that hold, `false_reasons` explains others."""
     conditions = []
     for type_ in TYPES + OPTIONAL_TYPES:
-        if type_ in OPTIONAL_TYPES and type_ not in true and type_ not in why_not:
-            kept = find(old, type_) if type_ == NAME_CONFLICT else None  # with_conflicts alone speaks of it
-            conditions += [kept.model_copy(update={"observed_generation": generation})] if kept else []
-            continue
-        holds = type_ in true
-        reason, message = true.get(type_) or why_not.get(type_) or (f"Not{type_}", "")
-        before = find(old, type_)
-        status: Literal["True", "False"] = "True" if holds else "False"
-        unchanged = before is not None and before.status == status
-        conditions.append(
-            Condition(
-                type=type_,
-                status=status,
-                reason=reason,
-                message=message[:MAX_MESSAGE_LENGTH],
-                last_transition_time=before.last_transition_time if before and unchanged else now,
-                observed_generation=generation,
+        if type_ in TYPES or type_ in true or type_ in false_reasons:
+            reason, message = true.get(type_) or false_reasons.get(type_) or (f"Not{type_}", "")
+            conditions.append(
+                build_condition(old, type_, type_ in true, reason, message, generation=generation, now=now)
             )
-        )
+        elif type_ == NAME_CONFLICT and (kept := find(old, type_)):  # only set_name_conflict changes it
+            conditions.append(kept.model_copy(update={"observed_generation": generation}))
     return conditions
 
 
 def describe_wait(waits: Iterable[str], causes: Sequence[str]) -> str:
-    """What is waited for and why, as a condition says it. When that is too long the causes stay: one that no condition
-    names is taken for news at each look."""
-    told, waiting = "; ".join(causes), "; ".join(filter(None, waits))
-    room = max(0, MAX_MESSAGE_LENGTH - len(told) - len("; "))
+    """The message of a condition that waits: what for, and why. It is shortened in front of the causes. A cause that no
+    condition contains would emit its event in every reconcile."""
+    known, waiting = "; ".join(causes), "; ".join(filter(None, waits))
+    room = max(0, MAX_MESSAGE_LENGTH - len(known) - len("; "))
     cut = waiting if len(waiting) <= room else waiting[: max(0, room - 1)] + "…"
-    return "; ".join(filter(None, [cut, told]))
+    return "; ".join(filter(None, [cut, known]))
 
 
 def derive_phase(conditions: list[Condition]) -> Phase:
@@ -107,48 +117,37 @@ def derive_phase(conditions: list[Condition]) -> Phase:
     return next((phase for type_, phase in _PHASES if type_ in held), "Pending")
 
 
-def with_conflicts(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:
-    """The status that also says which names are taken. For reconcile, after it has applied a plan: `status` is
-    `plan.status`, `conflicts` are the children ("Service gsm8k-head") whose apply raised ForeignObjectError; call it
-    with an empty list too, which takes the condition back. All other conditions stay. Events of the result:
-    `plan.events + conflict_events(job.status, result)`."""
-    before = find(status, NAME_CONFLICT)
-    if not conflicts and (before is None or before.status == "False"):
+def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:
+    """The status with the condition NameConflict, for the caller that has applied a plan.
+
+    `status` is `plan.status`. `conflicts` are the children ("Service gsm8k-head") whose apply raised
+    ForeignObjectError; an empty list resets the condition. The events of the result are
+    `plan.events + conflict_events(job.status, result)`.
+    """
+    if not conflicts and not is_true(status, NAME_CONFLICT):
         return status
-    holds: Literal["True", "False"] = "True" if conflicts else "False"
-    names = ", ".join(sorted(conflicts))
-    message = f"{names}: an object of that name exists and is not this job's; delete it, or rename the job"
-    condition = Condition(
-        type=NAME_CONFLICT,
-        status=holds,
-        reason=REASON_FOREIGN_OBJECT if conflicts else "NoConflict",
-        message=message[:MAX_MESSAGE_LENGTH] if conflicts else "",
-        last_transition_time=before.last_transition_time
-        if before and before.status == holds
-        else now.replace(microsecond=0),
-        observed_generation=status.observed_generation,
+    reason, message = "NoConflict", ""
+    if conflicts:
+        names = ", ".join(sorted(conflicts))
+        reason = REASON_FOREIGN_OBJECT
+        message = f"{names}: an object of that name exists and is not this job's; delete it, or rename the job"
+    condition = build_condition(
+        status, NAME_CONFLICT, bool(conflicts), reason, message, generation=status.observed_generation, now=now
     )
     others = [other for other in status.conditions if other.type != NAME_CONFLICT]
     return status.model_copy(update={"conditions": [*others, condition]})
 
 
-def _is_news(before: Condition | None, condition: Condition) -> bool:
-    """One that has come true; a failure for another cause, too."""
-    if before is None or before.status != "True":
-        return True
-    return condition.type == FAILED and (before.reason, before.message) != (condition.reason, condition.message)
-
-
-def find_news(
+def find_new_causes(
     old: Sequence[Condition], new: Sequence[Condition], causes: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Causes that the conditions name now and did not before. What they do not name would be news for ever."""
+    """Causes (reason, message) that the new conditions contain and the old ones do not."""
     before, now = ("\n".join(condition.message for condition in conditions) for conditions in (old, new))
-    return [(reason, words) for reason, words in causes if words in now and words not in before]
+    return [(reason, message) for reason, message in causes if message in now and message not in before]
 
 
 def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
-    """The event of a name conflict that has just come up."""
+    """The event of a new name conflict."""
     condition = find(new, NAME_CONFLICT)
     if condition is None or condition.status != "True" or is_true(old, NAME_CONFLICT):
         return ()
@@ -156,7 +155,7 @@ def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
 
 
 def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
-    """Of a failed job that begins anew, because it was told to or because its spec was changed."""
+    """Events of a failed job that starts again, because of a retry or a changed spec."""
     why = "retried" if new.retried != old.retried else "its spec was changed"
     return (
         Event("Normal", "Retried", f"{why}: starts again from its last checkpoint; restarts count from zero"),
@@ -165,23 +164,13 @@ def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]
 
 
 def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
-    """One event for each condition that has come true, or failure with another cause, for each role that restarted,
-    and for each cause (reason and words) of waiting that the conditions name now and did not before."""
-    events: list[Event] = []
-    events.extend(Event("Warning", *cause) for cause in find_news(old.conditions, new.conditions, causes))
-    isolated = find(new, POOLS_ISOLATED)
-    was = find(old, POOLS_ISOLATED)
-    if isolated and isolated.status == "False" and (was is None or was.status != "False"):
-        events.append(Event("Warning", isolated.reason, isolated.message))
-    for condition in new.conditions:
-        if condition.type in _NO_NEWS:
-            continue
-        if condition.status == "True" and _is_news(find(old, condition.type), condition):
-            kind: Literal["Normal", "Warning"] = "Warning" if condition.type in _BAD_NEWS else "Normal"
-            events.append(Event(kind, condition.reason, condition.message))
-    mixed = find(new, REWARD_VERSIONS_MIXED)
-    if mixed and mixed.status == "False" and is_true(old, REWARD_VERSIONS_MIXED):
-        events.append(Event("Normal", mixed.reason, mixed.message))
+    """One event per new cause of waiting, per transition of a condition, and per role that restarted."""
+    events = [Event("Warning", *cause) for cause in find_new_causes(old.conditions, new.conditions, causes)]
+    events += [
+        Event(type_, condition.reason, condition.message)
+        for condition in new.conditions
+        if (type_ := _event_type(find(old, condition.type), condition))
+    ]
     before = {role.name: role.restarts for role in old.roles}
     events.extend(
         Event("Warning", "RoleRestarted", f"{role.name} restarted; {role.restarts} restarts so far")
@@ -189,3 +178,19 @@ def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str
         if role.restarts > before.get(role.name, 0)
     )
     return tuple(events)
+
+
+def _event_type(before: Condition | None, condition: Condition) -> Literal["Normal", "Warning"] | None:
+    """The type of a transition's event; None: no event. A failure that changes its reason is a transition, too."""
+    was, holds = before.status if before else None, condition.status == "True"
+    if condition.type == POOLS_ISOLATED:
+        return "Warning" if not holds and was != "False" else None
+    if condition.type == REWARD_VERSIONS_MIXED and not holds:
+        return "Normal" if was == "True" else None
+    if not holds or (before is not None and was == "True" and not _is_other_failure(before, condition)):
+        return None
+    return "Warning" if condition.type in _WARNING_TYPES else "Normal"
+
+
+def _is_other_failure(before: Condition, condition: Condition) -> bool:
+    return condition.type == FAILED and (before.reason, before.message) != (condition.reason, condition.message)

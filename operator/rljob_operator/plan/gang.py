@@ -1,7 +1,7 @@
-"""Whether all Pods of a job exist and have nodes, and what follows when they do not in time. Pure.
+"""The gang of a job: whether all its Pods exist and have nodes, and what to do if not in time. Pure.
 
-Owns the states of a gang: held (some Pods are missing), released (all exist), whole (all have nodes), resting (it
-gave its nodes back). Invariant: a job that has been whole and Running never goes back; its new Pods start at once.
+A gang is incomplete (Pods are missing), released (all exist), placed (all have nodes), or backing off (it released its
+nodes). Invariant: a job that has been Running never returns to an earlier state; its replacement Pods start at once.
 """
 
 from __future__ import annotations
@@ -13,86 +13,87 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.gang import GATE_KUEUE
-from rljob_operator.plan.observed_job import World, name_of
+from rljob_operator.plan.observed_job import ObservedJob, name_of
 
 TIMED_OUT = "TimedOut"
-_MIN_REST_SECONDS = 30.0
+_MIN_BACKOFF_SECONDS = 30.0
 _ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
-class Gang:
-    """What the gang asks of this look."""
+class GangState:
+    """What the gang requires from this reconcile."""
 
     ungate: tuple[str, ...] = ()
-    """Pods whose gate goes."""
-    resting: bool = False
-    """No workload may be there: the nodes were given back."""
+    """Pods whose scheduling gate to remove."""
+    is_backing_off: bool = False
+    """The nodes were released: no workload may exist."""
     queued: tuple[str, str] | None = None
-    """Reason and message of the condition Queued; None: it does not hold."""
+    """Reason and message of the condition Queued; None: it is False."""
     queued_since: datetime | None = None
     not_before: datetime | None = None
 
-    def next_look(self, job: RLJob) -> datetime | None:
-        """When the time alone changes something."""
+    def next_deadline(self, job: RLJob) -> datetime | None:
+        """When the passage of time alone changes the state."""
         if self.not_before:
             return self.not_before
         timeout = timedelta(seconds=job.spec.scheduling.timeout_seconds)
         return self.queued_since + timeout if self.queued_since else None
 
 
-def rest_seconds(job: RLJob) -> float:
-    """How long a job that gave its nodes back leaves them to others: half its time-out, at least 30 s."""
-    return max(_MIN_REST_SECONDS, job.spec.scheduling.timeout_seconds / 2)
+def gang_backoff_seconds(job: RLJob) -> float:
+    """How long a job leaves its released nodes to others: half its timeout, at least 30 s."""
+    return max(_MIN_BACKOFF_SECONDS, job.spec.scheduling.timeout_seconds / 2)
 
 
-def judge_gang(job: RLJob, world: World, was_up: bool, now: datetime) -> Gang:
-    """The state of the gang now. `was_up`: the job has been Running since its workloads were made."""
-    gated = tuple(sorted(name_of(pod) for role in world.roles for pod in role.pods if is_gated(pod)))
+def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) -> GangState:
+    """The state now. `has_been_running`: the job has been Running since its workloads were created."""
+    job = observed.job
+    gated = tuple(sorted(name_of(pod) for role in observed.roles for pod in role.pods if is_gated(pod)))
     scheduling, status = job.spec.scheduling, job.status
-    if scheduling.gang == "none" or was_up:
-        return Gang(ungate=gated)
-    longest = now + timedelta(seconds=rest_seconds(job))  # what is later was said by a clock that was ahead
-    if status.not_before and now < status.not_before <= longest:
-        return _rest(job, status.not_before)
-    wanted, exist, placed = count_pods(world)
-    ungate = gated if scheduling.gang != "gates" or exist == wanted else ()
-    if placed == wanted:
-        return Gang(ungate=ungate)
-    if exist == wanted and _waits_for_kueue(world):
-        # Its place in the queue would be lost with the Pods, so this wait counts towards no time-out.
+    if scheduling.gang == "none" or has_been_running:
+        return GangState(ungate=gated)
+    end = now + timedelta(seconds=gang_backoff_seconds(job))
+    if status.not_before and now < status.not_before <= end:  # a later time was written by a clock that was ahead
+        return _back_off(job, status.not_before)
+    desired, exist, placed = count_pods(observed)
+    ungate = gated if scheduling.gang != "gates" or exist == desired else ()
+    if placed == desired:
+        return GangState(ungate=ungate)
+    if exist == desired and _waits_for_kueue(observed):
+        # Without its Pods the job would lose its place in the queue, so this wait does not count towards the timeout.
         message = f"queue {scheduling.queue} has not admitted the job; see its Kueue Workload {job.metadata.name}"
-        return Gang(ungate, queued=("WaitingForQuota", message))
+        return GangState(ungate, queued=("WaitingForQuota", message))
     since = min(status.queued_since or now, now)
     if now >= since + timedelta(seconds=scheduling.timeout_seconds):
-        return _rest(job, longest)
-    if exist < wanted:
-        return Gang(ungate, queued=("WaitingForPods", f"{exist} of {wanted} Pods exist"), queued_since=since)
-    return Gang(ungate, queued=("WaitingForNodes", f"{placed} of {wanted} Pods have a node"), queued_since=since)
+        return _back_off(job, end)
+    if exist < desired:
+        return GangState(ungate, queued=("WaitingForPods", f"{exist} of {desired} Pods exist"), queued_since=since)
+    return GangState(ungate, queued=("WaitingForNodes", f"{placed} of {desired} Pods have a node"), queued_since=since)
 
 
-def _rest(job: RLJob, until: datetime) -> Gang:
+def _back_off(job: RLJob, until: datetime) -> GangState:
     seconds = job.spec.scheduling.timeout_seconds
     message = (
-        f"not all Pods had a node within spec.scheduling.timeoutSeconds ({seconds} s); the nodes were given back, "
-        f"next try at {until:%Y-%m-%dT%H:%M:%SZ}"
+        f"not all Pods had a node within spec.scheduling.timeoutSeconds ({seconds} s); the nodes were released; "
+        f"next attempt at {until:%Y-%m-%dT%H:%M:%SZ}"
     )
-    return Gang(resting=True, queued=(TIMED_OUT, message), not_before=until)
+    return GangState(is_backing_off=True, queued=(TIMED_OUT, message), not_before=until)
 
 
-def count_pods(world: World) -> tuple[int, int, int]:
-    """Pods wanted, that exist, and that have a node. Of each role no more than are wanted."""
-    wanted = exist = placed = 0
-    for role in world.roles:
+def count_pods(observed: ObservedJob) -> tuple[int, int, int]:
+    """Pods that are desired, that exist, and that have a node. No role counts more than its desired number."""
+    desired = exist = placed = 0
+    for role in observed.roles:
         alive = [pod for pod in role.pods if pod.get("status", {}).get("phase") not in _ENDED]
-        wanted += role.desired
+        desired += role.desired
         exist += min(role.desired, len(alive))
         placed += min(role.desired, sum(map(has_node, alive)))
-    return wanted, exist, placed
+    return desired, exist, placed
 
 
 def has_node(pod: Manifest) -> bool:
-    """Whether a Pod has found its place; `rljob run` has processes, which run without any node."""
+    """Whether a Pod is placed. The processes of `rljob run` are running without a node."""
     return bool(pod.get("spec", {}).get("nodeName")) or pod.get("status", {}).get("phase") == "Running"
 
 
@@ -100,5 +101,5 @@ def is_gated(pod: Manifest, gate: str = SCHEDULING_GATE) -> bool:
     return any(found.get("name") == gate for found in pod.get("spec", {}).get("schedulingGates") or [])
 
 
-def _waits_for_kueue(world: World) -> bool:
-    return any(is_gated(pod, GATE_KUEUE) for role in world.roles for pod in role.pods)
+def _waits_for_kueue(observed: ObservedJob) -> bool:
+    return any(is_gated(pod, GATE_KUEUE) for role in observed.roles for pod in role.pods)

@@ -1,7 +1,7 @@
-"""What was observed, seen role by role: which children are really ours, which Pods are ready, restarted or stuck.
+"""What was observed of a job, role by role: its own children, and which Pods are ready, restarted or stuck.
 
-Reads Kubernetes' statuses and decides nothing. Invariants: objects of an earlier job of the same name never count;
-only what names such a job as its controller is called stale, anything else of that name is somebody's own.
+Interprets Kubernetes statuses and decides nothing. Invariants: objects of an earlier job with the same name never
+count. A child is stale only if such a job is its controller; other objects with that name belong to another owner.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY, ExitCode
-from rljob_operator.backend import ChildKey, Manifest, Observed
-from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, Owner, child_name
+from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
+from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
 
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
-_MAX_SAID_LENGTH = 1000
+_MAX_ERROR_LENGTH = 1000
 _MAX_SHORT_LINES = 5
 _ERROR_PREFIX = "error: "
-"""How our programs begin the last thing that they print when they give up."""
+"""Starts the last line that RLJob's programs print when they give up."""
 
 
 @dataclass(frozen=True)
 class RoleView:
-    """One role: what the spec wants and the Pods that are there."""
+    """One role: its spec and its Pods."""
 
     name: str
     """head, trainer, rollout, or reward-NAME."""
@@ -43,62 +43,67 @@ class RoleView:
 
     @property
     def needed(self) -> int:
-        """Ready Pods without which the job cannot go on: the group whole, of a fleet one. Of a reward that may have
-        none, none: its samples wait."""
+        """Ready Pods that the job needs to continue: all of the head and the trainers, one of the others. None of a
+        reward that may scale to zero: its samples wait."""
         if isinstance(self.spec, Reward) and self.spec.autoscaling:
             return min(1, self.spec.autoscaling.min_replicas)
         return self.desired if self.kind in (HEAD, TRAINER) else min(1, self.desired)
 
     @property
     def container_restarts(self) -> int:
-        """Replicas fail alone, so their restarts add up. Trainers fail together: when the head goes, each of them
-        rejoins, and that is one restart of the group."""
+        """Replicas fail independently, so their restarts add up. Trainers all rejoin after the head was replaced, which
+        is one restart of the group."""
         counts = [count_restarts(pod) for pod in self.pods]
         return max(counts, default=0) if self.kind == TRAINER else sum(counts)
 
 
 @dataclass(frozen=True)
-class World:
-    """The observed world of one incarnation of a job."""
+class ObservedJob:
+    """What was observed of one incarnation of a job."""
 
+    job: RLJob
+    """With the replicas that autoscaling has decided."""
+    state: ObservedState
     children: dict[ChildKey, Manifest]
-    """Ours, those under deletion included."""
+    """Children of this incarnation, including those being deleted."""
     blocked: frozenset[ChildKey]
-    """Names that cannot be applied now: held by an earlier incarnation, or under deletion."""
+    """Names that cannot be applied now: an earlier incarnation has them, or they are being deleted."""
     roles: tuple[RoleView, ...]
-    head_job: Manifest | None
-    stale: tuple[ChildKey, ...] = ()
-    """See find_stale."""
+
+    @property
+    def head_key(self) -> ChildKey:
+        return ChildKey("Job", child_name(self.job, HEAD))
+
+    @property
+    def head_job(self) -> Manifest | None:
+        return self.children.get(self.head_key)
 
 
-def observe_world(job: RLJob, observed: Observed) -> World:
-    ours, blocked = find_ours(job, observed)
-    roles = tuple(_roles(job, find_pods(job, observed)))
-    head_job = ours.get(ChildKey("Job", child_name(job, HEAD)))
-    return World(ours, blocked, roles, head_job, find_stale(job, observed))
+def observe_job(job: RLJob, state: ObservedState) -> ObservedJob:
+    children, blocked = find_owned_children(job, state)
+    return ObservedJob(job, state, children, blocked, tuple(_roles(job, find_pods(job, state))))
 
 
-def find_ours(owner: Owner, observed: Observed) -> tuple[dict[ChildKey, Manifest], frozenset[ChildKey]]:
-    """World.children and World.blocked of an owner."""
-    ours = {key: child for key, child in observed.children.items() if is_owned(owner, child)}
-    blocked = {key for key in observed.children if key not in ours}
-    blocked |= {key for key, child in ours.items() if is_terminating(child)}
-    return ours, frozenset(blocked)
+def find_owned_children(owner: Owner, state: ObservedState) -> tuple[dict[ChildKey, Manifest], frozenset[ChildKey]]:
+    """ObservedJob.children and ObservedJob.blocked of an owner."""
+    owned = {key: child for key, child in state.children.items() if is_owned(owner, child)}
+    terminating = {key for key, child in owned.items() if is_terminating(child)}
+    return owned, frozenset(state.children.keys() - owned.keys() | terminating)
 
 
-def find_stale(owner: Owner, observed: Observed) -> tuple[ChildKey, ...]:
-    """Children of an earlier incarnation that nothing deletes yet. Garbage collection should, and can miss an owner's
-    end (its CRD was just upgraded): the names would never become free."""
-    return tuple(sorted(key for key, child in observed.children.items() if _is_stale(owner, child)))
+def find_stale(owner: Owner, state: ObservedState) -> tuple[ChildKey, ...]:
+    """Children of an earlier incarnation that are not being deleted. Garbage collection can miss the deletion of an
+    owner whose CRD was just upgraded; their names would stay blocked."""
+    return tuple(sorted(key for key, child in state.children.items() if _is_stale(owner, child)))
 
 
-def find_pods(owner: Owner, observed: Observed) -> list[Manifest]:
-    """The Pods of this incarnation that are to stay."""
-    return [pod for pod in observed.pods if _is_current(owner, pod) and not is_terminating(pod)]
+def find_pods(owner: Owner, state: ObservedState) -> list[Manifest]:
+    """The Pods of this incarnation that are not being deleted."""
+    return [pod for pod in state.pods if _is_current(owner, pod) and not is_terminating(pod)]
 
 
 def is_owned(owner: Owner, child: Manifest) -> bool:
-    """Whether the child belongs to this very incarnation of its owner."""
+    """Whether the child belongs to this incarnation of its owner."""
     uids = {ref.get("uid") for ref in child["metadata"].get("ownerReferences", [])}
     return owner.metadata.uid in uids if owner.metadata.uid else not uids
 
@@ -132,7 +137,7 @@ def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
         found = [
             pod
             for pod in pods
-            if _labels(pod).get(LABEL_ROLE) == role and reward in (None, _labels(pod).get(LABEL_REWARD))
+            if labels_of(pod).get(LABEL_ROLE) == role and reward in (None, labels_of(pod).get(LABEL_REWARD))
         ]
         return tuple(sorted(found, key=name_of))
 
@@ -150,8 +155,8 @@ def name_of(manifest: Manifest) -> str:
     return str(manifest["metadata"]["name"])
 
 
-def _labels(pod: Manifest) -> dict[str, str]:
-    return pod["metadata"].get("labels") or {}
+def labels_of(manifest: Manifest) -> dict[str, str]:
+    return manifest["metadata"].get("labels") or {}
 
 
 def container_statuses(pod: Manifest) -> list[Manifest]:
@@ -159,9 +164,14 @@ def container_statuses(pod: Manifest) -> list[Manifest]:
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
 
+def has_condition(manifest: Manifest | None, type_: str) -> bool:
+    """Whether a condition of the object is True."""
+    found = ((manifest or {}).get("status") or {}).get("conditions") or []
+    return any(condition["type"] == type_ and condition.get("status") == "True" for condition in found)
+
+
 def is_ready(pod: Manifest) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return has_condition(pod, "Ready")
 
 
 def count_restarts(pod: Manifest) -> int:
@@ -169,7 +179,7 @@ def count_restarts(pod: Manifest) -> int:
 
 
 def last_termination(pod: Manifest) -> Manifest | None:
-    """The newest end of a container that failed: its exit code and message."""
+    """The last failed run of a container: its exit code and message."""
     for status in container_statuses(pod):
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             terminated: Manifest | None = state.get("terminated")
@@ -178,9 +188,9 @@ def last_termination(pod: Manifest) -> Manifest | None:
     return None
 
 
-def find_user_error(world: World) -> tuple[RoleView, Manifest, Manifest] | None:
-    """The first role, Pod and termination whose exit code says that the user alone can mend it."""
-    for role in world.roles:
+def find_user_error(observed: ObservedJob) -> tuple[RoleView, Manifest, Manifest] | None:
+    """The first role, Pod and termination with the exit code of a user error."""
+    for role in observed.roles:
         for pod in role.pods:
             termination = last_termination(pod)
             if termination and termination["exitCode"] == int(ExitCode.USER):
@@ -188,13 +198,13 @@ def find_user_error(world: World) -> tuple[RoleView, Manifest, Manifest] | None:
     return None
 
 
-def has_ended_well(world: World) -> bool:
-    """Whether the driver is through, though its Job does not say so yet. What the others do now matters no more."""
-    return any(map(_has_succeeded, world.roles[0].pods))
+def driver_succeeded(observed: ObservedJob) -> bool:
+    """Whether the driver has ended successfully, even if its Job does not report it yet. Then no other role matters."""
+    return any(map(_has_succeeded, observed.roles[0].pods))
 
 
 def _has_succeeded(pod: Manifest) -> bool:
-    """A container's end is told before its Pod's phase."""
+    """The end of a container is reported before the phase of its Pod."""
     ends = [
         (status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or []
     ]
@@ -209,30 +219,31 @@ def describe_waiting(role: RoleView) -> str:
     if missing <= 0:
         return ""
     unready = [pod for pod in role.pods if not is_ready(pod)]
-    words = [f"{name_of(pod)}: {_why_unready(pod)}" for pod in unready[:_MAX_PODS_NAMED]]
+    details = [f"{name_of(pod)}: {_describe_unready_pod(pod)}" for pod in unready[:_MAX_PODS_NAMED]]
     if len(unready) > _MAX_PODS_NAMED:
-        words.append(f"and {len(unready) - _MAX_PODS_NAMED} more")
+        details.append(f"and {len(unready) - _MAX_PODS_NAMED} more")
     noun = "Pod" if role.desired == 1 else "Pods"
-    return f"waits for {missing} of {role.desired} {role.name} {noun}: {'; '.join(words) or 'not created yet'}"
+    return f"waits for {missing} of {role.desired} {role.name} {noun}: {'; '.join(details) or 'not created yet'}"
 
 
-def _why_unready(pod: Manifest) -> str:
+def _describe_unready_pod(pod: Manifest) -> str:
     for status in container_statuses(pod):
         state = status.get("state") or {}
         if waiting := state.get("waiting"):
             waiting = _stable_waiting(waiting, status.get("image"))
             return _join(waiting.get("reason") or "Waiting", waiting.get("message"))
         if terminated := state.get("terminated"):
-            return _join(f"ended with exit code {terminated.get('exitCode')}", what_it_said(terminated.get("message")))
+            code, message = terminated.get("exitCode"), extract_error_message(terminated.get("message"))
+            return _join(f"ended with exit code {code}", message)
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             return _join(condition.get("reason") or "Unschedulable", condition.get("message"))
-    return "starts" if container_statuses(pod) else "waits for its node"
+    return "starting" if container_statuses(pod) else "waiting to be scheduled"
 
 
 def _stable_waiting(waiting: Manifest, image: str | None) -> Manifest:
-    """Without what changes from look to look: the seconds of a back-off, and the turns of ErrImagePull and its
-    back-off."""
+    """Without what changes between reconciles: the seconds of a backoff, and ErrImagePull alternating with its
+    backoff."""
     if waiting.get("reason") == "CrashLoopBackOff":
         return {"reason": "CrashLoopBackOff"}
     if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff") and image:
@@ -244,11 +255,11 @@ def _join(reason: str, message: str | None) -> str:
     return f"{reason}: {message}"[:_MAX_DETAIL_LENGTH] if message else reason
 
 
-def what_it_said(message: str | None) -> str:
-    """A container's own words about its end: from its last `error: ` on; else all of a short message (the head
-    writes its own); else, of a log or a traceback, the last line."""
+def extract_error_message(message: str | None) -> str:
+    """The error in a termination message: everything after its last `error: `, else a short message as a whole (the
+    head writes such ones), else the last line of a log or traceback."""
     lines = [line.rstrip() for line in (message or "").splitlines() if line.strip()]
-    told = [index for index, line in enumerate(lines) if line.startswith(_ERROR_PREFIX)]
+    errors = [index for index, line in enumerate(lines) if line.startswith(_ERROR_PREFIX)]
     is_short = 0 < len(lines) <= _MAX_SHORT_LINES and not lines[0].startswith("Traceback")
-    said = lines[told[-1] :] if told else lines if is_short else lines[-1:]
-    return "\n".join(said).removeprefix(_ERROR_PREFIX).strip()[:_MAX_SAID_LENGTH]
+    relevant = lines[errors[-1] :] if errors else lines if is_short else lines[-1:]
+    return "\n".join(relevant).removeprefix(_ERROR_PREFIX).strip()[:_MAX_ERROR_LENGTH]

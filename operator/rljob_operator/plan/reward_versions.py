@@ -1,9 +1,9 @@
-"""Which versions of a reward its Pods are of, told apart by what the Pods carry. Pure; reads Pods and decides nothing.
+"""The versions of a reward that its Pods run. Pure; reads Pods and decides nothing.
 
-A version is what a server reads at its start (the digest on its Pod) and the images that it was told of, which are
-those of its template: what a webhook makes of them is not compared. Resources, nodes and other parts of a template make
-no version: they score alike. The server's own version, which the driver compares, is made of the same two.
-Invariant: equal sets of Pods give equal words.
+A version is what a server reads at its start (the digest on its Pod), and the images of its template; a webhook's
+changes to them do not count. Resources, nodes and other parts of a template do not change how a Pod scores, so they are
+not part of it. The server computes its own version, which the driver compares, from the same two inputs. Invariant:
+equal sets of Pods give equal messages.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, REWARD
 from rljob_operator.plan.observed_job import RoleView, is_ready
 
-MIXED = "VersionsMixed"
-STARTS = "NewVersionStarts"
-SETTLED = "OneVersion"
+MIXED = "MixedVersions"
+STARTING = "RollingOut"
+SETTLED = "SingleVersion"
 _NUM_DIGITS = 7
 
 
 class Version(NamedTuple):
-    """What decides how a Pod scores."""
+    """What determines how a Pod scores."""
 
     digest: str
     images: str
 
 
 def version_of(pod: Manifest) -> Version:
-    """Of a Pod, or of a template."""
+    """The version of a Pod, or of a template."""
     annotations = pod["metadata"].get("annotations") or {}
     spec = pod.get("spec") or {}
     env = [entry for c in spec.get("containers") or [] if c.get("name") == REWARD for entry in c.get("env") or []]
@@ -40,19 +40,19 @@ def version_of(pod: Manifest) -> Version:
 
 
 def count_versions(pods: Iterable[Manifest]) -> dict[Version, int]:
-    """Pods of each version, in a fixed order. One without a digest says nothing."""
+    """Pods per version, in a fixed order. Pods without a digest do not count."""
     return dict(sorted(Counter(version for version in map(version_of, pods) if version.digest).items()))
 
 
 def describe_mixed_rewards(roles: Iterable[RoleView]) -> str:
-    """Which rewards' ready Pods are of more than one version, and how many of each; empty when none are."""
-    words = []
+    """The rewards whose ready Pods run different versions, with their numbers; empty if there are none."""
+    mixed = []
     for role in roles:
         counts = count_versions(filter(is_ready, role.pods)) if role.kind == REWARD else {}
         if len(counts) > 1:
             name = role.name.removeprefix(f"{REWARD}-")
-            words.append(f"reward {name}: {describe_counts(counts)}; each step is scored by one of them alone")
-    return "; ".join(words)
+            mixed.append(f"reward {name}: {describe_counts(counts)}; each step is scored by one version only")
+    return "; ".join(mixed)
 
 
 def describe_counts(counts: dict[Version, int]) -> str:
@@ -63,20 +63,20 @@ def describe_counts(counts: dict[Version, int]) -> str:
     return " and ".join(parts + [f"{number} of {name}" for name, number in others])
 
 
-def describe_update(pods: Sequence[Manifest], wanted: Manifest | None) -> tuple[str, str] | None:
-    """Reason and words of an update under way; None when all Pods are of one version, and of the template's."""
+def describe_update(pods: Sequence[Manifest], template: Manifest | None) -> tuple[str, str] | None:
+    """Reason and message of a rolling update; None if all Pods run the same version, which is the template's."""
     counts, existing = count_versions(filter(is_ready, pods)), count_versions(pods)
-    asked = {version_of(wanted)} if wanted else set(existing)
-    if len(existing) < 2 and set(existing) <= asked:
+    desired = {version_of(template)} if template else set(existing)
+    if len(existing) < 2 and set(existing) <= desired:
         return None
     if len(counts) > 1:
         return MIXED, describe_counts(counts)
     ready = describe_counts(counts) if counts else "no Pod is ready"
-    return STARTS, f"{ready}, and none of the new version yet"
+    return STARTING, f"{ready}, and none of the new version yet"
 
 
 def _name_versions(versions: list[Version]) -> list[str]:
-    """By their digests; by their images where nothing else differs."""
+    """By their digests; also by their images if only these differ."""
     if len({version.digest for version in versions}) == len(versions):
         return [version.digest[:_NUM_DIGITS] for version in versions]
     return [f"{version.digest[:_NUM_DIGITS]} ({version.images})" for version in versions]

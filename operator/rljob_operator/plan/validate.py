@@ -1,7 +1,7 @@
-"""What a valid RLJob may still ask that its children cannot be. Every problem at once, each with place and remedy.
+"""Problems of a schema-valid spec that keep its children from being built. Reports all of them, each with path and fix.
 
-Types, the CRD and its rules come first (rljob_api); these checks remain: what only a cluster minds, and templates,
-which the schema leaves open.
+The types, the CRD and its rules (rljob_api) come first. These checks remain: what only a cluster requires, and
+templates, which the schema leaves open.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rljob_operator.children.config import build_job_config
 from rljob_operator.children.merge import merge
 
 _MAX_CONFIG_BYTES = 1_000_000
-"""A ConfigMap may hold 1 MiB."""
+"""The API server accepts ConfigMaps of up to 1 MiB."""
 
 
 def find_problems(job: RLJob) -> list[str]:
-    """All that keeps the job from being built; empty when nothing does."""
+    """All problems of the job; empty if its children can be built."""
     return [*find_spec_problems(job), *find_size_problems([build_job_config(job)])]
 
 
 def find_spec_problems(job: RLJob) -> list[str]:
-    """All but what only its built children show (find_size_problems): to write the job's file is a good part of a
-    look."""
+    """All problems except for sizes. Those need the built children (find_size_problems), a large part of the time of a
+    reconcile."""
     urls = (
         problem
         for i, reward in enumerate(job.spec.rewards)
@@ -49,13 +49,13 @@ def _source_problems(job: RLJob) -> Iterator[str]:
 
 
 def find_model_sources(path: str, reward: RewardBase) -> dict[str, str]:
-    """Path and source of the checkpoint that a reward serves, if any."""
+    """Path and source of the checkpoint that a reward serves; empty if it serves none."""
     model = reward.served_model
     return {f"{path}.{'model' if reward.model else 'judge.model'}.source": model.source} if model else {}
 
 
 def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
-    """Which of the sources (by path) no cluster can resolve."""
+    """Problems of sources (by path) that a cluster cannot resolve."""
     for path, source in sources.items():
         if parse_source(source).kind == "relative":
             yield (
@@ -65,7 +65,7 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_url_problems(path: str, reward: RewardBase) -> Iterator[str]:
-    """Whether the endpoint of someone else's that a reward names can be one."""
+    """Problems of the URL of a reward's external endpoint."""
     endpoint = reward.http or (reward.judge.endpoint if reward.judge else None)
     if endpoint is not None and not _is_url(endpoint.url):
         where = f"{path}.{'http' if reward.http else 'judge.endpoint'}.url"
@@ -86,7 +86,7 @@ def _template_problems(job: RLJob) -> Iterator[str]:
 
 
 def find_template_problems(path: str, role: Role) -> Iterator[str]:
-    """What is wrong with the template of the role at `path`, whosever it is."""
+    """Problems of the template of the role at `path`, in a job or a RewardModel."""
     unknown = set(role.template) - {"metadata", "spec"}
     if unknown:
         yield f"{path}.template may have metadata and spec, got {', '.join(sorted(unknown))}"
@@ -97,13 +97,13 @@ def find_template_problems(path: str, role: Role) -> Iterator[str]:
         return
     for part in ("metadata", "spec"):
         if part not in merged:
-            yield f"{path}.template.{part} must not be null: the role's own would go; remove it"
+            yield f"{path}.template.{part} must not be null: it would delete what the operator builds; remove it"
     if "containers" not in merged.get("spec", {"containers": []}):
-        yield f"{path}.template.spec.containers must not be null: the role's own would go; remove it"
+        yield f"{path}.template.spec.containers must not be null: it would delete what the operator builds; remove it"
 
 
 def _roles(job: RLJob) -> list[tuple[str, Role]]:
-    """Every role that has Pods of ours, with its place in the manifest."""
+    """Every role with Pods that the operator creates, with its path in the manifest."""
     spec = job.spec
     roles: list[tuple[str, Role]] = [
         ("spec.head", spec.head),
@@ -122,11 +122,11 @@ def _scheduling_problems(job: RLJob) -> Iterator[str]:
 
 
 def find_size_problems(children: Iterable[Manifest]) -> Iterator[str]:
-    """Which ConfigMaps no API server would take."""
+    """Problems of ConfigMaps that the API server would reject."""
     for child in children:
         num_bytes = sum(len(text.encode()) for text in child["data"].values()) if child["kind"] == "ConfigMap" else 0
         if num_bytes > _MAX_CONFIG_BYTES:
             yield (
                 f"spec takes {num_bytes} bytes as a ConfigMap, at most {_MAX_CONFIG_BYTES} are allowed; move inline "
-                "functions to a ConfigMap of your own (function.configMapKeyRef)"
+                "functions to your own ConfigMap (function.configMapKeyRef)"
             )

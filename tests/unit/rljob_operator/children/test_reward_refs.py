@@ -7,7 +7,7 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import ENV_REWARD_TOKENS
-from rljob_operator.backend import Observed
+from rljob_operator.backend import ObservedState
 from rljob_operator.children import reward_refs
 from tests.paths import ROOT
 
@@ -32,7 +32,7 @@ MODELS = {
 
 
 def test_a_model_that_does_not_exist_is_named():
-    assert reward_refs.missing_reward_models(make_job(), Observed(reward_models=MODELS)) == ["model-gone"]
+    assert reward_refs.missing_reward_models(make_job(), ObservedState(reward_models=MODELS)) == ["model-gone"]
 
 
 def test_an_http_model_reaches_the_driver_as_its_url_and_time_out():

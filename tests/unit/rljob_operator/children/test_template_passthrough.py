@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import Observed, utc_now
+from rljob_operator.backend import ObservedState, utc_now
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan.reward_model import plan_reward_model
@@ -99,7 +99,7 @@ def test_the_pools_and_the_templates_constraints_hold_together():
 def test_a_reward_models_template_reaches_its_pods_too():
     spec = {"function": {"inline": "def reward(): ..."}, "template": make_template("reward")}
     model = RewardModel.model_validate({"metadata": {"name": "style", "uid": "u2"}, "spec": spec})
-    children = plan_reward_model(model, Observed(), utc_now(), new_token=lambda: "t").children
+    children = plan_reward_model(model, ObservedState(), utc_now(), new_token=lambda: "t").children
     made = next(c for c in children if c["kind"] == "Deployment")["spec"]["template"]["spec"]
     for field, value in POD.items():
         assert made[field] == value, field

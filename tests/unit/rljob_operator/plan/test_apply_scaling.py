@@ -9,11 +9,10 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import ChildKey, Observed, key_of
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Demand, ObservedState, key_of
 from rljob_operator.children.gang import count_wanted_pods
-from rljob_operator.plan.apply_scaling import measure_lead, read_demands, scale_job
-from rljob_operator.plan.autoscale import Demand
-from rljob_operator.plan.job import POLL_SECONDS, plan
+from rljob_operator.plan.apply_scaling import measure_startup_seconds, read_demands, scale_job
+from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from tests.paths import ROOT
 
@@ -52,7 +51,7 @@ def at(seconds):
 def look(job, demand=None, seconds=0.0, pods=(HEAD,)):
     """One look at the job. Returns the plan and the job as stored after it."""
     driver = None if demand is None else DriverStatus(phase="generate", demand={"correct": demand})
-    made = plan(job, Observed(pods=pods, driver=driver), at(seconds), new_token=lambda: "t")
+    made = plan_job(job, ObservedState(pods=pods, driver=driver), at(seconds), new_token=lambda: "t")
     return made, job.model_copy(update={"status": made.status})
 
 
@@ -124,9 +123,9 @@ def test_pods_that_are_still_to_come_are_no_restart():
 def test_the_driver_is_asked_often_while_a_burst_is_near():
     assert look(make_job(), BURST)[0].requeue_after_seconds == 2.0
     far = BURST.model_copy(update={"is_open": False, "starts_in_seconds": 90.0})
-    assert look(make_job(), far)[0].requeue_after_seconds == POLL_SECONDS
+    assert look(make_job(), far)[0].requeue_after_seconds == PROGRESS_POLL_SECONDS
     fixed = make_job(autoscaling=None)
-    assert look(fixed, BURST)[0].requeue_after_seconds == POLL_SECONDS
+    assert look(fixed, BURST)[0].requeue_after_seconds == PROGRESS_POLL_SECONDS
 
 
 def test_a_silent_driver_takes_nothing_away_and_a_head_that_is_gone_does():
@@ -142,19 +141,19 @@ def test_a_suspended_job_forgets_and_one_that_has_ended_remembers():
     assert look(suspended, None)[1].status.scaling == []
     ended = [c.model_copy(update={"status": "True"}) if c.type == "Succeeded" else c for c in job.status.conditions]
     job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": ended})})
-    assert scale_job(job, Observed(), at(10_000)).job == job
+    assert scale_job(job, ObservedState(), at(10_000)).job == job
 
 
 def test_a_fixed_number_is_left_alone_and_forgets_what_was_decided():
     fixed = make_job(autoscaling=None, replicas=3)
-    assert scale_job(fixed, Observed(driver=DriverStatus(demand={"correct": BURST})), NOW).job == fixed
+    assert scale_job(fixed, ObservedState(driver=DriverStatus(demand={"correct": BURST})), NOW).job == fixed
     _, job = look(make_job(), BURST)
     spec = job.spec.model_copy(update={"rewards": fixed.spec.rewards})
     assert look(job.model_copy(update={"spec": spec}), BURST)[1].status.scaling == []
 
 
 def test_a_gang_counts_the_fewest():
-    job = scale_job(make_job(), Observed(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW).job
+    job = scale_job(make_job(), ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW).job
     assert job.spec.rewards[0].replicas == 5
     assert count_wanted_pods(job) == count_wanted_pods(make_job())
 
@@ -168,7 +167,7 @@ def test_the_lead_is_what_its_own_pods_took(seconds, lead):
         ready = f"{at(number):%Y-%m-%dT%H:%M:%SZ}"
         pod["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": ready}]
         pods.append(pod)
-    assert measure_lead([*pods, make_pod("reward", "unready")]) == lead
+    assert measure_startup_seconds([*pods, make_pod("reward", "unready")]) == lead
 
 
 # ---- RewardModels ----
@@ -181,10 +180,10 @@ def make_model(**fields):
 
 
 def look_at_model(model, demands, seconds=0.0, ready=0):
-    observed = Observed(demands=tuple(demands))
+    observed = ObservedState(demands=tuple(demands))
     children = {key_of(c): c for c in plan_reward_model(model, observed, at(seconds), new_token=lambda: "t").children}
     children[ChildKey("Deployment", "math-rewardmodel")]["status"] = {"replicas": ready, "readyReplicas": ready}
-    observed = Observed(children=children, demands=tuple(demands))
+    observed = ObservedState(children=children, demands=tuple(demands))
     made = plan_reward_model(model, observed, at(seconds), new_token=lambda: "t")
     return made, model.model_copy(update={"status": made.status})
 
@@ -197,7 +196,7 @@ def test_a_shared_model_adds_up_what_its_jobs_ask_for():
     made, model = look_at_model(make_model(), [Demand("a/correct", BURST), Demand("b/correct", BURST)])
     assert replicas_of(made, "math-rewardmodel") == 10
     assert model.status.scaling.message == "wants 10: 2 jobs need 80 + 80 slots of 16"
-    assert made.requeue_after == 2.0
+    assert made.requeue_after_seconds == 2.0
 
 
 def test_a_model_says_what_it_does_and_why():
@@ -206,7 +205,7 @@ def test_a_model_says_what_it_does_and_why():
         "Ready": ("True", "ScaledToZero"),
         "Degraded": ("False", "AllReady"),
         "Scaling": ("False", "Steady"),
-        "Updating": ("False", "OneVersion"),
+        "Updating": ("False", "SingleVersion"),
     }
     made, model = look_at_model(model, [Demand("a/correct", BURST)], 10)
     assert holds(model.status)["Scaling"] == ("True", "ScalingUp")
@@ -228,7 +227,7 @@ def test_a_model_at_its_maximum_says_so():
 
 def test_a_model_at_rest_is_not_looked_at_again():
     made, model = look_at_model(make_model(), [])
-    assert made.requeue_after is None
+    assert made.requeue_after_seconds is None
     again, _ = look_at_model(model, [], 10)
     assert (again.status, again.events) == (model.status, ())
 
@@ -238,7 +237,7 @@ def test_a_jobs_demand_of_a_model_is_that_of_each_reward_that_names_it():
     rewards = [{"name": n, "rewardModelRef": {"name": m}} for n, m in (("x", "math"), ("y", "other"), ("z", "math"))]
     job = RLJob.model_validate(job.to_manifest() | {"spec": job.spec.to_manifest() | {"rewards": rewards}})
     driver = DriverStatus(demand={"x": BURST, "y": BURST, "z": REST})
-    seen = Observed(pods=(HEAD,), driver=driver)
+    seen = ObservedState(pods=(HEAD,), driver=driver)
     assert read_demands(job, seen, "math") == [Demand("gsm8k/x", BURST), Demand("gsm8k/z", REST)]
-    assert read_demands(job, Observed(pods=(HEAD,)), "math")[0].said is None, "it runs and does not answer"
-    assert read_demands(job, Observed(), "math") == []
+    assert read_demands(job, ObservedState(pods=(HEAD,)), "math")[0].reported is None, "it runs and does not answer"
+    assert read_demands(job, ObservedState(), "math") == []

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.plan.autoscale import Demand, Policy, decide, derive_scaling_events, read_demand
+from rljob_operator.backend import Demand
+from rljob_operator.plan.autoscale import ScalingPolicy, decide_replicas, derive_scaling_events, read_demand
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 FOREVER = 10_000
 
 
 def policy(slots=16, **fields):
-    return Policy("r", Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": 1000, **fields}), slots)
+    return ScalingPolicy("r", Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": 1000, **fields}), slots)
 
 
 def said(**fields):
@@ -46,43 +47,43 @@ def having(replicas, **fields):
 
 
 def test_slots_are_samples_times_latency_by_the_time_that_the_gpus_need_anyway():
-    decided = decide(policy(utilization=1), [demand()], None, NOW)
+    decided = decide_replicas(policy(utilization=1), [demand()], None, NOW)
     assert math.ceil(decided.slots) == 419, "Little's law, with the published figures"
     assert decided.replicas == 27
     assert decided.message == "wants 27: 5120 samples x 20.5 s / 251 s = 419 slots of 16"
 
 
 def test_the_record_carries_the_inputs():
-    record = decide(policy(), [demand()], None, NOW).scaling
+    record = decide_replicas(policy(), [demand()], None, NOW).scaling
     assert (record.samples, record.latency_seconds, record.target_seconds) == (5120, 20.5, 251)
     assert (record.slots, record.replicas, record.last_scale_time) == (523, 33, NOW)
     assert record.message == "wants 33: 5120 samples x 20.5 s / 201 s = 523 slots of 16"
 
 
 def test_a_target_of_the_users_own_wins():
-    assert math.ceil(decide(policy(targetSeconds=100, utilization=1), [demand()], None, NOW).slots) == 1050
+    assert math.ceil(decide_replicas(policy(targetSeconds=100, utilization=1), [demand()], None, NOW).slots) == 1050
 
 
 def test_no_more_slots_than_samples():
-    decided = decide(policy(), [demand(samples=64, window_seconds=0.0, due_seconds=10.0)], None, NOW)
+    decided = decide_replicas(policy(), [demand(samples=64, window_seconds=0.0, due_seconds=10.0)], None, NOW)
     assert (decided.slots, decided.replicas) == (64, 4), "all at once at the very end: one slot each"
 
 
 def test_spares_come_on_top_while_there_is_demand():
-    assert decide(policy(spareReplicas=2), [demand()], None, NOW).message.endswith("slots of 16, + 2 spare")
-    assert decide(policy(spareReplicas=2), [demand()], None, NOW).replicas == 35
-    assert decide(policy(spareReplicas=2), [REST], None, NOW).replicas == 0
+    assert decide_replicas(policy(spareReplicas=2), [demand()], None, NOW).message.endswith("slots of 16, + 2 spare")
+    assert decide_replicas(policy(spareReplicas=2), [demand()], None, NOW).replicas == 35
+    assert decide_replicas(policy(spareReplicas=2), [REST], None, NOW).replicas == 0
 
 
 def test_bounds_are_kept_and_said():
-    decided = decide(policy(maxReplicas=8), [demand()], None, NOW)
+    decided = decide_replicas(policy(maxReplicas=8), [demand()], None, NOW)
     assert (decided.replicas, decided.message[-16:]) == (8, "maxReplicas is 8")
-    decided = decide(policy(minReplicas=50), [demand()], None, NOW)
+    decided = decide_replicas(policy(minReplicas=50), [demand()], None, NOW)
     assert (decided.replicas, decided.message[-17:]) == (50, "minReplicas is 50")
 
 
 def test_several_jobs_add_up():
-    decided = decide(policy(), [demand("a"), demand("b", samples=512), REST], None, NOW)
+    decided = decide_replicas(policy(), [demand("a"), demand("b", samples=512), REST], None, NOW)
     assert decided.message == "wants 36: 2 jobs need 523 + 53 slots of 16"
     assert decided.scaling.samples == 5632
 
@@ -92,63 +93,65 @@ def test_several_jobs_add_up():
 
 def test_pods_come_before_the_collection_by_the_time_that_one_takes_to_start():
     soon, chosen = demand(is_open=False, starts_in_seconds=50.0), policy(scaleDownAfterSeconds=10)
-    assert decide(chosen, [soon], None, NOW, lead_seconds=60).replicas == 33
-    assert decide(chosen, [soon], None, NOW, lead_seconds=40).replicas == 0
+    assert decide_replicas(chosen, [soon], None, NOW, lead_seconds=60).replicas == 33
+    assert decide_replicas(chosen, [soon], None, NOW, lead_seconds=40).replicas == 0
 
 
 def test_before_anything_is_known_there_is_one_pod_to_learn_from():
     first = demand(latency_seconds=None, latency_p95_seconds=None, due_seconds=None, window_seconds=None)
-    decided = decide(policy(), [first], None, NOW)
-    assert (decided.replicas, "not known yet" in decided.message) == (1, True)
+    decided = decide_replicas(policy(), [first], None, NOW)
+    assert (decided.replicas, "not measured yet" in decided.message) == (1, True)
     assert (decided.scaling.latency_seconds, decided.scaling.target_seconds) == (None, None)
 
 
 def test_what_an_earlier_job_taught_is_used_until_this_one_knows():
     first = demand(latency_seconds=None, latency_p95_seconds=None, due_seconds=None, window_seconds=None)
     taught = having(0, latency_seconds=20.5, target_seconds=251.0)
-    assert decide(policy(), [first], taught, NOW).replicas == 33
+    assert decide_replicas(policy(), [first], taught, NOW).replicas == 33
 
 
 def test_in_its_first_collection_a_driver_is_not_believed_to_be_quicker_than_the_record():
     guess = {"is_first": True, "latency_seconds": 4.0, "window_seconds": 60.0, "due_seconds": 60.0}
     taught = having(0, latency_seconds=20.5, target_seconds=251.0)
-    assert decide(policy(), [demand(**guess)], taught, NOW).replicas == 33
-    assert decide(policy(), [demand(**guess | {"latency_seconds": 41.0})], taught, NOW).replicas == 66
+    assert decide_replicas(policy(), [demand(**guess)], taught, NOW).replicas == 33
+    assert decide_replicas(policy(), [demand(**guess | {"latency_seconds": 41.0})], taught, NOW).replicas == 66
 
 
 def test_while_no_score_has_come_the_oldest_request_says_how_long_one_takes_at_least():
     first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_in_flight_seconds": 9.0}
-    assert decide(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)
+    assert decide_replicas(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)
     unserved = demand(**first, waiting=100)
-    assert decide(policy(), [unserved], None, NOW).replicas == 1, "without a replica its age is waiting"
+    assert decide_replicas(policy(), [unserved], None, NOW).replicas == 1, "without a replica its age is waiting"
 
 
 def test_a_step_that_falls_behind_gets_more():
     late = demand(expected=4000, elapsed_seconds=151.0)
-    decided = decide(policy(), [late], having(33), at(300))
+    decided = decide_replicas(policy(), [late], having(33), at(300))
     assert decided.replicas == 52, "4,000 samples in the 100 s that are left"
     assert "4000 samples still to score x 20.5 s, late" in decided.message
 
 
 def test_a_step_on_time_gets_no_more():
     on_time = demand(expected=2500, elapsed_seconds=120.0)
-    assert decide(policy(), [on_time], having(33), at(300)).replicas == 33
+    assert decide_replicas(policy(), [on_time], having(33), at(300)).replicas == 33
 
 
 def test_what_was_asked_for_has_its_time_to_start_before_more_is():
     late = demand(expected=4000, elapsed_seconds=151.0)
-    assert decide(policy(), [late], having(33), at(30), lead_seconds=60).replicas == 33
+    assert decide_replicas(policy(), [late], having(33), at(30), lead_seconds=60).replicas == 33
 
 
 def test_when_it_is_late_anyway_all_that_is_left_may_run_at_once_and_no_more():
     late = demand(expected=40, elapsed_seconds=900.0)
-    assert decide(policy(), [late], having(33), at(3000)).replicas == 33, "of 40 samples none is faster for more slots"
+    assert decide_replicas(policy(), [late], having(33), at(3000)).replicas == 33, (
+        "of 40 samples none is faster for more slots"
+    )
 
 
 def test_a_latency_that_is_measured_anew_moves_nothing():
-    record = decide(policy(), [demand()], None, NOW).scaling
+    record = decide_replicas(policy(), [demand()], None, NOW).scaling
     for latency in (19.0, 20.0, 21.0, 22.0):
-        decided = decide(policy(), [demand(latency_seconds=latency)], record, at(10))
+        decided = decide_replicas(policy(), [demand(latency_seconds=latency)], record, at(10))
         assert decided.scaling == record, "nothing is written"
 
 
@@ -159,7 +162,7 @@ def run(demands, last, seconds, chosen, step=2):
     """Look every two seconds for some time. Returns the record and when it last changed."""
     record, changed = last, None
     for passed in range(0, seconds, step):
-        new = decide(chosen, demands, record, at(passed)).scaling
+        new = decide_replicas(chosen, demands, record, at(passed)).scaling
         changed = passed if new != record else changed
         record = new
     return record, changed
@@ -169,7 +172,7 @@ def test_after_the_last_step_all_go_once_few_have_been_enough_for_long():
     assert run([REST], having(33), 300, policy())[0].replicas == 33
     record, changed = run([REST], having(33), 310, policy())
     assert (record.replicas, record.below_since, changed) == (0, None, 300)
-    assert record.message == "wants 0: nothing is to be scored"
+    assert record.message == "wants 0: no samples to score"
 
 
 def test_what_a_job_learned_is_remembered_when_its_pods_go():
@@ -188,7 +191,7 @@ def test_a_pause_that_ends_early_takes_nothing():
     pause = demand(is_open=False, starts_in_seconds=2000.0)
     record, _ = run([pause], having(33), 150, policy())
     assert (record.replicas, record.below_since) == (33, NOW)
-    again = decide(policy(), [demand()], record, at(250)).scaling
+    again = decide_replicas(policy(), [demand()], record, at(250)).scaling
     assert (again.replicas, again.below_since) == (33, None)
 
 
@@ -196,7 +199,7 @@ def test_inside_a_step_it_grows_only_so_often():
     replicas, record = [], None
     for passed in range(0, 60, 2):
         slower = demand(latency_seconds=4.0 + passed)
-        record = decide(policy(), [slower], record, at(passed), lead_seconds=60).scaling
+        record = decide_replicas(policy(), [slower], record, at(passed), lead_seconds=60).scaling
         replicas.append(record.replicas)
     assert sorted(replicas) == replicas
     assert len(set(replicas)) == 6, "each look knows more, and each growth is told"
@@ -207,7 +210,7 @@ def test_a_pause_longer_than_that_frees_them_and_has_them_back_before_its_end():
     replicas, record = [], having(33)
     for passed in range(0, 600, 2):
         pause = demand(is_open=False, starts_in_seconds=max(0.0, 500.0 - passed))
-        record = decide(chosen, [pause], record, at(passed), lead_seconds=90).scaling
+        record = decide_replicas(chosen, [pause], record, at(passed), lead_seconds=90).scaling
         replicas.append(record.replicas)
     assert (replicas[20], replicas[40], replicas[240]) == (33, 0, 33)
     assert replicas.index(33, 100) * 2 == 410, "by the time that one takes to start before the next collection"
@@ -221,40 +224,40 @@ def test_inside_a_step_nothing_goes_however_long_it_takes():
 
 def test_what_goes_leaves_the_most_that_was_wanted_meanwhile():
     chosen = policy(scaleDownAfterSeconds=10)
-    record = decide(chosen, [demand(is_open=False, samples=2560)], having(33), at(0)).scaling
-    record = decide(chosen, [demand(is_open=False, samples=640)], record, at(8)).scaling
-    decided = decide(chosen, [demand(is_open=False, samples=640)], record, at(12))
+    record = decide_replicas(chosen, [demand(is_open=False, samples=2560)], having(33), at(0)).scaling
+    record = decide_replicas(chosen, [demand(is_open=False, samples=640)], record, at(8)).scaling
+    decided = decide_replicas(chosen, [demand(is_open=False, samples=640)], record, at(12))
     assert decided.replicas == 17
-    assert decided.scaling.message == "wants 17: the most that was asked for in the last 10 s"
+    assert decided.scaling.message == "wants 17: peak demand of the last 10 s (stabilization window)"
 
 
 def test_overlapping_steps_of_several_jobs_give_back_what_none_of_them_asked_for():
     chosen = policy(scaleDownAfterSeconds=60)
-    record = decide(chosen, [demand("a", elapsed_seconds=5.0)], having(66), at(0)).scaling
+    record = decide_replicas(chosen, [demand("a", elapsed_seconds=5.0)], having(66), at(0)).scaling
     old = [demand("a", elapsed_seconds=105.0), demand("b", samples=16)]
-    assert decide(chosen, old, record, at(100)).replicas == 66, "a's step began when there were 66"
+    assert decide_replicas(chosen, old, record, at(100)).replicas == 66, "a's step began when there were 66"
     new = [demand("a", elapsed_seconds=20.0), demand("b", samples=16)]
-    assert decide(chosen, new, record, at(100)).replicas == 33
+    assert decide_replicas(chosen, new, record, at(100)).replicas == 33
 
 
 def test_a_driver_that_does_not_answer_changes_nothing():
     record, _ = run([UNKNOWN], having(33), FOREVER, policy(), step=50)
     assert record == having(33)
-    assert decide(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), at(60)).replicas == 66, (
+    assert decide_replicas(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), at(60)).replicas == 66, (
         "others may grow"
     )
 
 
 def test_new_bounds_count_at_once():
-    assert decide(policy(maxReplicas=8), [demand()], having(33), NOW).replicas == 8
-    assert decide(policy(minReplicas=40), [UNKNOWN], having(33), NOW).replicas == 40
+    assert decide_replicas(policy(maxReplicas=8), [demand()], having(33), NOW).replicas == 8
+    assert decide_replicas(policy(minReplicas=40), [UNKNOWN], having(33), NOW).replicas == 40
 
 
 def test_the_times_of_a_clock_that_was_ahead_hold_nothing_up():
     ahead = having(20).model_copy(update={"last_scale_time": at(86400)})
-    assert decide(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that day to come"
+    assert decide_replicas(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that day to come"
     sinking = ahead.model_copy(update={"below_since": at(86400), "below_peak": 5})
-    record = decide(policy(), [REST], sinking, at(60)).scaling
+    record = decide_replicas(policy(), [REST], sinking, at(60)).scaling
     assert record.below_since == at(60)
 
 
@@ -304,7 +307,7 @@ def walk(chosen, steps):
     record, now = None, NOW
     for found, pause in steps:
         now += timedelta(seconds=pause)
-        decided = decide(chosen, found, record, now)
+        decided = decide_replicas(chosen, found, record, now)
         yield found, now, record, decided
         record = decided.scaling
 
@@ -314,7 +317,7 @@ def walk(chosen, steps):
 def test_replicas_are_never_out_of_bounds_and_equal_worlds_give_equal_decisions(chosen, steps):
     for found, now, record, decided in walk(chosen, steps):
         assert chosen.autoscaling.min_replicas <= decided.replicas <= chosen.autoscaling.max_replicas
-        assert decide(chosen, found, record, now) == decided
+        assert decide_replicas(chosen, found, record, now) == decided
         stored = RewardScaling.model_validate(decided.scaling.to_manifest())
         assert stored == decided.scaling, "the status holds all of it"
 
@@ -323,7 +326,7 @@ def test_replicas_are_never_out_of_bounds_and_equal_worlds_give_equal_decisions(
 @settings(deadline=None)
 def test_a_lone_job_never_loses_a_pod_inside_a_step(chosen, steps):
     for found, _, record, decided in walk(chosen, [(found[:1], pause) for found, pause in steps]):
-        if record and found and (found[0].said is None or found[0].said.is_open):
+        if record and found and (found[0].reported is None or found[0].reported.is_open):
             assert decided.replicas >= record.replicas
 
 
@@ -331,14 +334,16 @@ def test_a_lone_job_never_loses_a_pod_inside_a_step(chosen, steps):
 @settings(deadline=None)
 def test_more_demand_never_gives_fewer(chosen, found, more, slower):
     def grown(each):
-        if each.said is None:
+        if each.reported is None:
             return each
-        new = each.said.model_copy(update={"samples": each.said.samples + more, "expected": each.said.expected + more})
+        new = each.reported.model_copy(
+            update={"samples": each.reported.samples + more, "expected": each.reported.expected + more}
+        )
         if new.latency_seconds is not None:
             new.latency_seconds *= slower
         return Demand(each.job, new)
 
-    less, much = (decide(chosen, some, having(3), at(3600)) for some in (found, list(map(grown, found))))
+    less, much = (decide_replicas(chosen, some, having(3), at(3600)) for some in (found, list(map(grown, found))))
     assert much.replicas >= less.replicas
     assert much.slots >= less.slots - 1e-9
 
@@ -350,9 +355,9 @@ def test_at_rest_it_comes_to_the_minimum_and_then_writes_nothing(chosen, steps):
     record = decided.scaling
     for _ in range(4):
         now += timedelta(seconds=chosen.autoscaling.scale_down_after_seconds + 1)
-        record = decide(chosen, [], record, now).scaling
+        record = decide_replicas(chosen, [], record, now).scaling
     assert record.replicas == chosen.autoscaling.min_replicas
-    assert decide(chosen, [], record, now + timedelta(days=1)).scaling == record
+    assert decide_replicas(chosen, [], record, now + timedelta(days=1)).scaling == record
 
 
 # ---- around it ----
@@ -368,7 +373,7 @@ def test_each_change_of_the_replicas_is_told_once():
 
 
 def test_a_job_without_a_driver_asks_for_nothing_and_one_that_is_silent_is_unknown():
-    assert read_demand("a", None, "r", driver_runs=False) == REST
-    assert read_demand("a", None, "r", driver_runs=True) == UNKNOWN
+    assert read_demand("a", None, "r", has_driver=False) == REST
+    assert read_demand("a", None, "r", has_driver=True) == UNKNOWN
     told = DriverStatus(demand={"r": said()})
-    assert read_demand("a", told, "r", driver_runs=True) == demand()
+    assert read_demand("a", told, "r", has_driver=True) == demand()

@@ -6,12 +6,12 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import ChildKey, Observed
+from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.causes import REMEDIES, find_causes
-from rljob_operator.plan.job import plan
-from rljob_operator.plan.observed_job import observe_world
-from rljob_operator.plan.pool_isolation import judge_isolation
+from rljob_operator.plan.job import plan_job
+from rljob_operator.plan.observed_job import observe_job
+from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_model import plan_reward_model
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,8 +33,8 @@ def make_pod(role="rollout", node="", spec=None, **status):
 
 
 def causes(job, *pods, **observed):
-    seen = Observed(pods=pods, **observed)
-    return find_causes(job, observe_world(job, seen), seen)
+    seen = ObservedState(pods=pods, **observed)
+    return find_causes(observe_job(job, seen))
 
 
 def unscheduled(message):
@@ -52,7 +52,7 @@ NO_ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) had
 PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
 OF_A_POD = [
     (OUT_OF_MEMORY, "OOMKilled", "rollout ran out of memory; raise spec.rollout.resources.limits.memory"),
-    ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "not counted against backoffLimit"),
+    ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "backoffLimit is not charged"),
     ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted", "the Pod is replaced"),
     (
         waiting("ErrImagePull", image="there/is:none"),
@@ -89,16 +89,16 @@ OF_A_POD = [
 def test_a_pods_cause_names_its_remedy(status, reason, words):
     (cause,) = causes(make_job(), make_pod(**status))
     assert cause.reason == reason
-    assert words in cause.words
+    assert words in cause.message
 
 
 def test_a_pool_that_no_node_is_in_is_named_by_its_labels_and_without_the_talk_of_preemption():
     pod = make_pod(spec={"nodeSelector": {"pool": "h100", "arch": "x"}}, conditions=unscheduled(NO_NODE + PREEMPTION))
     (cause,) = causes(make_job(), pod)
-    assert "(it asks for nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.words
-    assert "preemption" not in cause.words
+    assert "(it requires nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.message
+    assert "preemption" not in cause.message
     (other,) = causes(make_job(), make_pod(spec={"nodeSelector": {"pool": "h100"}}, conditions=unscheduled(NO_ROOM)))
-    assert "it asks for" not in other.words, "its labels are not what is wrong"
+    assert "it requires" not in other.message, "its labels are not what is wrong"
 
 
 def test_an_unbound_claim_is_named():
@@ -106,7 +106,7 @@ def test_an_unbound_claim_is_named():
     pod = make_pod(
         spec={"volumes": [claim]}, conditions=unscheduled("pod has unbound immediate PersistentVolumeClaims")
     )
-    assert "(its claims: runs)" in causes(make_job(), pod)[0].words
+    assert "(its claims: runs)" in causes(make_job(), pod)[0].message
 
 
 def test_a_pod_that_is_ready_has_no_cause_whatever_befell_it_before():
@@ -148,19 +148,17 @@ def test_a_refused_pod_names_the_field_and_no_pod_that_comes_and_goes(about, mes
     )
     assert first == second
     assert [cause.reason for cause in first] == [reason]
-    assert path in first[0].words
+    assert path in first[0].message
 
 
 def test_a_quota_says_what_it_has_no_room_for_or_what_it_asks_for():
     words = {
-        reason: causes(make_job(), warnings=(failed_create(about, message),))[0].words
+        reason: causes(make_job(), warnings=(failed_create(about, message),))[0].message
         for about, message, reason, _ in OF_A_WORKLOAD
     }
+    assert "exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota" in words["QuotaExceeded"]
     assert (
-        "quota team has no room for requests.memory=1Gi; raise the namespace's ResourceQuota" in words["QuotaExceeded"]
-    )
-    assert (
-        "quota team asks for limits.cpu, requests.cpu; set those in spec.rollout.resources" in words["QuotaUnspecified"]
+        "quota team requires limits.cpu, requests.cpu; set them in spec.rollout.resources" in words["QuotaUnspecified"]
     )
 
 
@@ -198,15 +196,15 @@ def look_at_trainers(pod, seconds):
     selector = {"matchLabels": {"rljob.dev/role": "trainer"}}
     spec = {"selector": selector, "template": {"metadata": {}, "spec": {}}}
     child = {"kind": "StatefulSet", "metadata": metadata, "spec": spec}
-    observed = Observed(children={ChildKey("StatefulSet", "gsm8k-trainer"): child}, pods=(pod,))
-    return plan(make_job(), observed, NOW, new_token=lambda: "t")
+    observed = ObservedState(children={ChildKey("StatefulSet", "gsm8k-trainer"): child}, pods=(pod,))
+    return plan_job(make_job(), observed, NOW, new_token=lambda: "t")
 
 
 @pytest.mark.parametrize("pod", [orphan(), orphan(ownerReferences=[], labels={"rljob.dev/job": "gsm8k"})])
 def test_a_pod_that_has_a_trainers_name_is_told_with_the_command_that_removes_it(pod):
     made = look_at_trainers(pod, 61)
     (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
-    words = "trainer: Pod gsm8k-trainer-0 is not its StatefulSet's; if nobody needs it: kubectl delete pod -n default"
+    words = "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; if it is not needed: kubectl delete pod -n default"
     assert event.message == f"{words} gsm8k-trainer-0"
     running = conditions.find(made.status, conditions.RUNNING)
     assert (running.status, running.reason) == ("False", "PodNameTaken")
@@ -227,7 +225,7 @@ def test_a_pod_that_is_going_or_adopted_or_in_nobodys_way_is_not_told(pod, secon
     made = look_at_trainers(pod, seconds)
     assert [event for event in made.events if event.reason == "PodNameTaken"] == []
     if seconds < 60:
-        assert made.holds_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
+        assert made.valid_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
 
 
 def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
@@ -235,7 +233,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
     (cause,) = causes(make_job(), make_pod(), warnings=(warning,))
     assert cause.reason == "FailedMount"
-    assert 'configmap "mine" not found; create the ConfigMap, Secret or volume that the message names' in cause.words
+    assert 'configmap "mine" not found; create the ConfigMap, Secret or volume that the message names' in cause.message
     ready = make_pod(conditions=[{"type": "Ready", "status": "True"}])
     assert causes(make_job(), ready, warnings=(warning,)) == []
 
@@ -262,8 +260,8 @@ def test_a_reward_model_that_needs_help_is_told_to_the_jobs_that_use_it(reason, 
     found = causes(make_job(rewards=SHARED), reward_models={"judge": make_model(reason)})
     assert [cause.reason for cause in found] == (["RewardModelNotReady"] if told else [])
     if told:
-        assert f"reward style: RewardModel judge is not ready ({reason})" in found[0].words
-        assert "spec.rewards[0].rewardModelRef" in found[0].words
+        assert f"reward style: RewardModel judge is not ready ({reason})" in found[0].message
+        assert "spec.rewards[0].rewardModelRef" in found[0].message
 
 
 def make_model_pod(**status):
@@ -277,14 +275,14 @@ def crashed(code, message):
 
 
 def model_plan(pod, model=None):
-    return plan_reward_model(model or make_model(), Observed(pods=(pod,)), NOW, new_token=lambda: "t")
+    return plan_reward_model(model or make_model(), ObservedState(pods=(pod,)), NOW, new_token=lambda: "t")
 
 
 def test_a_reward_models_function_that_raises_on_import_is_told_in_its_own_words():
     made = model_plan(make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")))
     (event,) = made.events
     assert (event.type, event.reason) == ("Warning", "FunctionFailed")
-    assert "function.py:3: RuntimeError: no corpus; mend spec.function, or the ConfigMap that it names" in event.message
+    assert "function.py:3: RuntimeError: no corpus; fix spec.function or the ConfigMap it references" in event.message
     for condition in (c for c in made.status.conditions if c.type in ("Ready", "Degraded")):
         assert condition.reason == "FunctionFailed"
         assert event.message in condition.message
@@ -321,60 +319,62 @@ def test_a_quota_is_named_without_the_pods_that_come_and_go():
     first, second = (causes(make_job(), warnings=(warning(p, u),)) for p, u in (("a", 1), ("b", 2)))
     assert first == second
     assert first[0].reason == "QuotaExceeded"
-    assert "quota q has no room for cpu=1" in first[0].words
+    assert "exceeds quota q with cpu=1" in first[0].message
 
 
 def test_a_missing_reward_model_is_told_once_and_in_the_condition():
     job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
-    made = plan(job, Observed(), NOW, new_token=lambda: "t")
+    made = plan_job(job, ObservedState(), NOW, new_token=lambda: "t")
     assert [event.reason for event in made.events] == ["RewardModelMissing"]
     assert "spec.rewards[0].rewardModelRef" in conditions.find(made.status, "Running").message
     job.status = made.status
-    assert plan(job, Observed(), NOW, new_token=lambda: "t").events == ()
+    assert plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events == ()
 
 
 def test_two_roles_on_one_node_break_the_isolation_that_one_asked_for():
     job = make_job(rollout={"nodePool": {"exclusive": True}})
     trainer, rollout = make_pod("trainer", "n1"), make_pod("rollout", "n1")
-    assert judge_isolation(observe_world(job, Observed(pods=(trainer, rollout))))[0] is False
-    assert "node n1" in judge_isolation(observe_world(job, Observed(pods=(trainer, rollout))))[2]
+    assert evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, rollout))).roles)[0] is False
+    assert "node n1" in evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, rollout))).roles)[2]
     apart = make_pod("rollout", "n2")
-    assert judge_isolation(observe_world(job, Observed(pods=(trainer, apart))))[0] is True
-    assert judge_isolation(observe_world(job, Observed())) is None
-    assert judge_isolation(observe_world(make_job(), Observed(pods=(trainer, rollout)))) is None
+    assert evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, apart))).roles)[0] is True
+    assert evaluate_isolation(observe_job(job, ObservedState()).roles) is None
+    assert evaluate_isolation(observe_job(make_job(), ObservedState(pods=(trainer, rollout))).roles) is None
 
 
 def test_a_name_conflict_stays_until_the_object_goes():
     job = make_job()
-    made = plan(job, Observed(), NOW, new_token=lambda: "t")
-    taken = conditions.with_conflicts(made.status, ["Service gsm8k-head"], NOW)
+    made = plan_job(job, ObservedState(), NOW, new_token=lambda: "t")
+    taken = conditions.set_name_conflict(made.status, ["Service gsm8k-head"], NOW)
     assert "Service gsm8k-head" in conditions.find(taken, "NameConflict").message
     assert len(conditions.conflict_events(job.status, taken)) == 1
     job.status = taken
-    again = plan(job, Observed(), NOW, new_token=lambda: "t").status
-    assert conditions.with_conflicts(again, ["Service gsm8k-head"], NOW) == taken, "a second look writes nothing"
-    assert not conditions.is_true(conditions.with_conflicts(again, [], NOW), "NameConflict")
+    again = plan_job(job, ObservedState(), NOW, new_token=lambda: "t").status
+    assert conditions.set_name_conflict(again, ["Service gsm8k-head"], NOW) == taken, "a second look writes nothing"
+    assert not conditions.is_true(conditions.set_name_conflict(again, [], NOW), "NameConflict")
 
 
 def test_causes_are_told_once_however_much_there_is_to_say_of_the_pods():
     job = make_job(trainer={"replicas": 4}, rollout={"replicas": 4})
     pods = [make_pod(role, conditions=unscheduled(NO_ROOM * 2)) for role in ("head", *["trainer", "rollout"] * 4)]
     pods = tuple(pod | {"metadata": pod["metadata"] | {"name": f"pod-{i}"}} for i, pod in enumerate(pods))
-    made = plan(job, Observed(pods=pods), NOW, new_token=lambda: "t")
+    made = plan_job(job, ObservedState(pods=pods), NOW, new_token=lambda: "t")
     assert [event.reason for event in made.events] == ["Unschedulable"] * 3
     message = conditions.find(made.status, "Running").message
     assert len(message) == conditions.MAX_MESSAGE_LENGTH, "else nothing is shown here"
     assert message.startswith("waits for 1 of 1 head Pod")
     job.status = made.status
-    assert plan(job, Observed(pods=pods), NOW, new_token=lambda: "t").events == ()
+    assert plan_job(job, ObservedState(pods=pods), NOW, new_token=lambda: "t").events == ()
 
 
 def test_what_a_name_that_is_not_free_hides_is_told_when_it_is_free():
     job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
     earlier = {"kind": "Secret", "metadata": {"name": "gsm8k-token", "ownerReferences": [{"uid": "u0"}]}}
-    blocked = Observed(children={ChildKey("Secret", "gsm8k-token"): earlier})
+    blocked = ObservedState(children={ChildKey("Secret", "gsm8k-token"): earlier})
     for _ in range(2):
-        made = plan(job, blocked, NOW, new_token=lambda: "t")
+        made = plan_job(job, blocked, NOW, new_token=lambda: "t")
         assert made.events == (), "no condition names it, so it would be told in each look, which is each second"
         job.status = made.status
-    assert [e.reason for e in plan(job, Observed(), NOW, new_token=lambda: "t").events] == ["RewardModelMissing"]
+    assert [e.reason for e in plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events] == [
+        "RewardModelMissing"
+    ]

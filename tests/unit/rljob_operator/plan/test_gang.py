@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_operator.backend import Observed, key_of
+from rljob_operator.backend import ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children.difference import contains, stamp
 from rljob_operator.plan import conditions
-from rljob_operator.plan.difference import contains, stamp
-from rljob_operator.plan.job import plan
+from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.validate import find_problems
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,7 +57,9 @@ class World:
 
     def look(self, seconds=1):
         self.now += timedelta(seconds=seconds)
-        made = plan(self.job, Observed(self.children, tuple(self.pods.values())), self.now, new_token=lambda: "t")
+        made = plan_job(
+            self.job, ObservedState(self.children, tuple(self.pods.values())), self.now, new_token=lambda: "t"
+        )
         self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
         self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)
         self.children |= {key_of(child): stamp(child) for child in made.children}

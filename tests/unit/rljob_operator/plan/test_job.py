@@ -10,10 +10,10 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
-from rljob_operator.backend import Observed, key_of
+from rljob_operator.backend import ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
-from rljob_operator.plan.job import plan, render
+from rljob_operator.plan.job import plan_job, render_children
 from tests.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "plan"
@@ -30,11 +30,11 @@ def load_observed(case):
     documents = list(yaml.safe_load_all(file.read_text())) if file.exists() else []
     models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
     children = {key_of(child): child for child in documents if child["kind"] != "RewardModel"}
-    return Observed(children=children, reward_models={model.metadata.name: model for model in models})
+    return ObservedState(children=children, reward_models={model.metadata.name: model for model in models})
 
 
 def make_plan(job, observed=None):
-    return plan(job, observed or Observed(), NOW, new_token=lambda: "a-token")
+    return plan_job(job, observed or ObservedState(), NOW, new_token=lambda: "a-token")
 
 
 def children_of(job):
@@ -131,8 +131,8 @@ def test_a_change_rolls_the_roles_that_read_it_and_no_other(path, value, rolls):
 
 def test_the_token_of_a_job_is_kept_and_only_a_new_job_gets_one():
     job = load("smallest")
-    stored = Observed(children=children_of(job))
-    again = plan(job, stored, NOW, new_token=lambda: pytest.fail("a new token under running Pods"))
+    stored = ObservedState(children=children_of(job))
+    again = plan_job(job, stored, NOW, new_token=lambda: pytest.fail("a new token under running Pods"))
     assert {key_of(c): c for c in again.children} == stored.children
 
 
@@ -178,25 +178,25 @@ def test_a_job_whose_model_appears_gets_its_pods():
 
 
 def test_two_new_jobs_never_share_a_token():
-    first, second = (render(load("smallest"))[0]["data"] for _ in range(2))
+    first, second = (render_children(load("smallest"))[0]["data"] for _ in range(2))
     assert first != second
 
 
 def test_rendering_a_job_that_cannot_be_built_names_every_problem():
     with pytest.raises(UserError) as error:
-        render(load("invalid"))
+        render_children(load("invalid"))
     assert len(str(error.value).splitlines()) == 4
 
 
 def test_a_job_without_uid_renders_children_without_owner():
     job = load("smallest")
     job.metadata.uid = ""
-    assert all("ownerReferences" not in child["metadata"] for child in render(job))
+    assert all("ownerReferences" not in child["metadata"] for child in render_children(job))
 
 
 def test_a_job_of_another_controller_is_left_alone():
     job = changed(load("smallest"), "managedBy", "kueue.x-k8s.io/multikueue")
-    made = make_plan(job, Observed(children=children_of(load("smallest"))))
+    made = make_plan(job, ObservedState(children=children_of(load("smallest"))))
     assert (made.children, made.delete, made.status, made.events) == ((), (), job.status, ())
 
 
@@ -209,7 +209,7 @@ def test_a_job_under_deletion_is_left_to_the_garbage_collector():
 def test_a_removed_reward_loses_all_its_children_and_nobody_elses_are_touched():
     full = load("full")
     fewer = changed(full, "rewards", [full.spec.rewards[0].model_dump(mode="json", by_alias=True)])
-    made = make_plan(fewer, Observed(children=children_of(full)))
+    made = make_plan(fewer, ObservedState(children=children_of(full)))
     gone = {f"{kind} {name}" for kind, name in made.delete}
     assert gone == {
         f"{kind} full-reward-style"
@@ -221,11 +221,11 @@ def test_a_head_whose_configuration_changed_is_deleted_first_and_made_anew_after
     job = load("smallest")
     stored = children_of(job)
     newer = changed(job, "algorithm.clipHigh", 0.28)
-    first = make_plan(newer, Observed(children=stored))
+    first = make_plan(newer, ObservedState(children=stored))
     assert first.delete == (("Job", "gsm8k-head"),)
     assert not [c for c in first.children if c["kind"] in WORKLOAD_KINDS]
     without = {key: child for key, child in stored.items() if key.kind != "Job"}
-    assert ("Job", "gsm8k-head") in {key_of(c) for c in make_plan(newer, Observed(children=without)).children}
+    assert ("Job", "gsm8k-head") in {key_of(c) for c in make_plan(newer, ObservedState(children=without)).children}
 
 
 def test_a_new_operators_other_template_restarts_no_running_head():
@@ -233,7 +233,7 @@ def test_a_new_operators_other_template_restarts_no_running_head():
     stored = children_of(job)
     old = stored[("Job", "gsm8k-head")]
     old["spec"]["template"]["spec"]["containers"][0]["image"] = "rljob/trainer:0.0.9"
-    made = make_plan(job, Observed(children=stored))
+    made = make_plan(job, ObservedState(children=stored))
     head = next(c for c in made.children if c["kind"] == "Job")
     assert (head["spec"]["template"], made.delete) == (old["spec"]["template"], ())
 
@@ -248,7 +248,7 @@ def test_children_of_an_earlier_job_of_the_same_name_are_deleted_and_waited_for(
     job = load("smallest")
     stored = children_of_earlier(job)
     stored[("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-    made = make_plan(job, Observed(children=stored))
+    made = make_plan(job, ObservedState(children=stored))
     assert made.children == (), "none is adopted"
     assert set(made.delete) == set(stored), "garbage collection can miss an owner's end"
     assert len(made.delete) == len(stored), "each once"
@@ -262,7 +262,7 @@ def test_children_of_an_earlier_job_go_whatever_becomes_of_the_new_one(spec):
     for path, value in spec.items():
         job = changed(job, path, value)
     stored = children_of_earlier(load("smallest"))
-    assert set(make_plan(job, Observed(children=stored)).delete) >= set(stored)
+    assert set(make_plan(job, ObservedState(children=stored)).delete) >= set(stored)
 
 
 def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
@@ -270,7 +270,7 @@ def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
     stored = children_of_earlier(job)
     for child in stored.values():
         child["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert make_plan(job, Observed(children=stored)).delete == ()
+    assert make_plan(job, ObservedState(children=stored)).delete == ()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_an_object_of_that_name_that_no_earlier_job_controls_is_never_deleted(ch
     metadata = stored[("ConfigMap", "gsm8k-config")]["metadata"]
     metadata["ownerReferences"] = [metadata["ownerReferences"][0] | change.pop("reference", {})]
     metadata |= change
-    made = make_plan(job, Observed(children=stored))
+    made = make_plan(job, ObservedState(children=stored))
     assert ("ConfigMap", "gsm8k-config") not in made.delete
     assert len(made.delete) == len(stored) - 1
 
@@ -303,7 +303,7 @@ def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one
         head = children_of(job)[("Job", "gsm8k-head")]["spec"]["template"]
     status = {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "True"}]}
     pod = {"kind": "Pod", **head, "metadata": head["metadata"] | {"name": "gsm8k-head-x"}, "status": status}
-    made = make_plan(job, Observed(pods=(pod,)))
+    made = make_plan(job, ObservedState(pods=(pod,)))
     assert made.status.roles[0].ready == (0 if earlier else 1)
     assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"
 
@@ -318,4 +318,4 @@ def test_a_job_whose_file_no_configmap_holds_is_invalid_and_says_how_to_make_it_
     assert "bytes as a ConfigMap" in message
     assert "function.configMapKeyRef" in message
     with pytest.raises(UserError, match="bytes as a ConfigMap"):
-        render(job)
+        render_children(job)

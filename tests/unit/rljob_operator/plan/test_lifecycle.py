@@ -7,9 +7,9 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import ChildKey, Observed, key_of
+from rljob_operator.backend import ChildKey, ObservedState, key_of
 from rljob_operator.plan import conditions
-from rljob_operator.plan.job import plan
+from rljob_operator.plan.job import plan_job
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD = ChildKey("Job", "gsm8k-head")
@@ -66,7 +66,7 @@ class Life:
         self.pods.update(pods)
         self.now += timedelta(seconds=1)
         present = tuple(p for p in self.pods.values() if p)
-        made = plan(self.job, Observed(self.children, present, self.driver), self.now, new_token=lambda: "t")
+        made = plan_job(self.job, ObservedState(self.children, present, self.driver), self.now, new_token=lambda: "t")
         self.children |= {key_of(child): child | self._status(key_of(child)) for child in made.children}
         self.children = {key: child for key, child in self.children.items() if key not in made.delete}
         self.job = self.job.model_copy(update={"status": made.status})
@@ -192,7 +192,7 @@ def test_a_reward_server_that_refuses_its_function_fails_the_job(life):
     life.look(**all_ready() | {"reward": crashed})
     message = life.true()["Failed"].message
     assert message.startswith("reward-correct ended with exit code 78")
-    assert message.endswith("; mend spec.rewards[0].function"), "a traceback names no field of the job"
+    assert message.endswith("; fix spec.rewards[0].function"), "a traceback names no field of the job"
 
 
 def test_a_failed_head_job_reports_the_last_pods_traceback(life):
@@ -326,8 +326,8 @@ def test_an_invalid_change_fails_loudly_touches_nothing_and_is_undone_by_its_rep
 def test_a_secret_that_was_deleted_comes_back_with_another_token_and_everything_restarts(life):
     life.look(**all_ready())
     del life.children[ChildKey("Secret", "gsm8k-token")]
-    observed = Observed(life.children, tuple(life.pods.values()))
-    made = plan(life.job, observed, life.now, new_token=lambda: "other")
+    observed = ObservedState(life.children, tuple(life.pods.values()))
+    made = plan_job(life.job, observed, life.now, new_token=lambda: "other")
     secret = next(child for child in made.children if child["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["token"]) == b"other"
     assert made.delete == (HEAD,), "the driver must not go on with a token that nobody else has"

@@ -1,9 +1,14 @@
 """What is read from the Pods: a container's last words, and whether the head has ended."""
 
 import pytest
+import yaml
 
-from rljob_api.manifest.roles import HeadRole
-from rljob_operator.plan.observed_job import RoleView, World, has_ended_well, what_it_said
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_ROLE
+from rljob_operator.backend import ObservedState
+from rljob_operator.children.common import HEAD
+from rljob_operator.plan.observed_job import ObservedJob, driver_succeeded, extract_error_message, observe_job
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -17,15 +22,17 @@ from rljob_operator.plan.observed_job import RoleView, World, has_ended_well, wh
     ],
 )
 def test_the_words_that_help_are_found_in_a_message_a_log_or_a_traceback(message, said):
-    assert what_it_said(message) == said
+    assert extract_error_message(message) == said
 
 
-def test_a_head_whose_container_ended_well_waits_for_nobody_though_its_pod_says_running() -> None:
-    def world_with(exit_code: int) -> World:
+def test_driver_succeeded_by_its_container_while_the_pod_reports_running() -> None:
+    job = RLJob.model_validate(yaml.safe_load((ROOT / "tests/data/plan/smallest/job.yaml").read_text()))
+
+    def observe(exit_code: int) -> ObservedJob:
         statuses = [{"name": "head", "state": {"terminated": {"exitCode": exit_code}}}]
-        pod = {"metadata": {"name": "h"}, "status": {"phase": "Running", "containerStatuses": statuses}}
-        head = RoleView("head", "head", HeadRole(), 1, (pod,))
-        return World({}, frozenset(), (head,), None)
+        metadata = {"name": "h", "labels": {LABEL_ROLE: HEAD}}
+        pod = {"metadata": metadata, "status": {"phase": "Running", "containerStatuses": statuses}}
+        return observe_job(job, ObservedState(pods=(pod,)))
 
-    assert has_ended_well(world_with(0))
-    assert not has_ended_well(world_with(1))
+    assert driver_succeeded(observe(0))
+    assert not driver_succeeded(observe(1))

@@ -8,9 +8,10 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_REWARD_MODEL
-from rljob_operator.backend import ChildKey, ForeignObjectError, JobKey, Observed, key_of
-from rljob_operator.plan.job import plan
-from rljob_operator.plan.reward_model import plan_reward_model, reconcile_reward_model
+from rljob_operator.backend import ChildKey, ObservedState, key_of
+from rljob_operator.children.difference import contains, stamp
+from rljob_operator.plan.job import plan_job
+from rljob_operator.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 from tests.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "plan"
@@ -24,9 +25,9 @@ def make_model(spec=FUNCTION):
 
 
 def make_observed(model, ready):
-    children = {key_of(c): c for c in plan_reward_model(model, Observed(), NOW, new_token=lambda: "t").children}
+    children = {key_of(c): c for c in plan_reward_model(model, ObservedState(), NOW, new_token=lambda: "t").children}
     children[ChildKey("Deployment", "judge-rewardmodel")]["status"] = {"replicas": 2, "readyReplicas": ready}
-    return Observed(children=children)
+    return ObservedState(children=children)
 
 
 def holds(status):
@@ -34,7 +35,7 @@ def holds(status):
 
 
 def test_a_function_has_all_its_children_owned_and_labelled():
-    children = plan_reward_model(make_model(), Observed(), NOW).children
+    children = plan_reward_model(make_model(), ObservedState(), NOW).children
     kinds = ["Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
     assert [child["kind"] for child in children] == kinds
     assert {child["metadata"]["labels"][LABEL_REWARD_MODEL] for child in children} == {"judge"}
@@ -55,7 +56,7 @@ def test_some_ready_pods_serve_but_are_degraded():
         "Ready": ("True", "Serving"),
         "Degraded": ("True", "TooFewReady"),
         "Scaling": ("True", "ScalingUp"),
-        "Updating": ("False", "OneVersion"),
+        "Updating": ("False", "SingleVersion"),
     }
     assert (status.replicas, status.ready_replicas, status.observed_generation) == (2, 1, 3)
 
@@ -70,9 +71,9 @@ def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
     job = RLJob.model_validate(yaml.safe_load((DATA / "smallest" / "job.yaml").read_text()))
     reward = job.spec.rewards[0]
     model = make_model({"function": reward.function.to_manifest()})
-    made = plan(job, Observed(), NOW).children
+    made = plan_job(job, ObservedState(), NOW).children
     theirs = {child["kind"]: child for child in made if child["metadata"]["name"] == "gsm8k-reward-correct"}
-    ours = {c["kind"]: c for c in plan_reward_model(model, Observed(), NOW).children}
+    ours = {c["kind"]: c for c in plan_reward_model(model, ObservedState(), NOW).children}
     mine, other = (by["Deployment"]["spec"]["template"]["spec"] for by in (ours, theirs))
     assert {k: v for k, v in mine.items() if k not in ("containers", "volumes")} == {
         k: v for k, v in other.items() if k not in ("containers", "volumes")
@@ -92,7 +93,7 @@ def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
 def test_its_policy_lets_out_what_the_function_may_reach_and_monitoring_in(function, egress):
     function = FUNCTION["function"] | function
     model = make_model({"function": function, "env": {"UV_INDEX_URL": "http://index:8000/simple"}})
-    policy = next(c for c in plan_reward_model(model, Observed(), NOW).children if c["kind"] == "NetworkPolicy")
+    policy = next(c for c in plan_reward_model(model, ObservedState(), NOW).children if c["kind"] == "NetworkPolicy")
     assert policy["spec"]["egress"][-1:] == egress, "with DNS before it where names are looked up"
     assert len(policy["spec"]["ingress"]) == 2
 
@@ -123,59 +124,52 @@ def test_no_pod_starts_before_an_earlier_secret_is_gone(change, deletes):
     key = ChildKey("Secret", "judge-rewardmodel")
     secret = observed.children[key]
     children = observed.children | {key: secret | {"metadata": secret["metadata"] | change}}
-    wanted = plan_reward_model(make_model(), Observed(children=children), NOW)
+    wanted = plan_reward_model(make_model(), ObservedState(children=children), NOW)
     assert not {"Secret", "Deployment"} & {child["kind"] for child in wanted.children}
     assert wanted.delete == ((key,) if deletes else ()), "an earlier model's goes, and no other"
-    assert wanted.requeue_after == 1.0
-    assert holds(wanted.status)["Ready"] == ("False", "WaitingForNames")
+    assert wanted.requeue_after_seconds == 1.0
+    assert holds(wanted.status)["Ready"] == ("False", "WaitingForDeletion")
 
 
-async def test_a_refused_child_is_said_and_no_pod_starts_without_it():
-    backend = Backend(make_model(), refused="ConfigMap")
-    again = await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
-    assert "Deployment" not in backend.writes
-    assert holds(backend.model.status)["Ready"] == ("False", "Refused")
-    assert again, "nothing tells when someone else's object goes"
-    backend.writes.clear()
-    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
-    assert backend.writes == [], "said once"
-    backend.refused = None
-    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
-    assert "Deployment" in backend.writes
-    assert holds(backend.model.status)["Ready"] == ("False", "WaitingForPods")
+def reconcile(model, children, rejected=""):
+    """Plan, apply everything unless `rejected`, and store the status. Returns the plan and the model."""
+    observed = ObservedState(children=children)
+    made = plan_reward_model(model, observed, NOW, new_token=lambda: "t")
+    if rejected:
+        made = plan_rejected_model(model, observed, rejected, NOW)
+    else:
+        children |= {key_of(child): stamp(child) for child in made.children}
+    return made, model.model_copy(update={"status": made.status})
 
 
-class Backend:
-    def __init__(self, model, refused=None):
-        self.model, self.children, self.writes, self.refused = model, {}, [], refused
-
-    async def get_reward_model(self, key):
-        return self.model
-
-    async def observe_reward_model(self, model):
-        return Observed(children=dict(self.children))
-
-    async def apply(self, manifest):
-        if manifest["kind"] == self.refused:
-            raise ForeignObjectError("taken")
-        self.children[key_of(manifest)] = manifest
-        self.writes.append(manifest["kind"])
-
-    async def delete(self, namespace, child):
-        self.writes.append(child)
-
-    async def update_reward_model_status(self, model, status):
-        self.model = model.model_copy(update={"status": status})
-        self.writes.append("status")
-
-    async def record_event(self, about, event):
-        self.writes.append(event.reason)
+def test_rejected_child_is_reported_once_and_retried():
+    children = {}
+    made, model = reconcile(make_model(), children, "ConfigMap judge-rewardmodel was refused: taken")
+    assert holds(model.status)["Ready"] == ("False", "Refused")
+    assert made.requeue_after_seconds == 30.0, "no watch event reports that another owner's object was deleted"
+    assert [event.reason for event in made.events] == ["Refused"]
+    again, model = reconcile(model, children, "ConfigMap judge-rewardmodel was refused: taken")
+    assert (again.events, again.status) == ((), made.status)
+    _, model = reconcile(model, children)
+    assert holds(model.status)["Ready"] == ("False", "WaitingForPods")
 
 
-async def test_a_second_look_at_an_equal_world_writes_nothing():
-    backend = Backend(make_model())
-    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
-    assert "status" in backend.writes
-    backend.writes.clear()
-    await reconcile_reward_model(backend, JobKey("ns", "judge"), NOW)
-    assert backend.writes == []
+def test_second_reconcile_writes_nothing():
+    children = {}
+    _, model = reconcile(make_model(), children)
+    before = dict(children)
+    made, again = reconcile(model, children)
+    assert all(contains(before[key_of(child)], stamp(child)) for child in made.children)
+    assert (made.delete, made.events, again.status) == ((), (), model.status)
+
+
+def test_unreadable_spec_is_reported_once_and_keeps_other_conditions():
+    _, model = reconcile(make_model(), {})
+    made = plan_invalid_model(model, ["spec.slots must be at least 1, got 0"], NOW)
+    assert (made.children, made.delete) == ((), ())
+    assert [(event.type, event.reason) for event in made.events] == [("Warning", "InvalidSpec")]
+    assert holds(made.status) == holds(model.status) | {"Ready": ("False", "InvalidSpec")}
+    again = plan_invalid_model(
+        model.model_copy(update={"status": made.status}), ["spec.slots must be at least 1, got 0"], NOW
+    )
+    assert (again.events, again.status) == ((), made.status)

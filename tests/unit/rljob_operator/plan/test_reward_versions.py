@@ -8,10 +8,9 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import ENV_REWARD_IMAGES
 from rljob_api.wire.protocol import RewardDemand
-from rljob_operator.backend import Observed, key_of
+from rljob_operator.backend import Demand, ObservedState, key_of
 from rljob_operator.plan import conditions
-from rljob_operator.plan.autoscale import Demand
-from rljob_operator.plan.job import plan
+from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.reward_versions import count_versions, describe_counts, describe_update
 
@@ -36,8 +35,8 @@ def make_model(source=NEW, status=None, **spec):
 
 
 def deployment_of(owner):
-    make = plan if isinstance(owner, RLJob) else plan_reward_model
-    children = make(owner, Observed(), NOW, new_token=lambda: "t").children
+    make = plan_job if isinstance(owner, RLJob) else plan_reward_model
+    children = make(owner, ObservedState(), NOW, new_token=lambda: "t").children
     names = ("gsm8k-reward-correct", "math-rewardmodel")
     return next(c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] in names)
 
@@ -57,9 +56,9 @@ def pod_of(owner, name="p", *, ready=True):
 
 def look(owner, *pods, children=(), **observed):
     """One look, and the owner as stored after it."""
-    make = plan if isinstance(owner, RLJob) else plan_reward_model
-    known = make(owner, Observed(), NOW, new_token=lambda: "t").children
-    seen = Observed({key_of(child): child for child in [*known, *children]}, pods, **observed)
+    make = plan_job if isinstance(owner, RLJob) else plan_reward_model
+    known = make(owner, ObservedState(), NOW, new_token=lambda: "t").children
+    seen = ObservedState({key_of(child): child for child in [*known, *children]}, pods, **observed)
     made = make(owner, seen, NOW)
     return made, owner.model_copy(update={"status": made.status})
 
@@ -110,17 +109,17 @@ def test_a_job_says_while_two_versions_serve_and_tells_the_beginning_and_the_end
     assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "the new one does not serve"
     began, job = look(job, *old, new[0])
     said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
-    assert (said.status, said.reason) == ("True", "VersionsMixed")
+    assert (said.status, said.reason) == ("True", "MixedVersions")
     counts = describe_counts(count_versions([*old, new[0]]))
-    assert said.message == f"reward correct: {counts}; each step is scored by one of them alone"
+    assert said.message == f"reward correct: {counts}; each step is scored by one version only"
     assert "2 " in counts, "of the old one"
-    assert [(e.type, e.reason) for e in began.events if "version" in e.message] == [("Normal", "VersionsMixed")]
+    assert [(e.type, e.reason) for e in began.events if "version" in e.message] == [("Normal", "MixedVersions")]
     goes_on, job = look(job, old[0], *new)
     assert [e for e in goes_on.events if "version" in e.message] == [], "told once"
     ended, job = look(job, *new)
     said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
-    assert (said.status, said.reason) == ("False", "OneVersion")
-    assert [(e.type, e.reason) for e in ended.events if "version" in e.message] == [("Normal", "OneVersion")]
+    assert (said.status, said.reason) == ("False", "SingleVersion")
+    assert [(e.type, e.reason) for e in ended.events if "version" in e.message] == [("Normal", "SingleVersion")]
     rests, again = look(job, *new)
     assert (rests.events, again.status) == ((), job.status)
 
@@ -134,7 +133,7 @@ def test_versions_that_differ_in_their_image_alone_are_named_by_it():
     message = condition(made.status, conditions.REWARD_VERSIONS_MIXED).message
     assert "(mine:1)" in message
     assert "(mine:2)" in message
-    assert message.endswith("each step is scored by one of them alone")
+    assert message.endswith("each step is scored by one version only")
 
 
 def test_a_server_is_told_the_images_that_its_template_ends_with_and_of_the_vllm_beside_it():
@@ -145,16 +144,16 @@ def test_a_server_is_told_the_images_that_its_template_ends_with_and_of_the_vllm
 
 
 def test_a_condition_of_the_conflict_stays_the_last_one():
-    """with_conflicts puts it there: in another place each look would write."""
+    """set_name_conflict puts it there: in another place each look would write."""
     status = make_job().status.model_copy(update={"conditions": []})
     built = conditions.build_conditions(
-        conditions.with_conflicts(status, ["Service x"], NOW),
+        conditions.set_name_conflict(status, ["Service x"], NOW),
         {conditions.REWARD_VERSIONS_MIXED: ("a", "b")},
         {},
         1,
         NOW,
     )
-    stored = conditions.with_conflicts(status.model_copy(update={"conditions": built}), ["Service x"], NOW)
+    stored = conditions.set_name_conflict(status.model_copy(update={"conditions": built}), ["Service x"], NOW)
     assert [c.type for c in stored.conditions] == [c.type for c in built]
 
 
@@ -167,12 +166,12 @@ def test_a_model_updates_from_the_change_until_the_last_old_pod_is_gone():
         said = condition(model.status, "Updating")
         seen.append((said.status, said.reason, [event.reason for event in made.events if "Pods" in event.message]))
     assert seen == [
-        ("True", "NewVersionStarts", ["NewVersionStarts"]),
-        ("True", "NewVersionStarts", []),
-        ("True", "VersionsMixed", []),
-        ("True", "VersionsMixed", []),
-        ("False", "OneVersion", ["Updated"]),
-        ("False", "OneVersion", []),
+        ("True", "RollingOut", ["RollingOut"]),
+        ("True", "RollingOut", []),
+        ("True", "MixedVersions", []),
+        ("True", "MixedVersions", []),
+        ("False", "SingleVersion", ["Updated"]),
+        ("False", "SingleVersion", []),
     ]
 
 
@@ -195,8 +194,8 @@ def test_an_update_whose_first_pod_cannot_be_made_says_why_though_all_old_ones_s
         children=[deployment_of(model) | {"status": failing}],
     )
     said = condition(made.status, "Updating")
-    assert (said.status, said.reason) == ("True", "NewVersionStarts")
-    assert "quota team has no room for pods=1; raise the namespace's ResourceQuota" in said.message
+    assert (said.status, said.reason) == ("True", "RollingOut")
+    assert "exceeds quota team with pods=1; raise the namespace's ResourceQuota" in said.message
     assert "QuotaExceeded" in [event.reason for event in made.events]
 
 
@@ -229,8 +228,8 @@ def test_the_observed_p95_is_the_slowest_jobs_and_moves_only_with_news():
 
 def test_a_model_with_a_fixed_number_asks_again_while_a_job_runs_and_not_at_rest():
     running = (Demand("j", RewardDemand()),)
-    assert look(make_model(), demands=running)[0].requeue_after == 30.0
-    assert look(make_model())[0].requeue_after is None
+    assert look(make_model(), demands=running)[0].requeue_after_seconds == 30.0
+    assert look(make_model())[0].requeue_after_seconds is None
 
 
 def test_an_earlier_models_pod_is_no_version_of_this_one():

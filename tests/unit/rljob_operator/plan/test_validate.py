@@ -6,9 +6,9 @@ import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import Observed
+from rljob_operator.backend import ObservedState
 from rljob_operator.plan import conditions
-from rljob_operator.plan.job import plan
+from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.validate import find_problems
 
@@ -45,15 +45,15 @@ def reward(template):
 )
 def test_a_template_that_takes_away_what_the_role_builds_is_refused_with_its_place(spec, path):
     job = make_job(**spec)
-    assert find_problems(job) == [f"{path} must not be null: the role's own would go; remove it"]
-    failed = conditions.find(plan(job, Observed(), NOW).status, conditions.FAILED)
+    assert find_problems(job) == [f"{path} must not be null: it would delete what the operator builds; remove it"]
+    failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
     assert failed.reason == conditions.REASON_INVALID_SPEC
 
 
 @pytest.mark.parametrize("field", ["image", "env"])
 def test_a_reward_template_without_image_or_variables_is_left_to_the_api_server(field):
     job = make_job(**reward({"spec": {"containers": [{"name": "reward", field: None}]}}))
-    assert any(child["kind"] == "Deployment" for child in plan(job, Observed(), NOW).children)
+    assert any(child["kind"] == "Deployment" for child in plan_job(job, ObservedState(), NOW).children)
 
 
 @pytest.mark.parametrize("url", ["http://scorer:abc/", "http://scorer:99999/", "http://[::1", "https://:8080/"])
@@ -61,14 +61,14 @@ def test_an_endpoint_that_is_no_url_is_refused_with_its_place(url):
     job = make_job(rewards=[{"name": "correct", "http": {"url": url}}])
     words = f"spec.rewards[0].http.url must name a host, and a port from 1 to 65535 if any, got {url}"
     assert find_problems(job) == [words]
-    failed = conditions.find(plan(job, Observed(), NOW).status, conditions.FAILED)
+    failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
     assert failed.message == words
     model = RewardModel.model_validate({"metadata": {"name": "theirs", "uid": "m1"}, "spec": {"http": {"url": url}}})
-    ready = plan_reward_model(model, Observed(), NOW).status.conditions[0]
+    ready = plan_reward_model(model, ObservedState(), NOW).status.conditions[0]
     assert (ready.status, ready.reason) == ("False", conditions.REASON_INVALID_SPEC)
 
 
 def test_a_variable_that_the_kubelet_fills_in_opens_no_port_and_breaks_nothing():
     job = make_job(head={"env": {"TRACKING": "http://$(TRACKING_HOST):$(TRACKING_PORT)/"}})
     assert find_problems(job) == []
-    assert plan(job, Observed(), NOW).children
+    assert plan_job(job, ObservedState(), NOW).children

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from rljob_operator.plan.difference import contains, is_stamped, parse_quantity, stamp
+from rljob_operator.children.difference import contains, is_stamped, parse_quantity, stamp
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""The status of a job: roles, progress and conditions, built once at the end of each plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.status import JobProgress, RLJobStatus, RoleStatus
+from rljob_operator.backend import ChildKey
+from rljob_operator.children.common import REWARD, ROLLOUT
+from rljob_operator.plan import conditions
+from rljob_operator.plan.causes import Cause
+from rljob_operator.plan.conditions import Reasons
+from rljob_operator.plan.gang import GangState
+from rljob_operator.plan.lifecycle import has_been_running
+from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded
+from rljob_operator.plan.pool_isolation import evaluate_isolation
+from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
+
+
+def build_invalid_status(job: RLJob, problems: list[str], now: datetime, *, keeps_running: bool = True) -> RLJobStatus:
+    """The status of a job with an invalid spec. `keeps_running`: the workloads of an earlier spec stay."""
+    true = {conditions.FAILED: (conditions.REASON_INVALID_SPEC, "; ".join(problems))}
+    running = conditions.find(job.status, conditions.RUNNING)
+    if keeps_running and running and running.status == "True":
+        true[conditions.RUNNING] = (running.reason, running.message)
+    return set_conditions(job, job.status, true, {}, now)
+
+
+def build_waiting_status(job: RLJob, reason: str, message: str, now: datetime) -> RLJobStatus:
+    """The status of a job whose plan could not be applied yet: why it does not run. The status of a job that runs or
+    has ended stays."""
+    true = {c.type: (c.reason, c.message) for c in job.status.conditions if c.status == "True"}
+    if conditions.RUNNING in true or conditions.is_finished(job.status):
+        return job.status
+    others = {c.type: (c.reason, c.message) for c in job.status.conditions if c.type in conditions.OPTIONAL_TYPES}
+    return set_conditions(job, job.status, true, others | {conditions.RUNNING: (reason, message)}, now)
+
+
+def set_conditions(
+    job: RLJob, status: RLJobStatus, true: Reasons, false_reasons: Reasons, now: datetime
+) -> RLJobStatus:
+    """`status` with the conditions, and the phase that follows from them."""
+    generation = job.metadata.generation
+    built = conditions.build_conditions(job.status, true, false_reasons, generation, now)
+    phase = conditions.derive_phase(built)
+    return status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})
+
+
+def set_roles(status: RLJobStatus, roles: list[RoleStatus]) -> RLJobStatus:
+    """`status` with the roles, and the printed columns that summarize them: 2/2."""
+    rollouts = [role for role in roles if role.name == ROLLOUT]
+    rewards = [role for role in roles if role.name.startswith(f"{REWARD}-")]
+    columns = {
+        name: f"{sum(role.ready for role in group)}/{sum(role.desired for role in group)}" if group else ""
+        for name, group in (("rollouts", rollouts), ("rewards", rewards))
+    }
+    return status.model_copy(update={"roles": roles} | columns)
+
+
+def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStatus:
+    """The old status with the observed roles and progress. Without an answer of the driver the progress stays."""
+    job, driver = observed.job, observed.state.driver
+    roles = [
+        RoleStatus(name=role.name, desired=role.desired, ready=role.ready, restarts=restarts[role.name])
+        for role in observed.roles
+    ]
+    if driver is None:
+        progress = job.status.progress.model_copy(update={"total_steps": job.spec.schedule.steps})
+    else:
+        progress = JobProgress(
+            step=driver.step,
+            total_steps=driver.total_steps or job.spec.schedule.steps,
+            reward=None if driver.reward is None else round(driver.reward, 4),  # a printed column
+            weight_version=driver.weight_version,
+            phase=driver.phase,
+            waits_for=driver.waits_for,
+        )
+    return set_roles(job.status, roles).model_copy(update={"progress": progress})
+
+
+def active_conditions(
+    observed: ObservedJob, gang: GangState, blocked: Sequence[ChildKey], causes: Sequence[Cause]
+) -> tuple[Reasons, Reasons]:
+    """The conditions of an active job that hold, and why others do not."""
+    true, false_reasons = _running_conditions(observed, blocked, causes)
+    if gang.queued:
+        reason, message = gang.queued
+        true[conditions.QUEUED] = (reason, "; ".join([message, *(cause.message for cause in causes)]))
+    if isolation := evaluate_isolation(observed.roles):
+        holds, reason, message = isolation
+        (true if holds else false_reasons)[conditions.POOLS_ISOLATED] = (reason, message)
+    if mixed := describe_mixed_rewards(observed.roles):
+        true[conditions.REWARD_VERSIONS_MIXED] = (MIXED, mixed)
+    elif conditions.find(observed.job.status, conditions.REWARD_VERSIONS_MIXED):
+        message = "the ready Pods of each reward run the same version"
+        false_reasons[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, message)
+    return true, false_reasons
+
+
+def _running_conditions(
+    observed: ObservedJob, blocked: Sequence[ChildKey], causes: Sequence[Cause]
+) -> tuple[Reasons, Reasons]:
+    """Running and Restarting: those that hold, and why not."""
+    was_running = has_been_running(observed.job)
+    # The driver reports 'done' while it cleans up. Its Pod is no longer ready then, and no role is waited for.
+    is_ending = observed.job.status.progress.phase == "done"
+    short = [role for role in observed.roles if role.ready < role.needed and not is_ending]
+    waiting = conditions.describe_wait(map(describe_waiting, observed.roles), [cause.message for cause in causes])
+    if blocked:
+        names = ", ".join(f"{kind} {name}" for kind, name in blocked)
+        waiting = f"waits until an earlier {names} is deleted"
+    if was_running and driver_succeeded(observed):
+        return {conditions.RUNNING: ("Running", "the driver has ended; its Job is about to complete")}, {}
+    if not short and not blocked:
+        return {conditions.RUNNING: ("Running", waiting or "all Pods are ready")}, {}
+    if not was_running:
+        return {}, {conditions.RUNNING: (causes[0].reason if causes else "WaitingForPods", waiting)}
+    reason = f"{short[0].kind.capitalize()}Restarting" if short else "HeadRestarting"
+    return {conditions.RESTARTING: (reason, waiting)}, {conditions.RUNNING: (reason, waiting)}

@@ -1,4 +1,4 @@
-"""What is in the files that a job names: a model folder, rows of data. Reads; judges nothing but the files' form."""
+"""What the files of a job contain: a model folder, rows of data. Checks only the form of the files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ DATA_SUFFIXES = (".jsonl", ".parquet")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _MAX_ROWS = 50_000
-"""Rows that are read to the end of a JSONL file; a larger one is looked at as far as this."""
-_BYTES_OF_BIN_PARAMETER = 2
+"""Later rows of a JSONL file are not checked."""
+_BYTES_PER_BIN_PARAMETER = 2
 
 
 @dataclass
 class DataFile:
-    """What was found in one file of rows."""
+    """One file of rows."""
 
     columns: list[str] = field(default_factory=list)
     problem: str = ""
-    """What is wrong with the file; empty when nothing is."""
+    """Empty: the file is valid."""
 
 
 def find_data_files(path: Path) -> list[Path]:
-    """The files behind a path: itself, or the folder's."""
+    """Return the file itself, or the data files of a folder."""
     if path.is_file():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in DATA_SUFFIXES)
 
 
 def inspect_data(path: Path) -> DataFile:
-    """Columns of a JSONL or Parquet file, or what is wrong with it."""
+    """Return the columns of a JSONL or Parquet file, or its problem."""
     if path.suffix == ".parquet":
         return _inspect_parquet(path)
     if path.suffix != ".jsonl":
@@ -52,10 +52,10 @@ def _inspect_jsonl(path: Path) -> DataFile:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                return DataFile(problem=f"{path}:{number}: is no JSON: {error}; each line must be one JSON object")
+                return DataFile(problem=f"{path}:{number}: is not JSON: {error}; each line must be one JSON object")
             if not isinstance(row, dict):
                 return DataFile(problem=f"{path}:{number}: must be a JSON object, got {type(row).__name__}")
-            # The columns of every row count: one that is missing later is as bad as one that never was.
+            # Every row must have the column.
             columns = dict.fromkeys(row) if num_rows == 0 else {name: None for name in columns if name in row}
             num_rows += 1
             if num_rows >= _MAX_ROWS:
@@ -66,31 +66,31 @@ def _inspect_jsonl(path: Path) -> DataFile:
 def _inspect_parquet(path: Path) -> DataFile:
     try:
         from pyarrow import parquet
-    except ImportError:  # The trainer brings it; without it preflight has said so already.
-        return DataFile(problem="")
+    except ImportError:  # preflight reports missing packages
+        return DataFile()
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow's errors have no common base
-        return DataFile(problem=f"{path} is no Parquet file: {error}")
+        return DataFile(problem=f"{path} is not a Parquet file: {error}")
     if not file.metadata.num_rows:
         return DataFile(problem=f"{path} has no rows")
     return DataFile(list(file.schema_arrow.names))
 
 
 def find_model_problem(folder: Path) -> str:
-    """Why the folder is no Hugging Face model; empty when it looks like one."""
+    """Return why the folder is not a Hugging Face model; empty if it looks like one."""
     if not folder.exists():
-        return f"there is no folder {folder}"
+        return f"folder {folder} not found"
     if not folder.is_dir():
         return f"{folder} is a file; a model is a folder"
     if not (folder / "config.json").is_file():
-        return f"{folder} is no model folder: it has no config.json"
+        return f"{folder} is not a Hugging Face model folder: config.json is missing"
     try:
         config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
-        return f"{folder}/config.json is no JSON: {error}"
+        return f"{folder}/config.json is not JSON: {error}"
     if not isinstance(config, dict) or not config.get("model_type"):
-        return f"{folder}/config.json names no model_type"
+        return f"{folder}/config.json has no model_type"
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         return f"{folder} has no weights (*.safetensors)"
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -99,7 +99,7 @@ def find_model_problem(folder: Path) -> str:
 
 
 def count_parameters(folder: Path) -> int:
-    """Number of parameters, from the headers of the weights; 0 where they cannot be read."""
+    """Return the number of parameters from the headers of the weights; 0 if they cannot be read."""
     total = 0
     for file in folder.glob("*.safetensors"):
         try:
@@ -110,5 +110,5 @@ def count_parameters(folder: Path) -> int:
             continue
         total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     if not total:
-        total = sum(file.stat().st_size for file in folder.glob("*.bin")) // _BYTES_OF_BIN_PARAMETER
+        total = sum(file.stat().st_size for file in folder.glob("*.bin")) // _BYTES_PER_BIN_PARAMETER
     return total

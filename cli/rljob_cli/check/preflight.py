@@ -1,7 +1,7 @@
-"""What can be known to go wrong before anything is started, all of it at once.
+"""Checks of a job before anything starts: its files, its rewards, and whether it fits this machine.
 
-Each check yields findings: a field's path, what is wrong and what would mend it. Leaves types and rules to rljob_api,
-and what a cluster would refuse as well to the operator. Invariant: a check reads; it starts and writes nothing.
+Each check yields findings: a field's path, what is wrong and the remedy. Leaves types and rules to rljob_api, and what
+a cluster would refuse too to the operator. Invariant: a check reads; it starts and writes nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from rljob_api.errors import UserError
 from rljob_api.manifest.functions import check_function
 from rljob_api.manifest.job import RLJob
@@ -22,6 +24,7 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
 from rljob_api.manifest.sources import parse_source
+from rljob_cli.check.findings import Finding
 from rljob_cli.check.inspect_files import count_parameters, find_data_files, find_model_problem, inspect_data
 from rljob_cli.local.node.gpus import find_gpus
 from rljob_cli.local.secrets import find_reference
@@ -30,11 +33,11 @@ from rljob_operator.plan.validate import find_problems as find_operator_problems
 
 _GIB = 2**30
 _TRAINER_BYTES_PER_PARAMETER = 12
-"""fp32 master weights and AdamW's two moments: what a checkpoint holds."""
+"""fp32 master weights and AdamW's two moments, as in a checkpoint."""
 _GRADIENT_BYTES_PER_PARAMETER = 4
 _EXPORT_BYTES_PER_PARAMETER = 2
 _PROCESS_BYTES = 0.7 * _GIB
-"""torch and Ray of one trainer or head, without the model."""
+"""One trainer or head with torch and Ray, without the model."""
 _ROLLOUT_BYTES = 2.5 * _GIB
 """A vLLM server on CPU, without model and KV cache."""
 _TEMPLATE_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
@@ -42,28 +45,17 @@ _PACKAGES = ("torch", "ray", "vllm")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, or for a warning, that may go wrong."""
-
-    path: str
-    message: str
-    is_warning: bool = False
-    line_within: int = 0
-    """For a text of several lines at `path`: the line of it that is meant, from 1."""
-
-
-@dataclass(frozen=True)
 class Machine:
-    """What this machine has. Replaced in tests."""
+    """The resources of this machine. Tests replace it."""
 
     num_gpus: int = field(default_factory=lambda: len(find_gpus()))
     free_disk_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    available_memory_bytes: int = field(default_factory=lambda: _available_memory())
+    available_memory_bytes: int = field(default_factory=lambda: psutil.virtual_memory().available)
     has_package: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 
 
 def run_checks(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> list[Finding]:
-    """Everything, errors and warnings."""
+    """Return all findings, errors and warnings."""
     findings = [*_check_operator(job), *_check_claims(job, claims), *_check_model(job, claims)]
     findings += _check_data(job, claims)
     for index, reward in enumerate(job.spec.rewards):
@@ -74,7 +66,7 @@ def run_checks(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: M
 
 
 def local_path(source: str, claims: Mapping[str, Path]) -> Path | None:
-    """The path of a source on this machine; None for hf:// and for claims without a folder."""
+    """Return the path of a source on this machine; None for hf:// and for claims without a folder."""
     try:
         parsed = parse_source(source)
     except UserError:
@@ -85,12 +77,12 @@ def local_path(source: str, claims: Mapping[str, Path]) -> Path | None:
 
 
 def _check_operator(job: RLJob) -> Iterator[Finding]:
-    """What the operator would refuse, and what needs a cluster."""
+    """Yield what the operator would reject, and what needs a cluster."""
     for problem in find_operator_problems(job):
         path, _, message = problem.partition(" ")
         yield Finding(path.rstrip(":"), message) if path.startswith(("spec.", "metadata.")) else Finding("", problem)
     if job.spec.suspend:
-        yield Finding("spec.suspend", "is true: nothing would run; set it to false")
+        yield Finding("spec.suspend", "is true, so nothing would run; set it to false")
 
 
 def _sources(job: RLJob) -> list[tuple[str, str]]:
@@ -101,7 +93,7 @@ def _sources(job: RLJob) -> list[tuple[str, str]]:
 
 
 def _served_sources(job: RLJob) -> dict[str, str]:
-    """Checkpoints of rewards, by their places."""
+    """Return the model sources of rewards by field path."""
     sources: dict[str, str] = {}
     for index, reward in enumerate(job.spec.rewards):
         sources |= find_model_sources(f"spec.rewards[{index}]", reward)
@@ -114,9 +106,9 @@ def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
             continue
         claim = source.removeprefix("pvc://").partition("/")[0]
         if claim not in claims:
-            yield Finding(path, f"is on the claim {claim}, which has no folder here; add --volume {claim}=DIR")
+            yield Finding(path, f"is on the claim {claim}, which has no local folder; add --volume {claim}=DIR")
         elif not claims[claim].is_dir():
-            yield Finding(path, f"is on the claim {claim}, but --volume {claim}={claims[claim]} is no folder")
+            yield Finding(path, f"is on the claim {claim}, but --volume {claim}={claims[claim]} is not a folder")
 
 
 def _check_model(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
@@ -124,7 +116,7 @@ def _check_model(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
         folder = local_path(source, claims)
         problem = find_model_problem(folder) if folder else ""
         if problem:
-            remedy = "name a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+            remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
             yield Finding(path, f"{problem}; {remedy}")
 
 
@@ -140,7 +132,7 @@ def _check_source(data: DataSource, path: str, template: str, claims: Mapping[st
     if location is None:
         return
     if not location.exists():
-        yield Finding(f"{path}.source", f"there is no file {location}{_near_file(location)}")
+        yield Finding(f"{path}.source", f"file {location} not found{_near_file(location)}")
         return
     files = find_data_files(location)
     if not files:
@@ -164,26 +156,28 @@ def _check_columns(data: DataSource, path: str, template: str, file: Path, colum
     names = {name for name in _TEMPLATE_FIELD.findall(template) if name}
     unknown = sorted(names - {"prompt", *columns})
     if unknown:
-        message = f"names {', '.join(unknown)}, which {file} does not have; it has {', '.join(columns)}"
+        message = f"refers to {', '.join(unknown)}, which {file} does not have; it has {', '.join(columns)}"
         yield Finding("spec.data.template", message)
 
 
 def _near_file(path: Path) -> str:
     if not path.parent.is_dir():
-        return f" (nor a folder {path.parent})"
+        return f" (folder {path.parent} not found either)"
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
-    """A function's source, or a judge's parser, as far as reading tells."""
+    """Check a function's source, or a judge's parser, without executing it."""
     if reward.judge is not None:
         yield from _check_judge(reward, reward.judge, f"{path}.judge")
     function = reward.function
     if function is None:
         return
     if function.config_map_key_ref:
-        yield Finding(f"{path}.function.configMapKeyRef", "needs a cluster; `rljob run` takes function.file or inline")
+        yield Finding(
+            f"{path}.function.configMapKeyRef", "needs a cluster; use function.file or function.inline for `rljob run`"
+        )
     elif function.inline is not None:
         name = f"{path}.function.inline"
         for problem in check_function(function.inline, name, function, reward.scope):
@@ -200,14 +194,14 @@ def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Find
     if reference and not os.environ.get(reference.key):
         yield Finding(
             f"{path}.endpoint.apiKeySecretRef.key",
-            f"is of a cluster's Secret; here ${reference.key} stands for it, and it is not set",
+            f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable",
         )
 
 
 def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Finding]:
     assert reward.function is not None
     if not file.is_file():
-        yield Finding(path, f"there is no file {file}{_near_file(file)}")
+        yield Finding(path, f"file {file} not found{_near_file(file)}")
         return
     try:
         source = file.read_text(encoding="utf-8")
@@ -219,41 +213,33 @@ def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Find
 
 
 def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
-    roles = (("trainer", job.spec.trainer), ("rollout", job.spec.rollout))
-    wanted = sum(role.replicas * role.gpus_per_replica for _, role in roles)
-    wanted += sum(r.replicas * r.served_model.gpus for r in job.spec.rewards if r.served_model)
-    if wanted <= machine.num_gpus:
-        return
-    for path, reward in ((f"spec.rewards[{i}]", reward) for i, reward in enumerate(job.spec.rewards)):
-        if reward.served_model and reward.served_model.gpus:
-            yield Finding(
-                f"{path}.{'model' if reward.model else 'judge.model'}.gpus",
-                f"the job asks for {wanted} GPUs, this machine has {machine.num_gpus}; set gpus: 0 to run on CPUs, or "
-                "run it on a cluster",
-            )
-            return
-    for name, role in roles:
-        if role.gpus_per_replica:
-            yield Finding(
-                f"spec.{name}.gpusPerReplica",
-                f"the job asks for {wanted} GPUs, this machine has {machine.num_gpus}; set gpusPerReplica: 0 to run "
-                "on CPUs, or run it on a cluster",
-            )
-            return
+    """Report too many GPUs at the first field that requests some, rewards first."""
+    spec = job.spec
+    requests: list[tuple[str, int, int]] = []
+    for index, reward in enumerate(spec.rewards):
+        if reward.served_model:
+            field_path = f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}.gpus"
+            requests.append((field_path, reward.replicas, reward.served_model.gpus))
+    for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
+        requests.append((f"spec.{name}.gpusPerReplica", role.replicas, role.gpus_per_replica))
+    wanted = sum(replicas * gpus for _, replicas, gpus in requests)
+    if wanted > machine.num_gpus:
+        path = next(path for path, _, gpus in requests if gpus)
+        remedy = f"set {path.rpartition('.')[2]}: 0 to run on CPUs, or run it on a cluster"
+        yield Finding(path, f"the job requests {wanted} GPUs, this machine has {machine.num_gpus}; {remedy}")
 
 
 def _check_packages(job: RLJob, machine: Machine) -> Iterator[Finding]:
     missing = [name for name in _PACKAGES if not machine.has_package(name)]
     if missing:
         extra = "gpu" if job.spec.trainer.gpus_per_replica or job.spec.rollout.gpus_per_replica else "cpu"
-        yield Finding("", f"{', '.join(missing)} not installed here; run `uv sync --extra {extra}`")
+        yield Finding("", f"{', '.join(missing)} not installed; run `uv sync --extra {extra}`")
 
 
 def _check_disk(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> Iterator[Finding]:
-    folder = local_path(job.spec.model.source, claims)
-    num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
+    num_parameters = _count_parameters(job.spec.model.source, claims)
     checkpoint = job.spec.checkpoint
-    # One more than is kept: the oldest goes only when the newest is complete.
+    # One more than is kept: the oldest is deleted only when the newest is complete.
     needed = num_parameters * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
     needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + checkpoint.export)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
@@ -261,16 +247,16 @@ def _check_disk(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: 
     if needed > free:
         yield Finding(
             "spec.checkpoint.keep",
-            f"checkpoints need about {_show_bytes(needed)} in {run_dir}, {_show_bytes(free)} are free there; "
-            "make room, lower checkpoint.keep, or choose another disk by --dir",
+            f"checkpoints need about {_show_bytes(needed)} in {run_dir}, which has {_show_bytes(free)} free; "
+            "free disk space, lower checkpoint.keep, or choose another disk with --dir",
         )
     if not os.access(existing, os.W_OK):
-        yield Finding("", f"{existing} cannot be written to; choose another folder by --dir")
+        yield Finding("", f"{existing} is not writable; choose another folder with --dir")
 
 
 def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> Iterator[Finding]:
-    spec, folder = job.spec, local_path(job.spec.model.source, claims)
-    num_parameters = count_parameters(folder) if folder and folder.is_dir() else 0
+    spec = job.spec
+    num_parameters = _count_parameters(spec.model.source, claims)
     needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
     if not spec.trainer.gpus_per_replica:
         needed += num_parameters * (_TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER)
@@ -280,21 +266,18 @@ def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> I
     for reward in spec.rewards:
         model = reward.served_model
         if model and not model.gpus:
-            theirs = local_path(model.source, claims)
-            parameters = count_parameters(theirs) if theirs and theirs.is_dir() else 0
-            needed += reward.replicas * (_ROLLOUT_BYTES + 2 * parameters + (model.kv_cache_gib or 1) * _GIB)
+            model_bytes = 2 * _count_parameters(model.source, claims)
+            needed += reward.replicas * (_ROLLOUT_BYTES + model_bytes + (model.kv_cache_gib or 1) * _GIB)
     if needed > machine.available_memory_bytes:
         have = _show_bytes(machine.available_memory_bytes)
-        message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; fewer replicas need less"
+        message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
         yield Finding("", message, is_warning=True)
+
+
+def _count_parameters(source: str, claims: Mapping[str, Path]) -> int:
+    folder = local_path(source, claims)
+    return count_parameters(folder) if folder and folder.is_dir() else 0
 
 
 def _show_bytes(num_bytes: float) -> str:
     return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= 0.1 * _GIB else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 2**63

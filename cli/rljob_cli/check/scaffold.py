@@ -1,4 +1,4 @@
-"""`rljob init`: a small job that validates, to begin from. Owns the files' text; overwrites nothing."""
+"""`rljob init`: a small valid job to start from. Owns the files' text; overwrites nothing."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ spec:
 """
 
 _REWARD = '''\
-"""The reward: what a completion is worth. Change it, and the model learns something else.
+"""The reward of a completion. Change it to train for another goal.
 
-Signature as in verl. A dict needs `score`; other numbers in it become curves of their own. What is printed here is
-shown by `rljob test-reward` and in the logs of a run. An exception never counts as zero: that sample is left out.
+The signature is verl's. A dict needs `score`; other numbers in it become curves. `rljob test-reward` and the logs of a
+run show what this file prints. After an exception the sample is masked: it never counts as zero.
 """
 
 import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 for the bare right answer, 0.5 when it is the last number of a longer one."""
+    """1 for the right answer alone, 0.5 if it is the last number of a longer answer."""
     numbers = re.findall(r"-?\\d+", solution_str)
     exact = solution_str.strip() == ground_truth
     last = bool(numbers) and numbers[-1] == ground_truth
@@ -69,19 +69,19 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 _README = """\
 # {name}
 
-| file | what it is |
+| file | contents |
 |---|---|
 | `rljob.yaml` | the job; every field is in docs/reference.md of RLJob |
 | `reward.py` | the reward, a Python function in verl's signature |
-| `data/train.jsonl`, `data/eval.jsonl` | one row a line; `question` and `answer` are named in `rljob.yaml` |
-| `data/completions.jsonl` | completions to try the reward on |
+| `data/train.jsonl`, `data/eval.jsonl` | one row per line; `rljob.yaml` names the columns `question` and `answer` |
+| `data/completions.jsonl` | completions to test the reward with |
 
 ```
 rljob test-reward rljob.yaml --file data/completions.jsonl
 rljob validate rljob.yaml
 rljob run rljob.yaml
 ```
-A run leaves `runs/{name}/`: metrics.jsonl, logs, checkpoints, the trained model under export/, curves.png and
+A run writes `runs/{name}/`: metrics.jsonl, logs, checkpoints, the trained model under export/, curves.png and
 summary.json.
 """
 
@@ -94,7 +94,7 @@ def write_scaffold(directory: Path) -> int:
     files = build_files(name)
     taken = [file for file in files if (directory / file).exists()]
     if taken:
-        raise UserError(f"{directory} has {', '.join(taken)} already; choose another folder")
+        raise UserError(f"{directory} already has {', '.join(taken)}; choose another folder")
     for file, text in files.items():
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text)
@@ -104,7 +104,7 @@ def write_scaffold(directory: Path) -> int:
 
 
 def build_files(name: str) -> dict[str, str]:
-    """Every file's text by its path."""
+    """Return the text of each file by path."""
     sums = [(a, b) for a in range(1, 13) for b in range(1, 13)]
     held_out = [(a, b) for a, b in sums if (a * b) % 5 == 0]
     rows = {

@@ -1,6 +1,6 @@
-"""Asks a reward's server as the driver does: each sample alone, whole groups, or one after the other, by its scope.
+"""A client of one reward server, which sends samples, groups, or both, by the reward's scope, as the driver does.
 
-Leaves to the caller where the server is and what it is asked. Invariant: each sample has one result, in its order.
+Invariant: results are in the order of the samples, one each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONNECT_SECONDS = 30.0
 
 
 class RewardClient:
-    """One server; asks it as much at a time as it has slots."""
+    """Sends at most as many concurrent requests as the server has slots."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, slots: int) -> None:
         self._session = session
@@ -41,19 +41,19 @@ class RewardClient:
             return body
 
 
-async def ask_all(
+async def score_all(
     url: str, token: str, reward: Reward, groups: Sequence[Sequence[ScoreRequest]]
 ) -> list[list[ScoreResult]]:
-    """Results of all groups. A judge that compares has no time in which it must have asked everything."""
+    """Return the results of all groups. The requests of a comparing judge have no timeout."""
     compares = reward.judge is not None and reward.judge.compare is not None
     timeout = aiohttp.ClientTimeout(total=None if compares else reward.timeout_seconds + _CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         client = RewardClient(session, url, reward.slots)
-        return list(await asyncio.gather(*(_ask(client, reward.scope, group) for group in groups)))
+        return list(await asyncio.gather(*(_score_samples(client, reward.scope, group) for group in groups)))
 
 
-async def _ask(client: RewardClient, scope: Scope, samples: Sequence[ScoreRequest]) -> list[ScoreResult]:
+async def _score_samples(client: RewardClient, scope: Scope, samples: Sequence[ScoreRequest]) -> list[ScoreResult]:
     if scope == "group":
         return await client.score_group(_build_group(samples, None))
     results = list(await asyncio.gather(*map(client.score, samples)))

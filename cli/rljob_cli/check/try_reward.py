@@ -1,8 +1,8 @@
-"""`rljob test-reward`: scores completions in the very server that would score them in training, and nothing else runs.
+"""`rljob test-reward`: scores completions in the same server that training uses, and starts nothing else.
 
-Takes the reward's children out of the operator's plan, runs them on the local backend, and asks by HTTP (ask_reward).
-Where the reward sees groups, rows with the same `group`, or without it the same prompt, are one. Invariant: when it
-returns, no process of it is alive.
+Runs the reward's objects from the operator's plan on the local backend, and sends requests with score_client. If the
+reward scores groups, rows with the same `group`, or else the same prompt, form one. Invariant: when it returns, no
+process that it started is alive.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from rich.table import Table
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
-from rljob_api.read.load import InvalidManifestError
 from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
-from rljob_cli.check.jobfile import JobFile, load
+from rljob_cli.check.findings import check_file
+from rljob_cli.check.jobfile import load
 from rljob_cli.check.preflight import check_reward
-from rljob_cli.check.score_client import ask_all
+from rljob_cli.check.score_client import score_all
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local import network as local_network
 from rljob_cli.local.cluster import LocalCluster
-from rljob_cli.local.manifests import is_ready, labels_of, name_of
 from rljob_cli.local.network import Network
-from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.manifests import is_ready, labels_of
 from rljob_operator.backend import Manifest
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
-from rljob_operator.plan.job import render
-from rljob_operator.plan.observed_job import container_statuses
+from rljob_operator.plan.job import render_children
+from rljob_operator.plan.observed_job import container_statuses, name_of
 
 _TOKEN = "test-reward"
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _STOP_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample and what the server said of it."""
+    """A sample and its result."""
 
     label: str
-    """Its number; of a group's, the group's before it."""
+    """The number of the sample, or of the group and the sample in it."""
     request: ScoreRequest
     result: ScoreResult
 
@@ -62,15 +62,15 @@ def try_reward_command(
     file: Path | None,
     block: str | None,
 ) -> int:
-    """Score, print a table, and return 1 when a result was invalid."""
+    """Score, print a table, and return 1 if a result was invalid."""
     job_file = load(path, overrides)
     index = _find_reward(job_file.job, name)
     reward = job_file.job.spec.rewards[index]
     rows = _read_rows(completions, answer, prompt, file)
     groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
-    _check(job_file, index)
+    check_file(job_file, check_reward(reward, f"spec.rewards[{index}]"))
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        network = local_network.claim(folder, block, ports=[PORT_REWARD])
+        network = local_network.claim_block(folder, block, ports=[PORT_REWARD])
         try:
             outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -78,7 +78,7 @@ def try_reward_command(
     console = Console()
     console.print(build_table(reward.name, outcomes))
     if printed:
-        console.print("printed by the reward's server:", style="bold")
+        console.print("output of the reward's server:", style="bold")
         console.print(printed, markup=False, highlight=False, soft_wrap=True)
     return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
 
@@ -89,19 +89,13 @@ def _find_reward(job: RLJob, name: str | None) -> int:
         if name in (None, reward.name):
             return index
     names = ", ".join(reward.name for _, reward in served) or "none"
-    raise UserError(f"there is no reward {name or ''} that is served here; the job has {names}".replace("  ", " "))
-
-
-def _check(file: JobFile, index: int) -> None:
-    findings = check_reward(file.job.spec.rewards[index], f"spec.rewards[{index}]")
-    problems = [file.problem(finding.path, finding.message, finding.line_within) for finding in findings]
-    if problems:
-        raise InvalidManifestError(str(file.path), problems)
+    got = f", got {name}" if name else ""
+    raise UserError(f"--reward must be a reward that the job serves{got}; it serves {names}")
 
 
 def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Path | None) -> list[dict[str, Any]]:
     if (file is None) == (not completions):
-        raise UserError("give either --completion (with --answer) or --file")
+        raise UserError("pass either --completion (with --answer) or --file")
     if file is None:
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
     try:
@@ -120,14 +114,14 @@ def _read_row(line: str, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{place}: is no JSON: {error}") from None
+        raise UserError(f"{place}: is not JSON: {error}") from None
     if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
-        raise UserError(f"{place}: must be a JSON object with the text `completion`")
+        raise UserError(f"{place}: must be a JSON object with a string `completion`")
     return row
 
 
 def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: bool) -> list[list[ScoreRequest]]:
-    """Rows as the driver would send them, each alone or those of a group together."""
+    """Build the driver's requests: one list per group, or per row unless the reward scores groups."""
     if not in_groups:
         return [[build_request(row, index, data_source)] for index, row in enumerate(rows)]
     groups: dict[str, list[ScoreRequest]] = {}
@@ -139,7 +133,7 @@ def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: boo
 
 
 def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
-    """A row as the driver would send it."""
+    """Build the driver's request for a row."""
     extra = {key: value for key, value in row.items() if key not in ("completion", "answer", "prompt", "ground_truth")}
     return ScoreRequest(
         id=f"test-{index}",
@@ -153,11 +147,11 @@ def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreReq
 
 
 def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
-    """What the operator's plan has for one reward, with one replica and the token that it needs."""
+    """Return the planned objects of one reward with one replica, and the Secret with the token."""
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
-    children = render(job, new_token=lambda: _TOKEN)
+    children = render_children(job, new_token=lambda: _TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
     mine = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
     return [child for child in children if child["kind"] == "Secret"] + mine
@@ -174,27 +168,27 @@ async def _score(
         try:
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)
-            pod = await _until_ready(cluster)
+            pod = await _wait_until_ready(cluster)
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            results = await ask_all(url, _TOKEN, reward, groups)
+            results = await score_all(url, _TOKEN, reward, groups)
         finally:
             await cluster.stop(_STOP_SECONDS)
-    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _printed(folder / "logs")
+    return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
 
 
 def label_outcomes(
     groups: list[list[ScoreRequest]], results: list[list[ScoreResult]], *, in_groups: bool
 ) -> list[Outcome]:
-    """All samples, with numbers."""
+    """Number the samples."""
     return [
         Outcome(f"{number}.{place}" if in_groups else str(number), request, result)
-        for number, (requests, theirs) in enumerate(zip(groups, results, strict=True), start=1)
-        for place, (request, result) in enumerate(zip(requests, theirs, strict=True), start=1)
+        for number, (requests, scored) in enumerate(zip(groups, results, strict=True), start=1)
+        for place, (request, result) in enumerate(zip(requests, scored, strict=True), start=1)
     ]
 
 
-async def _until_ready(cluster: LocalCluster) -> Manifest:
-    """The reward's Pod. UserError with its log when it ends instead."""
+async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
+    """Return the reward's Pod. Raise UserError with its log if a container ends."""
     while True:
         cluster.check()
         for pod in cluster.store.pods.values():
@@ -207,18 +201,18 @@ async def _until_ready(cluster: LocalCluster) -> Manifest:
                         f"{status['name']} of {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
                         f"{ended['message'] or 'it printed nothing'}"
                     )
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
-def _printed(logs: Path) -> str:
-    """What the server and the function printed, markers left out, and all that vLLM has to say."""
-    logs_of_ours = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
-    lines = [line for log in logs_of_ours for line in log.read_text(errors="replace").splitlines()]
+def _collect_output(logs: Path) -> str:
+    """Return what the server and the function printed, without markers and vLLM's log."""
+    files = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
+    lines = [line for log in files for line in log.read_text(errors="replace").splitlines()]
     return "\n".join(line for line in lines if not line.startswith("--- "))
 
 
 def build_table(name: str, outcomes: list[Outcome]) -> Table:
-    """One row a sample."""
+    """One row per sample."""
     components = sorted({key for outcome in outcomes for key in outcome.result.components})
     table = Table(title=f"reward {name}", title_justify="left")
     for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):

@@ -1,37 +1,42 @@
-"""What the commands on a cluster's jobs do, from arguments to exit code.
+"""The commands on a cluster's jobs, from arguments to exit code.
 
-1: the cluster cannot be asked, or refuses; 2: there is no such job, or it is not fit for what is asked.
+1: the cluster did not answer, or refused. 2: the job does not exist, or does not allow what the command does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import shutil
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+
+from rich.console import RenderableType
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster import control
-from rljob_cli.cluster.client import Cluster, ClusterError, Target
-from rljob_cli.cluster.explain import explain, format_explanation
-from rljob_cli.cluster.observation import take_look
-from rljob_cli.commands import guard
-from rljob_cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.cluster import control, log_lines, logs, top
+from rljob_cli.cluster.client import Cluster, ClusterError, Target, connect
+from rljob_cli.cluster.explain import explain
+from rljob_cli.cluster.explanation import format_explanation
+from rljob_cli.cluster.observation import fetch_observation
+from rljob_cli.cluster.rewards import fetch_rewards
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.tables import show
 from rljob_operator.backend import utc_now
 
-if TYPE_CHECKING:
-    from rljob_cli.cluster.logs import Selection
-
 _OUTPUTS = ("text", "json")
+_WATCH_SECONDS = 2.0
 
 
-def _on_cluster(target: Target, output: str, command: Callable[[Cluster], int]) -> int:
+def _on_cluster(target: Target, output: str, command: Callable[[Cluster], Awaitable[int]]) -> int:
+    async def connected() -> int:
+        async with connect(target) as cluster:
+            return await command(cluster)
+
     def guarded() -> int:
         if output not in _OUTPUTS:
             raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
         try:
-            return command(Cluster(target))
+            return asyncio.run(connected())
         except ClusterError as error:
             print(error, file=sys.stderr)
             return EXIT_FAILED
@@ -42,13 +47,13 @@ def _on_cluster(target: Target, output: str, command: Callable[[Cluster], int]) 
 
 
 def control_command(verb: str, name: str, target: Target, output: str) -> int:
-    """suspend, resume or retry a job."""
+    """Suspend, resume or retry a job."""
 
-    def command(cluster: Cluster) -> int:
-        job = cluster.get_job(name)
-        plans = {"suspend": control.plan_suspend, "resume": control.plan_resume}
-        change = plans[verb](job) if verb in plans else control.plan_retry(job, utc_now())
-        control.apply_change(cluster, name, change)
+    async def command(cluster: Cluster) -> int:
+        job = await cluster.get_job(name)
+        change = control.plan_change(verb, job, utc_now())
+        if change.patch is not None:
+            await cluster.patch_job(name, change.patch)
         print(json.dumps(control.describe_change(verb, job, change)) if output == "json" else change.message)
         return 0
 
@@ -56,53 +61,53 @@ def control_command(verb: str, name: str, target: Target, output: str) -> int:
 
 
 def explain_command(name: str, target: Target, output: str) -> int:
-    def command(cluster: Cluster) -> int:
-        found = explain(take_look(cluster, name))
-        print(json.dumps(found.to_json()) if output == "json" else format_explanation(found, utc_now()))
+    async def command(cluster: Cluster) -> int:
+        explanation = explain(await fetch_observation(cluster, name))
+        if output == "json":
+            print(json.dumps(explanation.to_json()))
+        else:
+            print(format_explanation(explanation, utc_now()))
         return 0
 
     return _on_cluster(target, output, command)
 
 
-def top_command(
-    name: str | None, target: Target, *, everywhere: bool, watch: bool, output: str, interval_seconds: float = 2.0
-) -> int:
-    from rljob_cli.cluster import top
-    from rljob_cli.cluster.rewards import fetch_rewards
+def top_command(name: str | None, target: Target, *, everywhere: bool, watch: bool, output: str) -> int:
+    async def view_one(cluster: Cluster, name: str) -> top.JobView:
+        manifest = await cluster.get_job(name)
+        pods, usage = await top.fetch_pods(cluster, name)
+        return top.view_job(manifest, pods, usage, utc_now(), await fetch_rewards(cluster, manifest, pods))
 
-    def command(cluster: Cluster) -> int:
+    async def command(cluster: Cluster) -> int:
         if name and everywhere:
-            raise UserError("-A lists the jobs of all namespaces: leave NAME out, or say -n NAMESPACE")
+            raise UserError("-A lists the jobs of all namespaces; leave out NAME, or pass -n NAMESPACE")
         if watch and output == "json":
-            raise UserError("--watch shows a table; for JSON again and again, call without it")
+            raise UserError("--watch shows a table; to poll JSON, run the command repeatedly without --watch")
 
-        def draw() -> str:
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        async def draw() -> RenderableType:
             if name:
-                manifest, (pods, usage) = cluster.get_job(name), top.fetch_pods(cluster, name)
-                rewards = fetch_rewards(cluster, manifest, pods)
-                view = top.view_job(manifest, pods, usage, utc_now(), rewards)
-                return json.dumps(view.to_json()) if output == "json" else top.format_job(view, width)
-            rows = top.view_jobs(cluster.list_jobs(everywhere), utc_now())
-            if output == "json":
-                return json.dumps([row.to_json() for row in rows])
-            return top.format_jobs(rows, cluster.namespace, everywhere, width)
+                return top.draw_job(await view_one(cluster, name))
+            rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
+            return top.draw_jobs(rows, cluster.namespace, everywhere)
 
         if watch:
-            top.watch(draw, interval_seconds)
+            await top.watch(draw, _WATCH_SECONDS)
+        elif output == "text":
+            show(await draw())
+        elif name:
+            print(json.dumps((await view_one(cluster, name)).to_json()))
         else:
-            print(draw())
+            rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
+            print(json.dumps([row.to_json() for row in rows]))
         return 0
 
     return _on_cluster(target, output, command)
 
 
-def logs_command(target: Target, selection: Selection, *, follow: bool) -> int:
-    from rljob_cli.cluster import logs
-
-    def command(cluster: Cluster) -> int:
+def logs_command(target: Target, selection: log_lines.Selection, *, follow: bool) -> int:
+    async def command(cluster: Cluster) -> int:
         if follow and selection.previous:
-            raise UserError("--previous is of containers that have ended: there is nothing to follow; leave out -f")
-        return logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection)
+            raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")
+        return await (logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection))
 
     return _on_cluster(target, "text", command)

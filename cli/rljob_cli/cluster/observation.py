@@ -1,12 +1,12 @@
-"""One look at a job in a cluster: itself, its Pods, workloads, claims and warnings, as far as the user may see them.
+"""The observed state of a job in a cluster: the job, its Pods, workloads, claims and warnings.
 
-What cannot be read is left out and told, since an explanation of a part is better than none. Decides nothing.
+What the user may not read is left out and listed, since a partial explanation is better than none. Decides nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -16,25 +16,26 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_JOB
-from rljob_cli.cluster.client import Cluster, ClusterError, Manifest
-from rljob_operator.backend import Observed, key_of
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_operator.backend import Manifest, ObservedState, key_of
 
 _CLAIM = re.compile(r"pvc://([^/]+)")
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen."""
+class JobObservation:
+    """A job and the objects around it."""
 
     manifest: Manifest
     pods: list[Manifest] = field(default_factory=list)
     workloads: list[Manifest] = field(default_factory=list)
     warnings: list[Manifest] = field(default_factory=list)
-    """Warning Events about the job and what belongs to it, newest first."""
+    """Warning Events about the job and its objects, newest first."""
     claims: list[Manifest] | None = None
     """PersistentVolumeClaims of the namespace; None: they could not be read."""
-    reward_models: list[Manifest] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    reward_models: list[Manifest] | None = field(default_factory=list)
+    """None: they could not be read."""
+    unreadable: list[str] = field(default_factory=list)
     """What could not be read, and why."""
 
     @property
@@ -42,61 +43,69 @@ class Look:
         return parse_status(self.manifest)
 
     def parse(self) -> RLJob | None:
-        """The job by this version's types; None when the cluster's are newer."""
+        """Return the job in this version's types; None if the cluster's version is newer."""
         try:
             return RLJob.model_validate(self.manifest)
         except ValidationError:
             return None
 
-    def as_observed(self) -> Observed:
-        """The same as the operator's core takes it."""
-        newest: dict[tuple[str, str], Manifest] = {}
-        for event in reversed(self.warnings):
-            newest[about(event)] = event
-        models = {}
-        for manifest in self.reward_models:
-            try:
-                models[manifest["metadata"]["name"]] = RewardModel.model_validate(manifest)
-            except ValidationError:
-                continue  # its own status says what is wrong with it
-        children = {key_of(child): child for child in self.workloads}
-        return Observed(children, tuple(self.pods), None, tuple(newest.values()), models)
+    def as_observed(self) -> ObservedState:
+        """Return the same as the operator's input."""
+        newest = {involved_object(event): event for event in reversed(self.warnings)}
+        return ObservedState(
+            children={key_of(workload): workload for workload in self.workloads},
+            pods=tuple(self.pods),
+            warnings=tuple(newest.values()),
+            reward_models=parse_reward_models(self.reward_models or []),
+        )
+
+
+def parse_reward_models(manifests: list[Manifest]) -> dict[str, RewardModel]:
+    """Return the RewardModels of this version's type, by name."""
+    models = {}
+    for manifest in manifests:
+        try:
+            models[manifest["metadata"]["name"]] = RewardModel.model_validate(manifest)
+        except ValidationError:
+            continue
+    return models
 
 
 def parse_status(manifest: Manifest) -> RLJobStatus:
-    """The status as far as this version knows it."""
+    """Return the fields of the status that this version knows."""
     known = {f.alias or name for name, f in RLJobStatus.model_fields.items()}
+    status = manifest.get("status") or {}
     try:
-        return RLJobStatus.model_validate({k: v for k, v in (manifest.get("status") or {}).items() if k in known})
+        return RLJobStatus.model_validate({key: value for key, value in status.items() if key in known})
     except ValidationError:
-        return RLJobStatus(phase=(manifest.get("status") or {}).get("phase", ""))
+        return RLJobStatus(phase=status.get("phase", ""))
 
 
-def take_look(cluster: Cluster, name: str) -> Look:
-    """Raises for the job itself alone."""
-    manifest = cluster.get_job(name)
-    unseen: list[str] = []
+async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
+    """Raise only if the job itself cannot be read."""
+    manifest = await cluster.get_job(name)
+    unreadable: list[str] = []
 
-    def see(ask: Callable[[], list[Manifest]]) -> list[Manifest] | None:
+    async def read(objects: Awaitable[list[Manifest]]) -> list[Manifest] | None:
         try:
-            return ask()
+            return await objects
         except ClusterError as error:
-            unseen.append(str(error))
+            unreadable.append(str(error))
             return None
 
     selector = f"{LABEL_JOB}={name}"
-    pods = see(lambda: cluster.list_pods(selector)) or []
-    workloads = see(lambda: cluster.list_workloads(selector)) or []
-    claims = see(cluster.list_claims) if name_claims(manifest) else []
-    models = see(cluster.list_reward_models) or []
-    warnings = see(cluster.list_warnings) or []
-    ours = [event for event in warnings if _concerns(event, manifest, pods, workloads)]
-    ours.sort(key=said_at, reverse=True)
-    return Look(manifest, pods, workloads, ours, claims, models, unseen)
+    pods = await read(cluster.list_pods(selector)) or []
+    workloads = await read(cluster.list_workloads(selector)) or []
+    claims = await read(cluster.list_claims()) if name_claims(manifest) else []
+    models = await read(cluster.list_reward_models())
+    warnings = await read(cluster.list_warnings()) or []
+    relevant = [event for event in warnings if _is_about_job(event, manifest, pods, workloads)]
+    relevant.sort(key=event_time, reverse=True)
+    return JobObservation(manifest, pods, workloads, relevant, claims, models, unreadable)
 
 
 def name_claims(manifest: Manifest) -> list[str]:
-    """The PersistentVolumeClaims that a job's spec names."""
+    """Return the PersistentVolumeClaims that a job's spec references."""
     spec = manifest["spec"]
     data = spec.get("data") or {}
     sources = [spec.get("model"), data.get("train"), data.get("eval")]
@@ -105,12 +114,13 @@ def name_claims(manifest: Manifest) -> list[str]:
     return sorted({*found, *filter(None, [checkpoint.get("claimName")])})
 
 
-def about(event: Manifest) -> tuple[str, str]:
+def involved_object(event: Manifest) -> tuple[str, str]:
+    """Return (kind, name)."""
     involved = event.get("involvedObject") or {}
     return str(involved.get("kind")), str(involved.get("name"))
 
 
-def said_at(event: Manifest) -> str:
+def event_time(event: Manifest) -> str:
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return str(next(filter(None, times), event["metadata"].get("creationTimestamp") or ""))
@@ -123,22 +133,22 @@ def parse_time(text: str | None) -> datetime | None:
         return None
 
 
-def _concerns(event: Manifest, job: Manifest, pods: list[Manifest], workloads: list[Manifest]) -> bool:
-    """Whether an Event speaks of this job. What was said before the job was made is of an earlier one's."""
+def _is_about_job(event: Manifest, job: Manifest, pods: list[Manifest], workloads: list[Manifest]) -> bool:
+    """Whether an Event is about this job. Events from before its creation are about an earlier job with its name."""
     metadata = job["metadata"]
-    if said_at(event)[:19] < (metadata.get("creationTimestamp") or "")[:19]:
+    if event_time(event)[:19] < (metadata.get("creationTimestamp") or "")[:19]:
         return False
-    kind, name = about(event)
+    kind, name = involved_object(event)
     if kind == "RLJob":
         return name == metadata["name"]
     if kind == "PersistentVolumeClaim":
         return name in name_claims(job)
     if kind in ("Pod", "ReplicaSet"):
         names = {pod["metadata"]["name"] for pod in pods}
-        return name in names or any(_is_made_by(name, workload) for workload in workloads)
+        return name in names or any(_is_named_after(name, workload) for workload in workloads)
     return (kind, name) in {(w["kind"], w["metadata"]["name"]) for w in workloads}
 
 
-def _is_made_by(name: str, workload: Manifest) -> bool:
-    """Whether a ReplicaSet or Pod, which may be gone by now, has the name that the workload's controller gives."""
+def _is_named_after(name: str, workload: Manifest) -> bool:
+    """Whether a ReplicaSet or Pod, which may be deleted by now, has a name that the workload's controller gives."""
     return re.fullmatch(re.escape(workload["metadata"]["name"]) + r"(-[a-z0-9]{1,10}){1,2}", name) is not None

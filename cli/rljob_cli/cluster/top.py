@@ -1,29 +1,36 @@
-"""top: jobs as rows of a table, or one job with its roles, rewards and Pods. Pure, but for fetch_* and watch."""
+"""`rljob top`: jobs as rows of a table, or one job with its roles, rewards and Pods. Pure, except fetch_pods and watch.
+
+Field names of the rows are part of --output json.
+"""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from rljob_api.errors import RLJobError
 from rljob_api.wire.contract import LABEL_JOB
-from rljob_cli.cluster.client import Cluster, ClusterError, Manifest
-from rljob_cli.cluster.formatting import describe_pod, describe_wait, format_age, format_table, restarts_of, role_of
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.formatting import describe_pod, describe_wait, format_age
 from rljob_cli.cluster.observation import parse_status, parse_time
+from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import HEADER, RewardRow, row_cells
-from rljob_operator.plan.observed_job import name_of
+from rljob_cli.tables import build_table, to_text
+from rljob_operator.backend import Manifest
+from rljob_operator.children.difference import parse_quantity
+from rljob_operator.plan.observed_job import count_restarts, name_of
 
-_CLEAR = "\x1b[H\x1b[J"
-_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _MIB = 2**20
-_MAX_WAIT_LENGTH = 100
-"""In the table; explain and JSON have all of it."""
+_MAX_WAIT_CHARACTERS = 100
+"""In the table; explain and JSON show all of it."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,8 @@ class JobRow:
     reward: float | None
     rollouts: str
     rewards: str
-    does: str
-    """What the driver is doing, of a job that runs."""
+    driver_phase: str
+    """Empty unless the job runs."""
     age: str
     waits_for: str
 
@@ -55,14 +62,14 @@ class PodRow:
     state: str
     restarts: int
     cpu_cores: float | None
-    """In use, by metrics.k8s.io; None: it does not say."""
+    """In use, by metrics.k8s.io; None: unknown."""
     memory_bytes: int | None
     age: str
 
 
 @dataclass(frozen=True)
 class JobView:
-    """One job with its roles and Pods."""
+    """One job with its roles, rewards and Pods."""
 
     job: JobRow
     roles: list[dict[str, Any]]
@@ -85,9 +92,9 @@ def view_row(manifest: Manifest, now: datetime) -> JobRow:
         reward=progress.reward,
         rollouts=status.rollouts,
         rewards=status.rewards,
-        does=progress.phase if status.phase in ("Running", "Restarting") else "",
+        driver_phase=progress.phase if status.phase in ("Running", "Restarting") else "",
         age=format_age(parse_time(metadata.get("creationTimestamp")), now),
-        waits_for=describe_wait(status) if status.conditions else "the operator has not looked at it: does it run?",
+        waits_for=describe_wait(status) if status.conditions else "not reconciled yet; is the operator running?",
     )
 
 
@@ -96,14 +103,14 @@ def view_jobs(manifests: list[Manifest], now: datetime) -> list[JobRow]:
     return sorted(rows, key=lambda row: (row.namespace, row.name))
 
 
-def fetch_pods(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
-    """A job's Pods and their metrics; no metrics where metrics.k8s.io does not answer."""
+async def fetch_pods(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
+    """Return a job's Pods and their metrics; no metrics if the cluster does not serve metrics.k8s.io."""
     selector = f"{LABEL_JOB}={name}"
     try:
-        metrics = cluster.list_pod_metrics(selector)
+        metrics = await cluster.list_pod_metrics(selector)
     except ClusterError:
         metrics = []
-    return cluster.list_pods(selector), metrics
+    return await cluster.list_pods(selector), metrics
 
 
 def view_job(
@@ -116,16 +123,15 @@ def view_job(
     usage = {metric["metadata"]["name"]: metric.get("containers") or [] for metric in metrics}
     roles = [role.model_dump() for role in parse_status(manifest).roles]
     order = {role["name"]: index for index, role in enumerate(roles)}
-    rows = [_view_pod(pod, usage.get(name_of(pod)), now) for pod in pods]
+    rows = [_view_pod(pod, usage.get(name_of(pod), []), now) for pod in pods]
     rows.sort(key=lambda row: (order.get(row.role, len(order)), row.name))
     return JobView(view_row(manifest, now), roles, list(rewards), rows)
 
 
-def _view_pod(pod: Manifest, containers: list[Manifest] | None, now: datetime) -> PodRow:
+def _view_pod(pod: Manifest, containers: list[Manifest], now: datetime) -> PodRow:
     def total(resource: str) -> float | None:
-        if not containers:
-            return None
-        return float(sum(parse_quantity(c["usage"][resource]) for c in containers if resource in c.get("usage", {})))
+        used = [parse_quantity(container["usage"].get(resource, "0")) for container in containers]
+        return float(sum(amount or 0 for amount in used)) if used else None
 
     memory = total("memory")
     return PodRow(
@@ -133,49 +139,46 @@ def _view_pod(pod: Manifest, containers: list[Manifest] | None, now: datetime) -
         role=role_of(pod),
         node=pod["spec"].get("nodeName") or "",
         state=describe_pod(pod),
-        restarts=restarts_of(pod),
+        restarts=count_restarts(pod),
         cpu_cores=total("cpu"),
         memory_bytes=None if memory is None else int(memory),
         age=format_age(parse_time(pod["metadata"].get("creationTimestamp")), now),
     )
 
 
-def format_jobs(rows: list[JobRow], namespace: str, everywhere: bool, width: int | None) -> str:
+def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> RenderableType:
     if not rows:
-        where = "any namespace" if everywhere else f"namespace {namespace} (-A: all namespaces)"
-        return f"no RLJobs in {where}"
-    header = ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DOES", "AGE", "WAITS FOR"]
+        return Text(f"no RLJobs in {'any namespace' if everywhere else f'namespace {namespace} (-A: all namespaces)'}")
+    header = ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "AGE", "WAITS FOR"]
     cells = [_cells(row) for row in rows]
     if everywhere:
         header = ["NAMESPACE", *header]
         cells = [[row.namespace, *line] for row, line in zip(rows, cells, strict=True)]
-    return "\n".join(format_table(header, cells, width))
+    return build_table(header, cells)
 
 
 def _cells(row: JobRow) -> list[str]:
     step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
     reward = "-" if row.reward is None else f"{row.reward:.3f}"
     waits = row.waits_for
-    waits = waits if len(waits) <= _MAX_WAIT_LENGTH else f"{waits[: _MAX_WAIT_LENGTH - 1]}…"
-    return [
-        *(row.name, row.phase, step, reward, row.rollouts or "-", row.rewards or "-", row.does or "-", row.age),
-        waits,
-    ]
+    waits = waits if len(waits) <= _MAX_WAIT_CHARACTERS else f"{waits[: _MAX_WAIT_CHARACTERS - 1]}…"
+    counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-")
+    return [row.name, row.phase, step, reward, *counts, row.age, waits]
 
 
-def format_job(view: JobView, width: int | None) -> str:
-    lines = format_jobs([view.job], view.job.namespace, False, width).splitlines()
+def draw_job(view: JobView) -> RenderableType:
+    tables: list[RenderableType] = [draw_jobs([view.job], view.job.namespace, False)]
     if view.roles:
         roles = [[r["name"], f"{r['ready']}/{r['desired']}", str(r["restarts"])] for r in view.roles]
-        lines += ["", *format_table(["ROLE", "READY", "RESTARTS"], roles, width)]
+        tables += ["", build_table(["ROLE", "READY", "RESTARTS"], roles)]
     if view.rewards:
-        lines += ["", *format_table(HEADER, [row_cells(row) for row in view.rewards], width, gap=2)]
+        tables += ["", build_table(HEADER, [row_cells(row) for row in view.rewards], gap=2)]
     if view.pods:
         is_measured = any(pod.cpu_cores is not None for pod in view.pods)
         measured = ["CPU", "MEMORY"] if is_measured else []
         header = ["POD", "ROLE", "NODE", "RESTARTS", *measured, "AGE", "STATE"]
-        lines += ["", *format_table(header, [_pod_cells(pod, is_measured) for pod in view.pods], width)]
-    return "\n".join(lines)
+        tables += ["", build_table(header, [_pod_cells(pod, is_measured) for pod in view.pods])]
+    return Group(*tables)
 
 
 def _pod_cells(pod: PodRow, is_measured: bool) -> list[str]:
@@ -186,20 +189,19 @@ def _pod_cells(pod: PodRow, is_measured: bool) -> list[str]:
     return [pod.name, pod.role, pod.node or "-", str(pod.restarts), *measured, pod.age, pod.state]
 
 
-def watch(draw: Callable[[], str], interval_seconds: float) -> None:
-    """Draw again and again, in place on a terminal, until interrupted. A failed look keeps what was last seen."""
-    last = draw()  # the first failure ends the command
-    in_place = sys.stdout.isatty()
-    print(_HIDE_CURSOR if in_place else "", end="")
-    try:
-        trouble = ""
+async def watch(draw: Callable[[], Awaitable[RenderableType]], interval_seconds: float) -> None:
+    """Draw repeatedly, in place on a terminal, until interrupted. A failed refresh keeps the last view."""
+    last, problem = await draw(), ""  # the first failure ends the command
+    console = Console()
+    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            text = "\n".join(filter(None, [last, trouble]))
-            print(f"{_CLEAR}{text}" if in_place else f"{text}\n", flush=True)
-            time.sleep(interval_seconds)
+            view = Group(last, "", Text(problem)) if problem else last
+            if live:
+                live.update(view, refresh=True)
+            else:
+                print(f"{to_text(view)}\n", flush=True)
+            await asyncio.sleep(interval_seconds)
             try:
-                last, trouble = draw(), ""
+                last, problem = await draw(), ""
             except RLJobError as error:
-                trouble = f"\nnot up to date: {error}"
-    finally:
-        print(_SHOW_CURSOR if in_place else "", end="", flush=True)
+                problem = f"not up to date: {error}"

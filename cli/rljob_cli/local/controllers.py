@@ -14,19 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from rljob_cli.local.manifests import (
-    Manifest,
-    digest,
-    is_ready,
-    is_terminating,
-    name_of,
-    namespace_of,
-    owner_of,
-    parse_timestamp,
-    phase_of,
-    timestamp,
-)
-from rljob_operator.backend import ChildKey, key_of
+from rljob_cli.manifests import digest, is_ready, namespace_of, owner_of, parse_timestamp, phase_of, timestamp
+from rljob_operator.backend import ChildKey, Manifest, key_of
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
 LABEL_HASH = "pod-template-hash"
 ANNOTATION_IDENTITY = "local.rljob.dev/identity"

@@ -57,7 +57,7 @@ class Network:
         self._lock.close()
 
 
-def claim(seed: str, block: str | None = None, ports: Iterable[int] = PORTS) -> Network:
+def claim_block(seed: str, block: str | None = None, ports: Iterable[int] = PORTS) -> Network:
     """Claim `block` (127.X.Y.0), or a free one that begins at a place which depends on the seed alone."""
     ports = tuple(ports)
     prefixes = [_prefix_of(block)] if block else list(_candidates(seed))
@@ -71,7 +71,7 @@ def claim(seed: str, block: str | None = None, ports: Iterable[int] = PORTS) -> 
         if used is None:
             return Network(prefix, lock)
         lock.close()
-        refusal = f"port {used[1]} on {used[0]} is in use{_by_whom(used[1])}"
+        refusal = f"port {used[1]} on {used[0]} is in use{_describe_listener(used[1])}"
     remedy = "stop what listens there" + (", or leave --network out" if block else "")
     raise UserError(f"{refusal}; {remedy}")
 
@@ -129,7 +129,7 @@ def _listen(address: str, port: int) -> socket.socket | None:
     return test
 
 
-def _by_whom(port: int) -> str:
+def _describe_listener(port: int) -> str:
     """' (process NAME, pid N)' where /proc tells."""
     inodes = set()
     with contextlib.suppress(OSError):

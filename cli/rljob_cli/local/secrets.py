@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scorers import SecretKeyRef
-from rljob_cli.local.manifests import Manifest
+from rljob_operator.backend import Manifest
 
 
 def find_reference(reward: Reward) -> SecretKeyRef | None:

@@ -19,9 +19,10 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_api.wire.protocol import DriverStatus
-from rljob_cli.local.manifests import Manifest, is_terminating, labels_of, name_of, timestamp
 from rljob_cli.local.secrets import build_secrets
-from rljob_operator.backend import ChildKey, Event, JobKey, Key, ObservedState, Owner, OwnerStatus, key_of
+from rljob_cli.manifests import labels_of, timestamp
+from rljob_operator.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
 _RESYNC_SECONDS = 10.0
 

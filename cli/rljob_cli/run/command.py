@@ -1,8 +1,8 @@
-"""One `rljob run`: the operator's core over the local backend, watched until the job has ended.
+"""`rljob run`: the operator's reconciler over the local backend, until the job has ended.
 
-Consumes: a checked job. Produces: its run folder. Waits for: a terminal phase, or Ctrl-C. Leaves what should run to
-the operator, how to the local backend, and drawing to the outputs.
-Invariant: when `run_job` returns, however it does, no process of the run is alive.
+Consumes: a checked job. Produces: its run folder. Waits for: a terminal phase, or Ctrl-C. Leaves the desired state to
+the operator, running it to the local backend, and drawing to the outputs.
+Invariant: when `run_job` returns or raises, no process of the run is alive.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
-from rljob_cli.local.manifests import labels_of, phase_of
 from rljob_cli.local.network import Network
-from rljob_cli.local.rewards import build_rewards, fetch_metrics
+from rljob_cli.manifests import labels_of, phase_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import Output
+from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
+from rljob_cli.run.metrics_file import read_rows, split_rows
 from rljob_cli.run.report import draw_curves, print_report
 from rljob_cli.run.reward_rows import Metrics
-from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of, read_rows
+from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
 from rljob_operator.loop.reconcile import reconcile
 
-_LOOK_SECONDS = 0.5
+_REFRESH_SECONDS = 0.5
 _POLL_SECONDS = 1.0
 _METRICS_SECONDS = 2.0
 _POLL_TIMEOUT_SECONDS = 2.0
 _STOP_SECONDS = 15.0
-"""Most that one Pod may take to end. The head goes first, so that it can leave a checkpoint in order."""
+"""Limit for one Pod. The head stops first, so that it can complete a checkpoint."""
 _FINAL_PHASES = ("Succeeded", "Failed")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,19 +53,19 @@ class Run:
     """A running job."""
 
     def __init__(self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output) -> None:
-        self.job = job
-        self.folder = folder
+        self._job = job
+        self._folder = folder
         self.history = RunHistory()
         self._cluster = LocalCluster(job, network, folder, claims)
         self._output = output
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._interrupted = asyncio.Event()
         self._phase = ""
         self._events: list[str] = []
         self._metrics = Metrics()
 
     async def execute(self) -> str:
-        """Run to the end. Returns the phase: Succeeded, Failed or Interrupted."""
+        """Run until the job ends. Return the phase: Succeeded, Failed or Interrupted."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
@@ -81,7 +82,7 @@ class Run:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-                    await self._cluster.stop(_STOP_SECONDS, first=(child_name(self.job, HEAD),))
+                    await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
@@ -89,7 +90,7 @@ class Run:
 
     @property
     def wall_seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started
 
     async def _follow(self, tasks: list[asyncio.Task[None]]) -> None:
         while True:
@@ -97,7 +98,7 @@ class Run:
             for task in tasks:
                 if task.done():
                     task.result()
-            snapshot = self.look()
+            snapshot = self.take_snapshot()
             self._output.show(snapshot)
             self._phase = snapshot.phase
             if self._interrupted.is_set():
@@ -106,16 +107,15 @@ class Run:
             if snapshot.phase in _FINAL_PHASES:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_REFRESH_SECONDS):
                     await self._interrupted.wait()
 
-    def look(self) -> Snapshot:
-        """The run as it is now."""
+    def take_snapshot(self) -> Snapshot:
         store = self._cluster.store
         pods = list(store.pods.values())
         self.history.record(pods)
-        job = store.job or self.job
-        rows = read_rows(self.folder / runfolder.FILE_METRICS)
+        job = store.job or self._job
+        steps, evals = split_rows(read_rows(self._folder / runfolder.FILE_METRICS))
         return Snapshot(
             name=job.metadata.name,
             phase=job.status.phase or "Pending",
@@ -123,8 +123,8 @@ class Run:
             roles=build_roles(job.status, pods, self.history.restarts),
             rewards=build_rewards(job, pods, self._metrics),
             driver=store.driver,
-            steps=tuple(row for row in rows if row.get("type", "step") == "step"),
-            evals=tuple(row for row in rows if row.get("type") == "eval"),
+            steps=tuple(steps),
+            evals=tuple(evals),
             total_steps=job.spec.schedule.steps,
             elapsed_seconds=self.wall_seconds,
             failures=tuple(self.history.failures),
@@ -137,28 +137,28 @@ class Run:
 
     def _on_signal(self) -> None:
         if self._interrupted.is_set():
-            self._output.say("killing all that is left")
+            self._output.say("killing all processes")
             self._cluster.kubelet.kill()
             return
-        self._output.say("stopping: the head first, then all others (again: kill them)")
+        self._output.say("stopping the head, then all others (press again to kill them)")
         self._interrupted.set()
 
     async def _poll_driver(self) -> None:
-        """Keep the store's view of the driver fresh: the operator and the live view read it there."""
+        """Refresh the driver's status in the store, for the operator and the live view."""
         store = self._cluster.store
         timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
                 heads = [p for p in store.pods.values() if labels_of(p).get(LABEL_ROLE) == HEAD]
                 running = [pod for pod in heads if phase_of(pod) == "Running"]
-                secret = store.find("Secret", child_name(self.job, "token"))
+                secret = store.find("Secret", child_name(self._job, "token"))
                 if running and secret:
                     address = running[0]["status"]["podIP"]
-                    store.set_driver(await _ask_driver(session, address, read_token(secret) or ""))
+                    store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _poll_metrics(self) -> None:
-        """Keep what the head and the reward servers count fresh, for the view."""
+        """Refresh the metrics of the head and the reward servers, for the view."""
         timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
@@ -166,8 +166,8 @@ class Run:
                 await asyncio.sleep(_METRICS_SECONDS)
 
 
-async def _ask_driver(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
-    """The driver's status; None when it does not answer."""
+async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
+    """Return the driver's status; None if it does not answer."""
     headers = {"Authorization": f"Bearer {token}"}
     try:
         async with session.get(f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}", headers=headers) as response:
@@ -181,7 +181,7 @@ async def _ask_driver(session: aiohttp.ClientSession, address: str, token: str) 
 def run_job(
     job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output, console: Console
 ) -> tuple[str, dict[str, Any]]:
-    """Run the job and write what is left of it. Returns the phase and the summary."""
+    """Run the job and write its summary and curves. Return the phase and the summary."""
 
     async def execute() -> tuple[str, Run]:
         run = Run(job, folder, network, claims, output)
@@ -203,9 +203,9 @@ def run_job(
     path = folder / runfolder.FILE_SUMMARY
     path.write_text(json.dumps(summary, indent=1) + "\n")
     curves = folder / runfolder.FILE_CURVES
-    drawn = draw_curves(rows, curves)
+    has_curves = draw_curves(rows, curves)
     print_report(console, summary)
-    if drawn:
+    if has_curves:
         console.print(f"curves: {curves}", soft_wrap=True, highlight=False)
     console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
     return phase, summary

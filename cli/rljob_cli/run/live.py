@@ -1,4 +1,4 @@
-"""Outputs of a run: a live view for a terminal, plain lines, or JSON lines. Each takes snapshots and shows them."""
+"""Outputs of a run: a live view for a terminal, plain lines, or JSON lines. Each shows snapshots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_cli.run.reward_rows import HEADER, row_cells
-from rljob_cli.run.snapshot import Change, Snapshot, changes
+from rljob_cli.run.snapshot import Change, Snapshot, diff_snapshots
+from rljob_cli.tables import build_table
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -20,7 +21,7 @@ _NUM_RECENT = 6
 
 
 class Output(Protocol):
-    """Where snapshots go."""
+    """Shows snapshots and messages."""
 
     def show(self, snapshot: Snapshot) -> None: ...
 
@@ -30,31 +31,31 @@ class Output(Protocol):
 
 
 class PlainOutput:
-    """One line for each step and each change of state."""
+    """One line per step and change of state."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = Snapshot()
 
     def show(self, snapshot: Snapshot) -> None:
-        for change in changes(self._last, snapshot):
-            self._tell(change, snapshot)
+        for change in diff_snapshots(self._last, snapshot):
+            self._report(change, snapshot)
         self._last = snapshot
 
-    def _tell(self, change: Change, snapshot: Snapshot) -> None:
+    def _report(self, change: Change, snapshot: Snapshot) -> None:
         self.say(f"[{format_seconds(snapshot.elapsed_seconds):>6}] {change.text}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
 
 class JsonOutput(PlainOutput):
-    """One JSON object for each step and each change of state."""
+    """One JSON object per step and change of state."""
 
-    def _tell(self, change: Change, snapshot: Snapshot) -> None:
+    def _report(self, change: Change, snapshot: Snapshot) -> None:
         print(json.dumps({"elapsed_seconds": round(snapshot.elapsed_seconds, 1), **change.data}), flush=True)
 
     def say(self, text: str) -> None:
@@ -62,7 +63,7 @@ class JsonOutput(PlainOutput):
 
 
 class LiveOutput:
-    """A view that stays in place; failures scroll above it."""
+    """A view that is updated in place; failures scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,7 +73,7 @@ class LiveOutput:
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        for change in changes(self._last, snapshot):
+        for change in diff_snapshots(self._last, snapshot):
             if change.data["type"] == "failure":
                 self.say(change.text)
             elif change.data["type"] not in ("step", "eval"):
@@ -89,14 +90,14 @@ class LiveOutput:
 
 
 def make_output(kind: str, console: Console) -> Output:
-    """live, plain or json; live needs a terminal."""
+    """Create the output; live becomes plain without a terminal."""
     if kind == "json":
         return JsonOutput(console)
     return LiveOutput(console) if kind == "live" and console.is_terminal else PlainOutput(console)
 
 
 def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
-    """The live view."""
+    """Draw the live view."""
     eta = snapshot.eta_seconds
     head = Table.grid(padding=(0, 2))
     head.add_row(
@@ -106,14 +107,15 @@ def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
         ProgressBar(total=max(1, snapshot.total_steps), completed=snapshot.step, width=30),
         Text(format_seconds(snapshot.elapsed_seconds) + (f", {format_seconds(eta)} left" if eta else "")),
     )
-    parts: list[RenderableType] = [head, _render_numbers(snapshot), _render_roles(snapshot)]
+    lines: list[RenderableType] = [head, _render_numbers(snapshot), _render_roles(snapshot)]
     if snapshot.rewards:
-        parts.append(_render_rewards(snapshot))
+        cells = [row_cells(row) for row in snapshot.rewards]
+        lines.append(build_table(HEADER, cells, gap=1, header_style="dim"))
     phase = snapshot.driver.phase if snapshot.driver else "waiting for Pods"
     waits = snapshot.waits_for
-    parts.append(Text(f"{phase}: waits for {waits}" if waits else phase, style="cyan"))
-    parts += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in recent]
-    return Group(*parts)
+    lines.append(Text(f"{phase}: waits for {waits}" if waits else phase, style="cyan"))
+    lines += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in recent]
+    return Group(*lines)
 
 
 def _render_numbers(snapshot: Snapshot) -> RenderableType:
@@ -136,29 +138,16 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
 
 
 def _render_roles(snapshot: Snapshot) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("role", "ready", "restarts"):
-        table.add_column(column)
+    rows = []
     for role in snapshot.roles:
         style = "green" if role.ready >= role.desired else "yellow"
-        table.add_row(role.name, Text(f"{role.ready}/{role.desired}", style=style), str(role.restarts or ""))
-    return table
-
-
-def _render_rewards(snapshot: Snapshot) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    rows = [row_cells(row) for row in snapshot.rewards]
-    for column, *cells in zip(HEADER, *rows, strict=True):
-        # Only the reasons, which are last, may be cut.
-        widest = max(map(len, (column, *cells))) if column != HEADER[-1] else None
-        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=widest)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+        ready = Text(f"{role.ready}/{role.desired}", style=style)
+        rows.append((role.name, ready, str(role.restarts or "")))
+    return build_table(("role", "ready", "restarts"), rows, gap=1, header_style="dim")
 
 
 def sparkline(values: list[float]) -> str:
-    """The last values as one line of bars, from their least to their greatest."""
+    """Draw the last values as one line of bars, scaled from minimum to maximum."""
     shown = values[-_SPARK_WIDTH:]
     low, high = min(shown), max(shown)
     if high <= low:
@@ -167,6 +156,6 @@ def sparkline(values: list[float]) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds_left:02}s" if minutes else f"{seconds_left}s"

@@ -1,4 +1,4 @@
-"""The end of a run, for people: a table and a picture of the curves. matplotlib is imported only here, and late."""
+"""The report of a finished run: a table and a picture of the curves. Imports matplotlib only to draw."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rljob_cli.run.snapshot import Row
+from rljob_cli.run.metrics_file import Row, split_rows
 
 
 def build_table(summary: dict[str, Any]) -> Table:
-    """What a reader wants to know first."""
+    """The most important results."""
     table = Table(title=f"{summary['name']}: {summary['phase']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -46,7 +46,7 @@ def _lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     digests = summary.get("weight_digests") or {}
     if digests:
         alike = len(set(digests.values())) == 1
-        yield "weight digests", f"{len(digests)} parties {'agree' if alike else 'DIFFER'}"
+        yield "weight digests", f"{len(digests)} processes {'agree' if alike else 'DIFFER'}"
 
 
 def _from_to(before: float | None, after: float | None) -> str:
@@ -67,8 +67,8 @@ def print_report(console: Console, summary: dict[str, Any]) -> None:
 
 
 def draw_curves(rows: list[Row], path: Path) -> bool:
-    """curves.png: reward and accuracy, throughput, and each step's time by phase. False when there is nothing yet."""
-    steps = [row for row in rows if row.get("type", "step") == "step"]
+    """Draw reward and accuracy, throughput, and each step's time by phase. Return False without a step."""
+    steps, evals = split_rows(rows)
     if not steps:
         return False
     import matplotlib as mpl
@@ -79,20 +79,20 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
     xs = [row["step"] for row in steps]
     top.plot(xs, [_number(row.get("reward")) for row in steps], marker=".", label="reward (training)")
-    evals = [row for row in rows if row.get("type") == "eval" and row.get("accuracy") is not None]
+    evals = [row for row in evals if row.get("accuracy") is not None]
     if evals:
         top.plot([r["step"] for r in evals], [r["accuracy"] for r in evals], "s--", label="accuracy (held out)")
     top.legend(loc="best")
     middle.plot(xs, [_number(row.get("tokens_per_second")) for row in steps], marker=".", color="tab:green")
     middle.set_ylabel("sampled tokens/s")
-    phases = [phases_of(row) for row in steps]
+    phases = [_phases_of(row) for row in steps]
     names = list(dict.fromkeys(name for phase in phases for name in phase))
     if names:
         bottom.stackplot(xs, [[phase.get(name, 0.0) for phase in phases] for name in names], labels=names)
         bottom.legend(loc="best", fontsize="small")
     else:
         bottom.plot(xs, [_number(row.get("step_seconds")) for row in steps])
-    bottom.set_ylabel("seconds of a step")
+    bottom.set_ylabel("seconds per step")
     bottom.set_xlabel("step")
     for axis in (top, middle, bottom):
         axis.grid(alpha=0.3)
@@ -101,8 +101,8 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
     return True
 
 
-def phases_of(row: Row) -> dict[str, float]:
-    """A step's seconds by phase."""
+def _phases_of(row: Row) -> dict[str, float]:
+    """Return a step's seconds by phase."""
     phases = row.get("phase_seconds") or {}
     return {name: float(seconds) for name, seconds in phases.items() if seconds}
 

@@ -1,7 +1,7 @@
-"""Rewards as rows, for every view of a job: what is there of each, how busy it is, and what it gave. Pure.
+"""Rewards as table rows, for every view of a job: replicas, load, latency and invalid results. Pure.
 
-Made of the job, its status, and the /metrics of driver and reward servers, as far as each is known. Leaves asking to
-the views. Invariant: what is not known is None and shown as a dash, never a zero.
+Built from the job, its status, and the /metrics of driver and reward servers. Leaves fetching to the views. Invariant:
+an unknown number is None and shown as a dash, never as zero.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.scaling import RewardScaling
 
 HEADER = ("REWARD", "KIND", "READY", "WANT", "GIVEN", "USED", "QUEUE", "AGE", "P50", "P95", "INVALID")
-"""WANT, GIVEN and USED are slots; QUEUE and AGE of what waits; P50 and P95 from a trajectory's end to its score."""
+"""WANT, GIVEN and USED are slots. QUEUE and AGE describe waiting requests. P50 and P95: from trajectory to score."""
 UNKNOWN = "-"
-_MAX_FRACTION_SECONDS = 9.95
-_MIN_SECONDS_SHOWN = 0.0995
+_MAX_SECONDS_WITH_FRACTION = 9.95
+_MIN_SECONDS_UNIT = 0.0995
 
 
 @dataclass(frozen=True)
 class RewardRow:
-    """One reward. None: nobody said."""
+    """One reward. None: unknown. Field names are part of --output json."""
 
     name: str
     kind: str | None = None
     """function, model, judge, http."""
     ready: int | None = None
     replicas: int | None = None
-    """Pods wanted."""
+    """Desired Pods."""
     slots_wanted: int | None = None
-    """What demand asked for when the autoscaler last decided."""
+    """Demand at the autoscaler's last decision."""
     slots_given: int | None = None
-    """Those of the ready Pods."""
+    """Slots of the ready Pods."""
     slots_in_use: int | None = None
     waiting: int | None = None
     oldest_seconds: float | None = None
-    """Age of the oldest request that waits; 0 when none does."""
+    """Age of the oldest waiting request; 0 if none waits."""
     latency_p50_seconds: float | None = None
-    """From a trajectory's end to this reward's result, since the driver started."""
+    """From the end of a trajectory to its result, since the driver started."""
     latency_p95_seconds: float | None = None
     invalid: dict[str, int] | None = None
     """Samples without a valid score since the driver started, by reason."""
@@ -60,8 +60,8 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
-    """What is known of one reward before anybody was asked for metrics."""
+class RewardInfo:
+    """What the job and its status say about one reward."""
 
     name: str
     spec: RewardBase | None = None
@@ -73,15 +73,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What was said at /metrics. None: nobody answered."""
+    """The contents of /metrics. None: no answer."""
 
     driver: Sequence[Sample] | None = None
     servers: Mapping[str, Sequence[Sequence[Sample]] | None] = field(default_factory=dict)
-    """By reward: of each of its ready Pods; None where one of them did not answer, so that no sum is a part of it."""
+    """By reward, of each ready Pod. None: one of the Pods did not answer, so sums would be partial."""
 
 
 def parse_metrics(text: str) -> list[Sample]:
-    """Samples of a text in Prometheus' format; none of what is not."""
+    """Parse Prometheus' text format; return no samples if the text is something else."""
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
@@ -89,40 +89,40 @@ def parse_metrics(text: str) -> list[Sample]:
     return [Sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
-def build_row(part: Part, metrics: Metrics) -> RewardRow:
-    """All that is known of one reward."""
-    servers = metrics.servers.get(part.name)
+def build_row(info: RewardInfo, metrics: Metrics) -> RewardRow:
+    """Combine the facts about one reward."""
+    servers = metrics.servers.get(info.name)
     samples = None if servers is None else [sample for server in servers for sample in server]
-    waiting, oldest = _queue(part.name, metrics)
+    waiting, oldest = _queue(info.name, metrics)
     return RewardRow(
-        name=part.name,
-        kind=part.spec.kind or None if part.spec else None,
-        ready=part.ready,
-        replicas=part.replicas,
-        slots_wanted=part.scaling.slots if part.scaling else None,
-        slots_given=_slots_given(part, samples),
+        name=info.name,
+        kind=info.spec.kind or None if info.spec else None,
+        ready=info.ready,
+        replicas=info.replicas,
+        slots_wanted=info.scaling.slots if info.scaling else None,
+        slots_given=_slots_given(info, samples),
         slots_in_use=_whole(_total(samples, "rljob_reward_slots_in_use")),
         waiting=waiting,
         oldest_seconds=oldest,
-        latency_p50_seconds=_quantile(metrics.driver, part.name, 0.5),
-        latency_p95_seconds=_quantile(metrics.driver, part.name, 0.95),
-        invalid=_invalid(metrics.driver, part.name),
+        latency_p50_seconds=_quantile(metrics.driver, info.name, 0.5),
+        latency_p95_seconds=_quantile(metrics.driver, info.name, 0.95),
+        invalid=_invalid(metrics.driver, info.name),
     )
 
 
-def _slots_given(part: Part, samples: Sequence[Sample] | None) -> int | None:
-    told = _whole(_total(samples, "rljob_reward_slots_total"))
-    if told is not None or part.spec is None or part.spec.http is not None or part.ready is None:
-        return told
-    return part.ready * part.spec.slots
+def _slots_given(info: RewardInfo, samples: Sequence[Sample] | None) -> int | None:
+    reported = _whole(_total(samples, "rljob_reward_slots_total"))
+    if reported is not None or info.spec is None or info.spec.http is not None or info.ready is None:
+        return reported
+    return info.ready * info.spec.slots
 
 
 def _queue(reward: str, metrics: Metrics) -> tuple[int | None, float | None]:
-    """What waits before the servers, and at the driver for one of them; also where there is no server."""
-    told = metrics.servers.get(reward, ())
-    if told is None:
+    """Return the number and maximum age of requests that wait at the servers, or at the driver for a server."""
+    answers = metrics.servers.get(reward, ())
+    if answers is None:
         return None, None
-    servers = [sample for server in told for sample in server]
+    servers = [sample for server in answers for sample in server]
     driver = [sample for sample in metrics.driver or () if sample.labels.get("reward") == reward]
     lengths = _values(servers, "rljob_reward_queue_length") + _values(driver, "rljob_reward_waiting")
     ages = _values(servers, "rljob_reward_queue_oldest_seconds")
@@ -144,13 +144,12 @@ def _whole(value: float | None) -> int | None:
 
 
 def _invalid(driver: Sequence[Sample] | None, reward: str) -> dict[str, int] | None:
-    """Reasons that came at all; None where the driver does not count this reward."""
+    """Return counts by reason, largest first; None before the driver has any result of this reward."""
     found = [
         sample
         for sample in driver or ()
         if sample.name == "rljob_reward_invalid_total" and sample.labels.get("reward") == reward and sample.value
     ]
-    # Results without an invalid one are a zero that somebody said; before the first result nothing was.
     if not found and not _has_results(driver, reward):
         return None
     reasons: dict[str, int] = {}
@@ -168,7 +167,7 @@ def _has_results(driver: Sequence[Sample] | None, reward: str) -> bool:
 
 
 def _quantile(driver: Sequence[Sample] | None, reward: str, share: float) -> float | None:
-    """Of the driver's histogram over all lanes and outcomes, linear within a bucket, as Prometheus does it."""
+    """Interpolate the driver's histogram over all lanes and outcomes linearly, as Prometheus does."""
     counts: dict[float, float] = {}
     for sample in driver or ():
         if sample.name == "rljob_reward_latency_seconds_bucket" and sample.labels.get("reward") == reward:
@@ -188,7 +187,7 @@ def _quantile(driver: Sequence[Sample] | None, reward: str, share: float) -> flo
 
 
 def row_cells(row: RewardRow) -> list[str]:
-    """As HEADER names them."""
+    """Return the cells of HEADER's columns."""
     pods = UNKNOWN if row.ready is None or row.replicas is None else f"{row.ready}/{row.replicas}"
     numbers = (row.slots_wanted, row.slots_given, row.slots_in_use, row.waiting)
     times = (row.oldest_seconds, row.latency_p50_seconds, row.latency_p95_seconds)
@@ -207,12 +206,12 @@ def describe_invalid(invalid: Mapping[str, int] | None) -> str:
 
 
 def format_short(seconds: float) -> str:
-    """Five characters at most: 0s, 12ms, 4.2s, 37s, 12m, 3h."""
+    """At most five characters: 0s, 12ms, 4.2s, 37s, 12m, 3h."""
     if seconds == 0:
         return "0s"
-    if seconds < _MIN_SECONDS_SHOWN:
+    if seconds < _MIN_SECONDS_UNIT:
         return f"{max(1, round(1000 * seconds))}ms"
-    if seconds < _MAX_FRACTION_SECONDS:
+    if seconds < _MAX_SECONDS_WITH_FRACTION:
         return f"{seconds:.1f}s"
     if seconds < 600:
         return f"{seconds:.0f}s"

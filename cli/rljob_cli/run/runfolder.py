@@ -1,6 +1,6 @@
-"""The folder of a run: who may use it, what of an earlier run stays, and whether the same job may go on in it.
+"""The folder of a run: its lock, the files of an earlier run, and whether the same job may resume in it.
 
-Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the lock however its holder ends.
+Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the lock even if its holder is killed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MAY_CHANGE = (("schedule", "steps"),)
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the folder. UserError names who else does."""
+    """Lock the folder. Raise UserError with the process that holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the folder, not in it: --fresh moves the folder away.
+    # Next to the folder, because --fresh renames it.
     with (folder.parent / f".{folder.name}.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(f"{folder} is in use by `rljob run`, {holder}; wait for it or stop it") from None
+            raise UserError(f"{folder} is in use by another `rljob run`, {holder}; wait for it or stop it") from None
         file.truncate(0)
         file.write(f"pid {os.getpid()}, since {datetime.now().astimezone().isoformat(timespec='seconds')}\n")
         file.flush()
@@ -50,7 +50,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Rename the folder of an earlier run; its new name, or None when there is none."""
+    """Rename the folder of an earlier run. Return its new name; None if it does not exist."""
     if not folder.exists():
         return None
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -65,7 +65,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def changed_fields(folder: Path, job: RLJob) -> list[str]:
-    """Immutable fields in which the job differs from the one whose checkpoint the folder holds."""
+    """Return the immutable fields that differ from the job of the folder's checkpoint."""
     saved = folder / FILE_JOB
     if not has_checkpoint(folder) or not saved.is_file():
         return []
@@ -76,8 +76,8 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
     return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
 
 
-def begin(folder: Path, job: RLJob) -> None:
-    """Make the folder, note the job, and remove the results of an earlier run, which would pass for this one's."""
+def prepare(folder: Path, job: RLJob) -> None:
+    """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_JOB).write_text(yaml.safe_dump(_dump(job), sort_keys=False, allow_unicode=True))
     for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES):
@@ -85,7 +85,7 @@ def begin(folder: Path, job: RLJob) -> None:
 
 
 def read_driver_summary(folder: Path) -> dict[str, Any]:
-    """The driver's summary; empty when there is none that can be read."""
+    """Return the driver's summary; empty if it is missing or unreadable."""
     try:
         found = json.loads((folder / FILE_DRIVER_SUMMARY).read_text())
     except (OSError, ValueError):

@@ -1,28 +1,33 @@
-"""A run as it is at one moment, for every kind of output, and what changed between two. Pure but for `read_rows`.
+"""A run at one moment, for every kind of output, and the changes between two such snapshots. Pure.
 
-Leaves drawing to live.py and the end to report.py. Invariant: each step, state and failure is told exactly once.
+Leaves drawing to live.py and the final report to report.py. Invariant: each step, state and failure is reported
+exactly once.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from rljob_api.manifest.status import RLJobStatus
-from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_api.wire.protocol import DriverStatus
-from rljob_cli.local.manifests import Manifest, is_ready, labels_of, name_of
+from rljob_cli.manifests import is_ready, role_of
+from rljob_cli.run.metrics_file import Row
 from rljob_cli.run.reward_rows import RewardRow
+from rljob_operator.backend import Manifest
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
-Row = dict[str, Any]
 ROLE_ORDER = ("head", "trainer", "rollout", "reward")
+_MAX_FAILURE_LINES = 8
+_STEP_NUMBERS = (
+    ("reward", "reward {:.3f}"),
+    ("tokens_per_second", "{:.0f} tokens/s"),
+    ("step_seconds", "{:.1f} s"),
+)
 
 
 @dataclass(frozen=True)
 class RoleRow:
-    """Pods of one role."""
+    """The Pods of one role."""
 
     name: str
     desired: int
@@ -32,7 +37,7 @@ class RoleRow:
 
 @dataclass(frozen=True)
 class Failure:
-    """One container that ended badly, once."""
+    """One failed execution of a container."""
 
     pod: str
     role: str
@@ -40,17 +45,17 @@ class Failure:
     exit_code: int
     reason: str
     message: str
-    """Its last lines of log."""
+    """The last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that an output may show."""
+    """Everything that an output may show."""
 
     name: str = ""
     phase: str = ""
     message: str = ""
-    """Of the condition that the phase was derived from."""
+    """The message of the condition that decides the phase."""
     roles: tuple[RoleRow, ...] = ()
     rewards: tuple[RewardRow, ...] = ()
     driver: DriverStatus | None = None
@@ -67,7 +72,7 @@ class Snapshot:
 
     @property
     def waits_for(self) -> str:
-        """What the job waits for, in words: the driver's answer, else which role is not there yet."""
+        """What the job waits for: the driver's status, or else the roles that are not ready."""
         if self.driver:
             return self.driver.waits_for
         missing = [f"{role.name} {role.ready}/{role.desired}" for role in self.roles if role.ready < role.desired]
@@ -75,97 +80,66 @@ class Snapshot:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Median of the last steps' times, for the steps that are left."""
+        """Estimate the remaining time from the median of the last steps."""
         times = sorted(float(row["step_seconds"]) for row in self.steps[-9:] if row.get("step_seconds"))
         return times[len(times) // 2] * max(0, self.total_steps - self.step) if times else None
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to tell: a line for people, an object for programs."""
+    """One thing to report: a line of text, and an object for programs."""
 
     text: str
     data: Row
 
 
-def changes(old: Snapshot, new: Snapshot) -> list[Change]:
-    """What happened between two snapshots, in the order to tell it."""
-    told: list[Change] = []
+def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
+    """Return the changes in the order to report them."""
+    changes: list[Change] = []
     if new.phase != old.phase:
         text = new.phase + (f": {new.message}" if new.message else "")
-        told.append(Change(text, {"type": "phase", "phase": new.phase, "message": new.message}))
-    before = {role.name: role for role in old.roles}
+        changes.append(Change(text, {"type": "phase", "phase": new.phase, "message": new.message}))
+    before = {role.name: (role.ready, role.desired) for role in old.roles}
     for role in new.roles:
-        was = before.get(role.name)
-        if was is None or (role.ready, role.desired) != (was.ready, was.desired):
+        if before.get(role.name) != (role.ready, role.desired):
             data = {"type": "role", **role.__dict__}
-            told.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))
-    told += [_tell_failure(failure) for failure in new.failures[len(old.failures) :]]
-    told += [Change(event, {"type": "event", "message": event}) for event in new.events[len(old.events) :]]
-    seen = {row["step"] for row in old.evals}
-    told += [_tell_eval(row) for row in new.evals if row["step"] not in seen]
+            changes.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))
+    changes += [_format_failure(failure) for failure in new.failures[len(old.failures) :]]
+    changes += [Change(event, {"type": "event", "message": event}) for event in new.events[len(old.events) :]]
+    reported = {row["step"] for row in old.evals}
+    changes += [_format_eval(row) for row in new.evals if row["step"] not in reported]
     last = old.steps[-1]["step"] if old.steps else 0
     if new.steps and new.steps[-1]["step"] < last:
         last = new.steps[-1]["step"]
-        told.append(Change(f"resumed after step {last}", {"type": "resumed", "step": last}))
-    told += [_tell_step(row, new.total_steps) for row in new.steps if row["step"] > last]
-    return told
+        changes.append(Change(f"resumed after step {last}", {"type": "resumed", "step": last}))
+    changes += [_format_step(row, new.total_steps) for row in new.steps if row["step"] > last]
+    return changes
 
 
-def _tell_failure(failure: Failure) -> Change:
-    lines = "".join(f"\n    {line}" for line in failure.message.splitlines()[-8:])
+def _format_failure(failure: Failure) -> Change:
+    lines = "".join(f"\n    {line}" for line in failure.message.splitlines()[-_MAX_FAILURE_LINES:])
     return Change(
         f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}{lines}",
         {"type": "failure", **failure.__dict__},
     )
 
 
-def _tell_eval(row: Row) -> Change:
+def _format_eval(row: Row) -> Change:
     accuracy = row.get("accuracy")
     shown = "no accuracy" if accuracy is None else f"accuracy {accuracy:.3f}"
     return Change(f"evaluation after step {row['step']}: {shown}", row)
 
 
-def _tell_step(row: Row, total: int) -> Change:
+def _format_step(row: Row, total: int) -> Change:
     parts = [f"step {row['step']}/{total}"]
-    for key, form in (
-        ("reward", "reward {:.3f}"),
-        ("tokens_per_second", "{:.0f} tokens/s"),
-        ("step_seconds", "{:.1f} s"),
-    ):
-        if row.get(key) is not None:
-            parts.append(form.format(row[key]))
+    parts += [form.format(row[key]) for key, form in _STEP_NUMBERS if row.get(key) is not None]
     if row.get("num_invalid"):
         parts.append(f"{row['num_invalid']} invalid")
     return Change("  ".join(parts), row)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Whole lines of a JSONL file that somebody may be writing to; a torn or foreign last line is left for later."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return []
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            rows.append(row)
-    return rows
-
-
-def role_of(pod: Manifest) -> str:
-    """head, trainer, rollout or reward-NAME."""
-    labels = labels_of(pod)
-    role = labels.get(LABEL_ROLE, "other")
-    return f"{role}-{labels[LABEL_REWARD]}" if LABEL_REWARD in labels else role
-
-
 class RunHistory:
-    """Remembers what Pods leave behind when they go: restarts by role, and failures."""
+    """Restarts by role, and failures, including those of deleted Pods."""
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
@@ -174,33 +148,26 @@ class RunHistory:
 
     def record(self, pods: list[Manifest]) -> None:
         for pod in pods:
-            statuses = pod.get("status", {}).get("containerStatuses", [])
-            uid, count = pod["metadata"].get("uid", ""), 0
-            for status in statuses:
-                for state in (status.get("lastState", {}), status.get("state", {})):
-                    self._record_end(pod, status["name"], state.get("terminated"))
-                count += int(status.get("restartCount", 0))
-            # A Pod that failed for good was, or will be, replaced by another: that is a restart of its role too.
-            count += pod.get("status", {}).get("phase") == "Failed"
-            self._restarts[uid] = (role_of(pod), count)
+            status = pod.get("status", {})
+            containers = status.get("containerStatuses", [])
+            for container in containers:
+                for state in (container.get("lastState", {}), container.get("state", {})):
+                    self._record_end(pod, container["name"], state.get("terminated"))
+            # A failed Pod is replaced, which is a restart of its role too.
+            num_restarts = sum(int(container.get("restartCount", 0)) for container in containers)
+            num_restarts += status.get("phase") == "Failed"
+            self._restarts[pod["metadata"].get("uid", "")] = (role_of(pod), num_restarts)
 
     def _record_end(self, pod: Manifest, container: str, terminated: Manifest | None) -> None:
-        # A Pod that is asked to go ends by a signal; that is no failure.
-        if not terminated or terminated["exitCode"] == 0 or pod["metadata"].get("deletionTimestamp"):
+        # Containers of a deleted Pod end by a signal, which is not a failure.
+        if not terminated or terminated["exitCode"] == 0 or is_terminating(pod):
             return
         key = (pod["metadata"].get("uid", ""), container, terminated["finishedAt"])
         if key not in self._seen:
             self._seen.add(key)
-            self.failures.append(
-                Failure(
-                    name_of(pod),
-                    role_of(pod),
-                    container,
-                    terminated["exitCode"],
-                    terminated.get("reason", ""),
-                    terminated.get("message", ""),
-                )
-            )
+            reason, message = terminated.get("reason", ""), terminated.get("message", "")
+            exit_code = terminated["exitCode"]
+            self.failures.append(Failure(name_of(pod), role_of(pod), container, exit_code, reason, message))
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -211,23 +178,23 @@ class RunHistory:
 
 
 def build_roles(status: RLJobStatus, pods: list[Manifest], restarts: dict[str, int]) -> tuple[RoleRow, ...]:
-    """Roles in their usual order: wanted as the status says, ready as the Pods are."""
+    """Return the roles in ROLE_ORDER: desired from the status, ready from the Pods."""
     desired = {role.name: role.desired for role in status.roles}
     ready: dict[str, int] = dict.fromkeys(desired, 0)
     for pod in pods:
         role = role_of(pod)
         ready[role] = ready.get(role, 0) + is_ready(pod)
-    names = sorted(ready, key=lambda name: (_place(name), name))
+    names = sorted(ready, key=lambda name: (_order(name), name))
     return tuple(RoleRow(n, desired.get(n, 0), ready[n], restarts.get(n, 0)) for n in names)
 
 
-def _place(role: str) -> int:
+def _order(role: str) -> int:
     kind = role.partition("-")[0]
     return ROLE_ORDER.index(kind) if kind in ROLE_ORDER else len(ROLE_ORDER)
 
 
 def message_of(status: RLJobStatus) -> str:
-    """The message of the condition that the phase stands for; else of any that holds."""
+    """Return the message of the condition named like the phase, or else of any condition that is True."""
     holding = [c for c in status.conditions if c.status == "True"]
     named = [c.message for c in holding if c.type == status.phase]
     return (named or [c.message for c in holding if c.message] or [""])[0]

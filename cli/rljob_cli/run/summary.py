@@ -1,21 +1,20 @@
-"""What is left of a run: summary.json, made of the driver's own summary, the metrics and what the backend saw. Pure.
+"""The summary of a run, summary.json: from the driver's summary, the metrics and the backend's restarts. Pure.
 
-Invariant: what the driver says is passed through untouched; nothing here is invented for a run that did not get there.
+Invariant: the driver's fields are passed through unchanged.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from rljob_cli.run.snapshot import Row
+from rljob_cli.run.metrics_file import Row, split_rows
 
 
 def build_summary(
     *, name: str, phase: str, driver: Row, rows: list[Row], restarts: dict[str, int], wall_seconds: float
 ) -> dict[str, Any]:
-    """The whole of summary.json. `driver` is driver-summary.json, empty when the driver wrote none."""
-    steps = [row for row in rows if row.get("type", "step") == "step"]
-    evals = [row for row in rows if row.get("type") == "eval"]
+    """Build summary.json. `driver` is driver-summary.json, empty if the driver wrote none."""
+    steps, evals = split_rows(rows)
     known: dict[str, Any] = {
         "accuracy_before": evals[0].get("accuracy") if evals else None,
         "accuracy_after": evals[-1].get("accuracy") if len(evals) > 1 else None,

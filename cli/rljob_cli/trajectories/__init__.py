@@ -1,1 +1,1 @@
-"""`rljob trajectories`: what a job sampled, and how it was scored."""
+"""`rljob trajectories`."""

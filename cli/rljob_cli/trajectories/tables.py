@@ -1,7 +1,4 @@
-"""The tables of `rljob trajectories`, for people: wrapped text, one line a number. Drawing alone.
-
-Invariant: nothing is cut without a mark, and of a long text both ends are shown: the answer is at the end.
-"""
+"""The tables of `rljob trajectories`. Invariant: a cut text has a mark and keeps both ends; answers are at the end."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rljob_cli.trajectories.command import Comparison, Pair, Row
+from rljob_cli.trajectories.comparison import Comparison, Pair
+from rljob_cli.trajectories.log import Row
 
-_LONGEST_TEXT = 400
+_MAX_TEXT_CHARACTERS = 400
 
 
 def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
-    """One row a sample, one column a reward."""
+    """One row per sample, one column per reward."""
     console = Console()
     if not rows:
         console.print("no sample matches")
@@ -45,7 +43,7 @@ def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
 
 
 def describe_reward(reward: Row | None) -> Text:
-    """A reward's score, components and cost; or why there is none."""
+    """Return a reward's score, components and latency, or why the result is invalid."""
     if reward is None:
         return Text("-")
     if reward["valid"]:
@@ -68,15 +66,15 @@ def print_comparison(
     limit: int | None,
     full: bool,
 ) -> None:
-    """First what the runs differ in as a whole, then the prompts that differ most."""
+    """Print the differences over all prompts, then the prompts that differ most."""
     console = Console()
     for letter, run, step in zip("ab", runs, steps, strict=True):
         where = f"{lane}, all steps" if step is None else f"{lane}, step {step}"
         console.print(f"{letter}: {run} ({where})", soft_wrap=True, highlight=False, markup=False)
     console.print(_summarize(comparison))
     others = [(comparison.num_only_a, "a"), (comparison.num_only_b, "b")]
-    words = "; ".join(f"{count} only in {letter}" for count, letter in others if count)
-    console.print(f"{len(comparison.pairs)} prompts in both{f'; {words}' if words else ''}", highlight=False)
+    unmatched = "; ".join(f"{count} only in {letter}" for count, letter in others if count)
+    console.print(f"{len(comparison.pairs)} prompts in both{f'; {unmatched}' if unmatched else ''}", highlight=False)
     pairs = comparison.pairs[:limit]
     console.print(_list_pairs(pairs, comparison.curves, full))
     if len(pairs) < len(comparison.pairs):
@@ -84,7 +82,7 @@ def print_comparison(
 
 
 def _summarize(comparison: Comparison) -> Table:
-    """One row a curve: means over the prompts, and for how many it is better."""
+    """One row per curve: means over the prompts, and how many prompts improved."""
     table = Table()
     for name in ("curve", "a", "b", "difference", "better in b", "worse in b", "prompts"):
         table.add_column(name, justify="left" if name == "curve" else "right")
@@ -126,10 +124,10 @@ def _answer(row: Row) -> str:
 
 
 def shorten(text: str, full: bool) -> str:
-    """The beginning and the end of a long text."""
-    if full or len(text) <= _LONGEST_TEXT:
+    """Keep the start and the end of a long text."""
+    if full or len(text) <= _MAX_TEXT_CHARACTERS:
         return text
-    half = _LONGEST_TEXT // 2
+    half = _MAX_TEXT_CHARACTERS // 2
     return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rljob_cli.local.manifests import Manifest
 from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import ContainerConfigError, Process
 from rljob_cli.local.node.podstatus import EXIT_OF_SIGNAL, ContainerRecord
 from rljob_cli.local.node.probes import ProbeState, ask, spawn
+from rljob_operator.backend import Manifest
 
 _BACKOFF_SECONDS = 1.0
 _BACKOFF_MAX_SECONDS = 30.0
@@ -60,7 +60,7 @@ class Container:
         """It was started once (its startup probe, if any, has passed), or it never will be."""
         self._address = ""
 
-    async def keep(self, address: str, restart_policy: str, grace_seconds: float) -> None:
+    async def supervise(self, address: str, restart_policy: str, grace_seconds: float) -> None:
         """Run it, and again, until the policy or stop() ends it."""
         self._address, backoff = address, _BACKOFF_SECONDS
         while not self._stopping.is_set():

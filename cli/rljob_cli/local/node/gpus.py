@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from rljob_cli.local.manifests import Manifest, is_sidecar
+from rljob_cli.manifests import is_sidecar
+from rljob_operator.backend import Manifest
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rljob_cli.local.manifests import Manifest, is_ready, is_terminating, matches, name_of, namespace_of, phase_of
+from rljob_cli.manifests import is_ready, matches, namespace_of, phase_of
+from rljob_operator.backend import Manifest
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
 
 def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_cli.local.controllers import ANNOTATION_IDENTITY
-from rljob_cli.local.manifests import Manifest, is_sidecar, is_terminating, name_of, phase_of
 from rljob_cli.local.network import Network
 from rljob_cli.local.node import volumes
 from rljob_cli.local.node.container import Container
@@ -29,6 +28,9 @@ from rljob_cli.local.node.podstatus import ContainerRecord, build_pod_status
 from rljob_cli.local.node.probes import SHIM
 from rljob_cli.local.node.volumes import RunPaths
 from rljob_cli.local.store import LocalStore
+from rljob_cli.manifests import is_sidecar, phase_of
+from rljob_operator.backend import Manifest
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
 _RETRY_SECONDS = 1.0
 _RESCAN_SECONDS = 0.01
@@ -90,14 +92,14 @@ class PodRunner:
             policy = self.pod["spec"].get("restartPolicy", "Always")
             for container in self._init:
                 if container.record.is_sidecar:
-                    keep = container.keep(self.address, "Always", self._grace)
+                    keep = container.supervise(self.address, "Always", self._grace)
                     self._sidecars.append(asyncio.create_task(keep))
                     await container.began.wait()
                     continue
-                await container.keep(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
+                await container.supervise(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
                 if container.record.exit_code != 0:
                     return
-            await asyncio.gather(*(container.keep(self.address, policy, self._grace) for container in self._main))
+            await asyncio.gather(*(container.supervise(self.address, policy, self._grace) for container in self._main))
         finally:
             await self._stop_sidecars(self._grace)
             self._kubelet.gpus.release(name_of(self.pod))

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.wire.contract import ENV_HOSTS_FILE
-from rljob_cli.local.manifests import Manifest, labels_of, name_of, namespace_of
+from rljob_cli.manifests import labels_of, namespace_of
+from rljob_operator.backend import Manifest
+from rljob_operator.plan.observed_job import name_of
 
 Find = Callable[[str, str], Manifest | None]
 """(kind, name) -> the object of the Pod's namespace, or None."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rljob_cli.local.manifests import Manifest, timestamp
+from rljob_cli.manifests import timestamp
+from rljob_operator.backend import Manifest
 
 EXIT_OF_SIGNAL = 128
 

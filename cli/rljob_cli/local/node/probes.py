@@ -14,9 +14,9 @@ from pathlib import Path
 
 import aiohttp
 
-from rljob_cli.local.manifests import Manifest
 from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import Process
+from rljob_operator.backend import Manifest
 
 SHIM = Path(__file__).with_name("podshim.py")
 _MESSAGE_CHARACTERS = 200

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_cli.cluster.explain import _command_of, explain, format_explanation
-from rljob_cli.cluster.observation import Look, name_claims, take_look
+from rljob_cli.cluster.observation import JobObservation, fetch_observation, name_claims
 from rljob_operator.backend import utc_now
 from rljob_operator.plan.causes import REMEDIES, Cause
 
@@ -49,36 +49,38 @@ def claim(phase: str) -> Any:
 
 
 def test_an_image_that_cannot_be_pulled_leads_to_the_field_and_the_editor() -> None:
-    look = Look(job(status="False"), [pod("sums-rollout-a", "rollout", "ImagePullBackOff")], claims=[claim("Bound")])
+    look = JobObservation(
+        job(status="False"), [pod("sums-rollout-a", "rollout", "ImagePullBackOff")], claims=[claim("Bound")]
+    )
     found = explain(look)
     assert any("correct spec.rollout.image" in words for words in found.remedies)
     assert found.next == ["kubectl edit rljob sums -n ns"]
 
 
 def test_a_claim_that_is_not_bound_is_named_with_its_state() -> None:
-    found = explain(Look(job(status="False"), claims=[claim("Pending")]))
+    found = explain(JobObservation(job(status="False"), claims=[claim("Pending")]))
     assert any("PersistentVolumeClaim models is Pending" in words for words in found.remedies)
     assert "kubectl describe pvc models -n ns" in found.next
 
 
 def test_every_cause_that_the_operator_tells_leads_to_a_command() -> None:
-    look, edit = Look(job(), claims=[claim("Pending")]), "kubectl edit rljob sums -n ns"
+    look, edit = JobObservation(job(), claims=[claim("Pending")]), "kubectl edit rljob sums -n ns"
     led = {reason for reason in REMEDIES if _command_of(Cause(reason, ""), look, edit)}
     assert set(REMEDIES) - led == {"Evicted", "FunctionFailed"}, "nothing to do, and a RewardModel's alone"
 
 
 def test_nothing_is_said_of_claims_that_could_not_be_read() -> None:
-    assert not explain(Look(job(), claims=None)).remedies
+    assert not explain(JobObservation(job(), claims=None)).remedies
 
 
 def test_a_reward_model_is_missing_only_when_it_is_known_not_to_be_there() -> None:
     using = job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
     newer = {"metadata": {"name": "judge"}, "spec": {"novelty": 1}}
     missing = "reward style: RewardModel judge does not exist"
-    assert any(missing in words for words in explain(Look(using, claims=None)).remedies)
+    assert any(missing in words for words in explain(JobObservation(using, claims=None)).remedies)
     for look in (
-        Look(using, claims=None, reward_models=[newer]),
-        Look(using, claims=None, unseen=["list rewardmodels"]),
+        JobObservation(using, claims=None, reward_models=[newer]),
+        JobObservation(using, claims=None, unseen=["list rewardmodels"]),
     ):
         assert not any(missing in words for words in explain(look).remedies)
 
@@ -86,7 +88,9 @@ def test_a_reward_model_is_missing_only_when_it_is_known_not_to_be_there() -> No
 def test_a_remedy_is_told_once() -> None:
     message = "waits for 1 Pod; rollout: image there/is:none cannot be pulled; correct spec.rollout.image, or name a "
     message += "Secret in spec.rollout.template.spec.imagePullSecrets"
-    look = Look(job(status="False", message=message), [pod("sums-rollout-a", "rollout", "ErrImagePull")], claims=None)
+    look = JobObservation(
+        job(status="False", message=message), [pod("sums-rollout-a", "rollout", "ErrImagePull")], claims=None
+    )
     text = " ".join(format_explanation(explain(look), utc_now()).split())
     assert text.count("imagePullSecrets") == 1
     assert "waits for 1 Pod" in text
@@ -97,18 +101,18 @@ def test_a_remedy_is_told_once() -> None:
     [("InvalidSpec", "kubectl edit rljob sums -n ns"), ("UserError", "kubectl rljob retry sums -n ns")],
 )
 def test_only_a_failure_that_a_retry_mends_leads_to_retry(reason: str, last: str) -> None:
-    assert explain(Look(job("Failed", reason=reason), claims=[])).next[-1] == last
+    assert explain(JobObservation(job("Failed", reason=reason), claims=[])).next[-1] == last
 
 
 def test_a_retry_without_a_checkpoint_volume_is_told_to_begin_at_step_0() -> None:
-    assert "begins at step 0" in explain(Look(job("Failed", reason="HeadFailed"), claims=None)).remedies[0]
+    assert "begins at step 0" in explain(JobObservation(job("Failed", reason="HeadFailed"), claims=None)).remedies[0]
     kept = {"persistentVolumeClaim": {"claimName": "models"}}
     kept_job = job("Failed", reason="HeadFailed", checkpoint=kept)
-    assert "from its last checkpoint" in explain(Look(kept_job, claims=None)).remedies[0]
+    assert "from its last checkpoint" in explain(JobObservation(kept_job, claims=None)).remedies[0]
 
 
 def test_a_job_of_another_controller_gets_no_commands_of_ours() -> None:
-    found = explain(Look(job(managedBy="kueue.x-k8s.io/multikueue"), claims=None))
+    found = explain(JobObservation(job(managedBy="kueue.x-k8s.io/multikueue"), claims=None))
     assert "multikueue" in found.why
     assert not found.next
 
@@ -116,13 +120,13 @@ def test_a_job_of_another_controller_gets_no_commands_of_ours() -> None:
 def test_a_changed_spec_that_nobody_looked_at_is_told() -> None:
     manifest = job()
     manifest["metadata"]["generation"] = 2
-    assert "has seen generation 1 of this job (its spec is at 2)" in explain(Look(manifest, claims=None)).why
+    assert "has seen generation 1 of this job (its spec is at 2)" in explain(JobObservation(manifest, claims=None)).why
 
 
 def test_a_job_that_nobody_looked_at_leads_to_the_operators_pods_by_their_own_label() -> None:
     manifest = job()
     manifest["status"] = {}
-    found = explain(Look(manifest, claims=None))
+    found = explain(JobObservation(manifest, claims=None))
     assert "it is behind, or does not run" in found.why
     assert found.next == ["kubectl get pods -A -l app.kubernetes.io/name=rljob-operator"]
 
@@ -130,7 +134,7 @@ def test_a_job_that_nobody_looked_at_leads_to_the_operators_pods_by_their_own_la
 def test_a_job_of_a_newer_version_is_explained_as_far_as_its_status_goes() -> None:
     manifest = job(novelty=1)
     manifest["status"] |= {"roles": [{"name": "head", "desired": 1, "ready": 1}], "novelty": 1}
-    found = explain(Look(manifest, claims=None))
+    found = explain(JobObservation(manifest, claims=None))
     assert [role.name for role in found.roles] == ["head"]
     assert "not of this rljob's version" in found.unseen[0]
 
@@ -157,5 +161,5 @@ def test_warnings_of_an_earlier_job_and_of_other_jobs_are_left_out() -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *_: []
 
-    warnings = take_look(Cluster(), "sums").warnings  # type: ignore[arg-type]
+    warnings = fetch_observation(Cluster(), "sums").warnings  # type: ignore[arg-type]
     assert [(w["involvedObject"]["name"], w["lastTimestamp"][:10]) for w in warnings] == [("sums-head-a", "2026-01-02")]

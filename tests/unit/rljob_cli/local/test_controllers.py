@@ -6,7 +6,8 @@ import copy
 from datetime import UTC, datetime, timedelta
 
 from rljob_cli.local.controllers import build_pod, plan_pods
-from rljob_cli.local.manifests import name_of, timestamp
+from rljob_operator.plan.observed_job import name_of
+from rljob_cli.manifests import timestamp
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from rljob_cli.cluster.formatting import format_table
 from rljob_cli.run.reward_rows import (
     HEADER,
     Metrics,
-    Part,
+    RewardInfo,
     RewardRow,
     build_row,
     format_short,
@@ -49,7 +49,7 @@ def waiting_at_driver(number: int, oldest_seconds: float, reward: str = "correct
 
 
 def test_a_reward_of_which_nothing_is_known_has_dashes_and_no_zero() -> None:
-    row = build_row(Part("correct"), Metrics())
+    row = build_row(RewardInfo("correct"), Metrics())
     assert row == RewardRow("correct")
     assert row_cells(row) == ["correct", *["-"] * (len(HEADER) - 1)]
     assert set(row.to_json().values()) == {"correct", None}
@@ -63,7 +63,7 @@ def test_each_number_comes_from_who_knows_it() -> None:
         ),
         servers={"correct": [parse_metrics(SERVER)] * 2},
     )
-    row = build_row(Part("correct", FUNCTION, 2, 3, scaling), metrics)
+    row = build_row(RewardInfo("correct", FUNCTION, 2, 3, scaling), metrics)
     assert (row.kind, row.ready, row.replicas) == ("function", 2, 3)
     assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (20, 16, 12)
     assert (row.waiting, row.oldest_seconds) == (8, 9.0), "those at the driver count, too"
@@ -75,34 +75,36 @@ def test_each_number_comes_from_who_knows_it() -> None:
 
 
 def test_a_pod_that_does_not_answer_makes_no_sum_of_the_others() -> None:
-    row = build_row(Part("correct", FUNCTION, 2, 2), Metrics(servers={"correct": None}))
+    row = build_row(RewardInfo("correct", FUNCTION, 2, 2), Metrics(servers={"correct": None}))
     assert (row.slots_in_use, row.waiting, row.oldest_seconds) == (None, None, None)
     assert row.slots_given == 16, "that much the job says"
 
 
 def test_the_driver_may_know_of_a_queue_where_no_server_is_there() -> None:
     text = waiting_at_driver(7, 61.0) + waiting_at_driver(1, 99.0, "other")
-    row = build_row(Part("correct", FUNCTION, 0, 1), Metrics(parse_metrics(text)))
+    row = build_row(RewardInfo("correct", FUNCTION, 0, 1), Metrics(parse_metrics(text)))
     assert (row.slots_given, row.waiting, row.oldest_seconds) == (0, 7, 61.0)
 
 
 def test_no_invalid_result_is_a_zero_once_there_are_results_and_unknown_before() -> None:
     before = parse_metrics(driver_metrics([], {"timeout": 0}))
     after = parse_metrics(driver_metrics([1.0], {"timeout": 0}))
-    assert build_row(Part("correct"), Metrics(before)).invalid is None
-    assert build_row(Part("correct"), Metrics(after)).invalid == {}
-    assert row_cells(build_row(Part("correct"), Metrics(after)))[-1] == "0"
+    assert build_row(RewardInfo("correct"), Metrics(before)).invalid is None
+    assert build_row(RewardInfo("correct"), Metrics(after)).invalid == {}
+    assert row_cells(build_row(RewardInfo("correct"), Metrics(after)))[-1] == "0"
     other = Metrics(parse_metrics(driver_metrics([1.0], {"timeout": 1}, reward="other")))
-    assert build_row(Part("correct"), other).invalid is None
+    assert build_row(RewardInfo("correct"), other).invalid is None
 
 
 def test_an_endpoint_of_someone_elses_has_no_slots() -> None:
-    row = build_row(Part("correct", HTTP), Metrics())
+    row = build_row(RewardInfo("correct", HTTP), Metrics())
     assert (row.kind, row.slots_given) == ("http", None)
 
 
 def test_a_latency_beyond_the_last_bucket_is_its_edge() -> None:
-    assert build_row(Part("correct"), Metrics(parse_metrics(driver_metrics([100.0], {})))).latency_p50_seconds == 8.0
+    assert (
+        build_row(RewardInfo("correct"), Metrics(parse_metrics(driver_metrics([100.0], {})))).latency_p50_seconds == 8.0
+    )
 
 
 def test_what_is_no_metrics_tells_nothing() -> None:

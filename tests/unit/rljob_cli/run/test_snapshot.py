@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rljob_cli.run.live import render, sparkline
 from rljob_cli.run.reward_rows import RewardRow
-from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, changes, read_rows
+from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots, read_rows
 from rljob_cli.run.summary import build_summary
 
 
@@ -16,7 +16,7 @@ def step(number, **row):
 
 
 def texts(old, new):
-    return [change.text for change in changes(old, new)]
+    return [change.text for change in diff_snapshots(old, new)]
 
 
 def test_each_step_is_told_once():

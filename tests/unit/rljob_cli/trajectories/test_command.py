@@ -9,9 +9,7 @@ from typer.testing import CliRunner
 
 from rljob_api.wire.protocol import InvalidReason
 from rljob_cli.main import app
-from rljob_trainer.episodes.batches import Group
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
 from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
 
@@ -20,11 +18,11 @@ LONG = "begin " + "x" * 1000 + " the answer is 42"
 
 def result(score, **fields):
     components = fields.pop("components", {})
-    return Scored(id="x", valid=True, score=score, components=components, latency_seconds=0.02, **fields)
+    return ScoredResult(id="x", valid=True, score=score, components=components, latency_seconds=0.02, **fields)
 
 
 def failed(reason=InvalidReason.TIMEOUT, attempts=3):
-    return Scored(id="x", valid=False, reason=reason, message="killed", attempts=attempts, latency_seconds=90.0)
+    return ScoredResult(id="x", valid=False, reason=reason, message="killed", attempts=attempts, latency_seconds=90.0)
 
 
 def group(index, prompt, *samples):

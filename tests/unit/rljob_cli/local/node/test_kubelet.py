@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rljob_cli.local.manifests import is_ready
+from rljob_cli.manifests import is_ready
 from rljob_cli.local.node.container import read_tail
 from rljob_cli.local.node.podshim import descendants, scan_processes
 from tests.support.local_cluster import deployment, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from rljob_api.manifest.job import RLJob
-from rljob_cli.local.manifests import is_ready
+from rljob_cli.manifests import is_ready
 from rljob_cli.local.node.gpus import num_wanted
 from rljob_cli.local.node.volumes import RunPaths, folder_of
 from rljob_cli.local.secrets import build_secrets

@@ -1,6 +1,6 @@
-"""The rewards of a run on this machine: what its head and reward servers say at /metrics, each at its own address.
+"""The rewards of a run on this machine: what its head and reward servers report at /metrics.
 
-Leaves what the numbers mean to reward_rows. Invariant: an address that does not answer makes its numbers unknown.
+Leaves the meaning of the numbers to reward_rows. Invariant: if a server does not answer, its reward's sums are unknown.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ import aiohttp
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
-from rljob_cli.local.manifests import Manifest, is_ready, labels_of
-from rljob_cli.run.reward_rows import Metrics, Part, RewardRow, Sample, build_row, parse_metrics
+from rljob_cli.manifests import is_ready, labels_of
+from rljob_cli.run.reward_rows import Metrics, RewardInfo, RewardRow, Sample, build_row, parse_metrics
+from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD
 
 
-async def ask_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
-    """What the Pods that are ready say now."""
+async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
+    """Return the metrics of the ready Pods."""
     heads = [pod for pod in pods if labels_of(pod).get(LABEL_ROLE) == HEAD and is_ready(pod)]
-    servers: dict[str, list[Manifest]] = {}
+    pods_by_reward: dict[str, list[Manifest]] = {}
     for pod in pods:
         if LABEL_REWARD in labels_of(pod) and is_ready(pod):
-            servers.setdefault(labels_of(pod)[LABEL_REWARD], []).append(pod)
-    driver = await _ask(session, heads[0], PORT_DRIVER) if heads else None
-    told: dict[str, Sequence[Sequence[Sample]] | None] = {}
-    for name, replicas in servers.items():
-        answers = await asyncio.gather(*(_ask(session, pod, PORT_REWARD) for pod in replicas))
+            pods_by_reward.setdefault(labels_of(pod)[LABEL_REWARD], []).append(pod)
+    driver = await _fetch(session, heads[0], PORT_DRIVER) if heads else None
+    servers: dict[str, Sequence[Sequence[Sample]] | None] = {}
+    for name, replicas in pods_by_reward.items():
+        answers = await asyncio.gather(*(_fetch(session, pod, PORT_REWARD) for pod in replicas))
         known = [answer for answer in answers if answer is not None]
-        told[name] = known if len(known) == len(answers) else None
-    return Metrics(driver, told)
+        servers[name] = known if len(known) == len(answers) else None
+    return Metrics(driver, servers)
 
 
-async def _ask(session: aiohttp.ClientSession, pod: Manifest, port: int) -> list[Sample] | None:
+async def _fetch(session: aiohttp.ClientSession, pod: Manifest, port: int) -> list[Sample] | None:
     try:
         async with session.get(f"http://{pod['status']['podIP']}:{port}/metrics") as response:
             return (parse_metrics(await response.text()) or None) if response.status == 200 else None
@@ -42,19 +43,19 @@ async def _ask(session: aiohttp.ClientSession, pod: Manifest, port: int) -> list
 
 
 def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: Metrics) -> tuple[RewardRow, ...]:
-    """A row for each reward of the job."""
+    """Return one row per reward of the job."""
     roles = {role.name: role for role in job.status.roles}
     scaling = {decision.name: decision for decision in job.status.scaling}
     rows = []
     for reward in job.spec.rewards:
         role = roles.get(f"reward-{reward.name}")
         ready = sum(labels_of(pod).get(LABEL_REWARD) == reward.name and is_ready(pod) for pod in pods)
-        part = Part(
+        info = RewardInfo(
             name=reward.name,
             spec=reward,
             ready=ready if role else None,
             replicas=role.desired if role else None,
             scaling=scaling.get(reward.name),
         )
-        rows.append(build_row(part, metrics))
+        rows.append(build_row(info, metrics))
     return tuple(rows)

@@ -1,4 +1,4 @@
-"""Small pure readers of Kubernetes manifests that the local backend's parts share."""
+"""Small pure readers of Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-Manifest = dict[str, Any]
-
-
-def name_of(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["name"])
+from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
+from rljob_operator.backend import Manifest
+from rljob_operator.plan import observed_job
+from rljob_operator.plan.observed_job import is_terminating
 
 
 def namespace_of(manifest: Manifest) -> str:
@@ -22,6 +21,13 @@ def labels_of(manifest: Manifest) -> dict[str, str]:
     return dict(manifest["metadata"].get("labels") or {})
 
 
+def role_of(pod: Manifest) -> str:
+    """head, trainer, rollout or reward-NAME."""
+    labels = labels_of(pod)
+    role = labels.get(LABEL_ROLE, "")
+    return f"{role}-{labels[LABEL_REWARD]}" if labels.get(LABEL_REWARD) else role
+
+
 def matches(selector: dict[str, str], manifest: Manifest) -> bool:
     """Whether an equality selector matches the object's labels. An empty selector matches nothing, as in a Service."""
     labels = labels_of(manifest)
@@ -29,14 +35,8 @@ def matches(selector: dict[str, str], manifest: Manifest) -> bool:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """The Pod's Ready condition, and that it is not being deleted."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    return ready and not is_terminating(pod)
-
-
-def is_terminating(pod: Manifest) -> bool:
-    return bool(pod["metadata"].get("deletionTimestamp"))
+    """Whether the Pod has the condition Ready, and is not being deleted."""
+    return observed_job.is_ready(pod) and not is_terminating(pod)
 
 
 def phase_of(pod: Manifest) -> str:
@@ -44,12 +44,12 @@ def phase_of(pod: Manifest) -> str:
 
 
 def is_sidecar(container: Manifest) -> bool:
-    """Of an init container: whether it keeps running beside the main ones (Kubernetes' native sidecars)."""
+    """Whether an init container keeps running next to the main ones (a native sidecar)."""
     return container.get("restartPolicy") == "Always"
 
 
 def owner_of(pod: Manifest) -> tuple[str, str] | None:
-    """(kind, name) of the controller that owns the Pod."""
+    """Return (kind, name) of the Pod's controller."""
     for owner in pod["metadata"].get("ownerReferences", []):
         if owner.get("controller"):
             return owner["kind"], owner["name"]
@@ -57,13 +57,13 @@ def owner_of(pod: Manifest) -> tuple[str, str] | None:
 
 
 def digest(value: Any, length: int = 10) -> str:
-    """A short name for a value: equal values, equal names."""
+    """Return a short name for a value: equal values, equal names."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 with microseconds: local restarts are quicker than a second."""
+    """RFC 3339 with microseconds, since local restarts take less than a second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

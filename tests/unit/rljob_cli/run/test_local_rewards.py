@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
-from rljob_cli.local.rewards import ask_metrics, build_rewards
+from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import Metrics
 
 HEAD, FIRST, SECOND, SILENT = (f"127.41.2.{number}" for number in (1, 2, 3, 4))
@@ -61,8 +61,8 @@ async def test_a_run_shows_the_sums_of_its_servers_and_dashes_when_one_is_silent
     runners += [await serve(address, PORT_REWARD, SERVER) for address in (FIRST, SECOND)]
     try:
         async with aiohttp.ClientSession() as session:
-            told = await ask_metrics(session, PODS)
-            partly = await ask_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")])
+            told = await fetch_metrics(session, PODS)
+            partly = await fetch_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")])
     finally:
         for runner in runners:
             await runner.cleanup()

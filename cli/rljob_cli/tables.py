@@ -1,0 +1,53 @@
+"""Tables without lines, as kubectl prints them, drawn by rich.
+
+Invariant: on a terminal no line is wider than the terminal, and only the last column is cut. In a pipe nothing is cut.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+"""Line breaks, tabs and escape sequences, which a program's last output may contain."""
+_PIPE_WIDTH = 100_000
+
+
+def build_table(
+    header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, gap: int = 3, header_style: str = ""
+) -> Table:
+    """Columns as wide as their widest cell; the last one is shortened to what is left of the terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=header_style)
+    for name in header:
+        table.add_column(_cell(name), no_wrap=name != header[-1], overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(value: str | Text) -> Text:
+    cell = Text(_CONTROLS.sub(" ", value)) if isinstance(value, str) else value
+    cell.no_wrap, cell.overflow = True, "ellipsis"
+    return cell
+
+
+def to_text(renderable: RenderableType, width: int = _PIPE_WIDTH) -> str:
+    """Return plain lines without trailing spaces."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(renderable, soft_wrap=isinstance(renderable, str), markup=False, highlight=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def show(renderable: RenderableType) -> None:
+    """Print for the terminal, or as plain text in full to a pipe."""
+    console = Console()
+    if console.is_terminal:
+        console.print(renderable)
+    else:
+        print(to_text(renderable), flush=True)

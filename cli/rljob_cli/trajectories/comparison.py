@@ -1,0 +1,84 @@
+"""The comparison of two runs, by the prompts that both have. Invariant: an invalid result is not part of any mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rljob_cli.trajectories.log import Filter, Row, curves_of, list_files
+
+
+@dataclass
+class Side:
+    """One run's samples of one prompt."""
+
+    num_samples: int = 0
+    num_invalid: int = 0
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        self.num_samples += 1
+        self.num_invalid += any(not reward["valid"] for reward in row["rewards"])
+        for name, value in curves_of(row).items():
+            self.values.setdefault(name, []).append(value)
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: math.fsum(values) / len(values) for name, values in self.values.items()}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt of both runs."""
+
+    prompt: str
+    ground_truth: str | None
+    a: Side
+    b: Side
+
+    def difference(self, curve: str) -> float | None:
+        """Return b minus a; None if either has no valid value."""
+        before, after = self.a.means.get(curve), self.b.means.get(curve)
+        return None if before is None or after is None else after - before
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Prompts of two runs, largest difference of the score first."""
+
+    pairs: list[Pair]
+    num_only_a: int
+    num_only_b: int
+
+    @property
+    def curves(self) -> list[str]:
+        """Return the curves that both runs have: score first, then by name."""
+        names = {name for pair in self.pairs for name in {*pair.a.values} & {*pair.b.values}}
+        return sorted(names, key=lambda name: (name != "score", name))
+
+
+def compare(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> Comparison:
+    """Match by prompt and answer, since row numbers may differ between datasets."""
+    sides: list[dict[tuple[str, str | None], Side]] = [{}, {}]
+    for side, rows in zip(sides, (rows_a, rows_b), strict=True):
+        for row in rows:
+            side.setdefault((row["prompt"], row["ground_truth"]), Side()).add(row)
+    a, b = sides
+    pairs = [Pair(*key, a[key], b[key]) for key in a if key in b]
+    pairs.sort(key=lambda pair: -abs(pair.difference("score") or 0.0))
+    return Comparison(pairs, len(a.keys() - b.keys()), len(b.keys() - a.keys()))
+
+
+def choose_steps(folder: Path, filter_: Filter) -> Filter:
+    """Without a step, select the last evaluation; of training all steps, since each has other prompts."""
+    if filter_.step is not None or filter_.lane != "eval":
+        return filter_
+    steps = [file.step for file in list_files(folder) if file.lane == "eval"]
+    return replace(filter_, step=max(steps)) if steps else filter_
+
+
+def choose_lane(folders: Iterable[Path]) -> str:
+    """Return eval if all runs have evaluations, since those share their prompts."""
+    return "eval" if all(any(file.lane == "eval" for file in list_files(folder)) for folder in folders) else "train"

@@ -1,0 +1,134 @@
+"""The trajectory log of a run: finding it, and reading the rows that a filter selects. Reads, never writes.
+
+The trainer writes the log and defines its columns (docs/trajectories.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rljob_api.errors import UserError
+from rljob_api.read.documents import read_documents
+
+Row = dict[str, Any]
+_BATCH_ROWS = 512
+_FORMAT_KEY, _FORMAT = b"rljob.trajectories", b"1"
+_DEFAULT_DIRECTORY = Path("runs")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which samples are selected. None: any."""
+
+    step: int | None = None
+    lane: str | None = None
+    reward: str | None = None
+    """Use the scores and validity of this reward; None: the weighted sum, and any reward's validity."""
+    invalid: bool = False
+    min_score: float | None = None
+    max_score: float | None = None
+    group: int | None = None
+
+    def matches(self, row: Row) -> bool:
+        """Whether a row is selected; the file's name has already decided on `step` and `lane`."""
+        if self.group is not None and row["group"] != self.group:
+            return False
+        rewards = [reward for reward in row["rewards"] if self.reward in (None, reward["name"])]
+        if not rewards or (self.invalid and all(reward["valid"] for reward in rewards)):
+            return False
+        score = rewards[0]["score"] if self.reward else row["score"]
+        if self.min_score is None and self.max_score is None:
+            return True
+        low, high = self.min_score, self.max_score
+        return score is not None and (low is None or score >= low) and (high is None or score <= high)
+
+
+class LogFile(NamedTuple):
+    """One file of the log; files sort by age."""
+
+    step: int
+    lane: str
+    path: Path
+
+
+def find_log(run: str, directory: Path = _DEFAULT_DIRECTORY) -> Path:
+    """Return the log's folder for a run's folder, a job's file or a job's name. Raise UserError if it is missing."""
+    given = Path(run)
+    if given.is_file():
+        given = directory / _read_name(given)
+    elif not given.exists() and given.name == run:
+        given = directory / run
+    for folder in (given / "trajectories", given):
+        if list_files(folder):
+            return folder
+    if not given.exists():
+        raise UserError(
+            f"{given}: run not found; pass its folder, its job file, or --dir with the parent of its folder"
+        )
+    raise UserError(
+        f"{given / 'trajectories'}: no trajectories yet; a run writes them after each step, unless "
+        "spec.tracking.trajectoriesMiB is 0"
+    )
+
+
+def _read_name(path: Path) -> str:
+    """Return metadata.name of a file's RLJob, which need not be valid otherwise."""
+    try:
+        documents, _ = read_documents(path.read_text(encoding="utf-8"))
+        jobs = [d.data for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
+        return str(jobs[0]["metadata"]["name"])
+    except (OSError, UnicodeDecodeError, IndexError, KeyError, TypeError):
+        raise UserError(f"{path}: contains no RLJob; pass a run's folder or a job's file") from None
+
+
+def list_files(folder: Path) -> list[LogFile]:
+    found = []
+    for path in folder.glob("step-*.*.parquet"):
+        step, _, lane = path.name.removeprefix("step-").removesuffix(".parquet").partition(".")
+        if step.isdigit():
+            found.append(LogFile(int(step), lane, path))
+    return sorted(found)
+
+
+def read_rows(folder: Path, filter_: Filter) -> Iterator[Row]:
+    """Yield the selected rows, newest step first, within a step by group and sample."""
+    for file in reversed(list_files(folder)):
+        if filter_.step in (None, file.step) and filter_.lane in (None, file.lane):
+            yield from (row for row in _read_file(file.path) if filter_.matches(row))
+
+
+def _read_file(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if (file.schema_arrow.metadata or {}).get(_FORMAT_KEY) != _FORMAT:
+                raise UserError(
+                    f"{path}: was written by another version of rljob; use that version's `rljob trajectories`"
+                )
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                yield from (_plain(row) for row in batch.to_pylist())
+    except FileNotFoundError:
+        return  # the run in progress has deleted the file to limit the log, or repeats the step
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read: {error}; remove it to see the other steps") from None
+
+
+def _plain(row: Row) -> Row:
+    """Return a row with its components as an object, as in JSON."""
+    rewards = [{**reward, "components": dict(reward["components"] or [])} for reward in row["rewards"] or []]
+    return {**row, "rewards": rewards}
+
+
+def curves_of(row: Row) -> dict[str, float]:
+    """Return the valid scores of a sample: score, REWARD and REWARD/COMPONENT."""
+    curves = {} if row["score"] is None else {"score": row["score"]}
+    for reward in row["rewards"]:
+        if reward["valid"]:
+            curves[reward["name"]] = reward["score"]
+            curves |= {f"{reward['name']}/{name}": value for name, value in reward["components"].items()}
+    return curves

@@ -1,4 +1,4 @@
-"""`python -m rljob_operator`: command line, logging, signals. Leaves the work to `operator`."""
+"""`python -m rljob_operator`: command line, logging and signals. Leaves the work to `operator`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _run(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
 
-    # Once more whenever kopf has put in handlers of its own, which would end its watches alone.
+    # Again after kopf has started: it installs signal handlers that end only its watches.
     task = asyncio.create_task(run_operator(settings, on_watching=end_on_signals))
     end_on_signals()
     try:
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = parse(argv)
     level = settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    gc.freeze()  # what was imported stays: a collection need not look through half a million objects again and again
+    gc.freeze()  # imported objects stay: garbage collections need not scan half a million objects
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
     try:
         asyncio.run(_run(settings))

@@ -39,7 +39,7 @@ from rljob_operator.watch.tasks import run_uncancelled, wait_for_all
 log = logging.getLogger(__name__)
 _CRD_RETRY_SECONDS = 5.0
 _MIN_RECONCILE_INTERVAL_SECONDS = 1.0
-"""Between two reconciles of one object upon changes: starting Pods cause dozens of them."""
+"""Between two reconciles of one object: starting Pods cause dozens of changes."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _COUNTED = {resource.plural for resource in WATCHED} | {"leases", "customresourcedefinitions"}
 

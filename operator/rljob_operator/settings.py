@@ -1,4 +1,4 @@
-"""What the operator is told on its command line. Pure."""
+"""The operator's command-line settings. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Settings:
     lease_name: str = "rljob-operator"
     lease: bool = True
     lease_seconds: int = 15
-    """A dead leader is replaced after this; a live one renews each 2/15 of it."""
+    """A dead leader is replaced after this time; a live one renews every 2/15 of the time."""
     metrics_port: int = 9090
     """0: none."""
     health_port: int = 8081

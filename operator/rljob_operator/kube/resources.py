@@ -1,4 +1,4 @@
-"""The kinds that the operator knows on the API server, and their paths. Pure."""
+"""The kinds that the operator reads and writes, and their API paths. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def group_of(api_version: str) -> str:
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind and how it is reached."""
+    """One kind and its API path."""
 
     kind: str
     api_version: str
     plural: str
     is_child: bool = True
-    """Carries the operator's label, by which it is listed and watched."""
+    """Has the operator's label, by which it is listed and watched."""
     is_optional: bool = False
-    """Of a CRD that a cluster need not have: listed and watched only where it is."""
+    """Its CRD may be missing in a cluster: listed and watched only if it exists."""
 
     @property
     def key(self) -> str:
-        """By which the cache tells kinds apart: two groups may have a kind of the same name."""
+        """Identifies the kind in the cache: two groups may have a kind of the same name."""
         return f"{self.kind}.{self.group}" if self.is_optional else self.kind
 
     @property
@@ -50,7 +50,7 @@ class Resource:
         return WARNING_SELECTOR if self.kind == "Event" else None
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """'/apis/batch/v1/namespaces/ns/jobs/name/status'; without a namespace, of all of them."""
+        """Return '/apis/batch/v1/namespaces/ns/jobs/name/status'. Without a namespace it is that of all namespaces."""
         parts = ["apis", self.api_version] if self.group else ["api", self.api_version]
         parts += ["namespaces", namespace] if namespace else []
         parts += [part for part in (self.plural, name, subresource) if part]
@@ -75,13 +75,13 @@ POD_GROUPS = (
     Resource("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", is_optional=True),
     Resource("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups", is_optional=True),
 )
-# Owners first: what is listed later refers to what was listed earlier.
+# Owners first: objects that are listed later refer to those listed earlier.
 WATCHED = (RLJOB, REWARD_MODEL, *CHILDREN, *POD_GROUPS, POD, EVENT)
 BY_KEY = {resource.key: resource for resource in WATCHED}
 
 
 def resource_of(manifest: Manifest) -> Resource:
-    """Its kind, told apart by its group."""
+    """Return the resource of a manifest's kind and group."""
     return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group_of(manifest["apiVersion"]))
 
 

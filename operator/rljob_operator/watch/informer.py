@@ -1,8 +1,8 @@
 """Feeds the cache, and yields the keys of the objects that may have changed.
 
 Consumes watch events (kopf_watches) and LISTs: one of every kind at the start and periodically, and one of each kind
-that kopf has just listed. The last works around kopf: a relist of its own reports no deletes, and neither does its
-first one for what was deleted since ours. Invariant: no key is yielded before every kind was listed; then all are.
+that kopf has just listed. The last works around kopf: it emits no event for an object that was deleted before its own
+LIST. Invariant: no key is yielded before every kind was listed; then all are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cache against what watches really do: late events, missed deletes, writes that a LIST has not seen."""
+"""The cache under late events, missed deletes, and writes that a LIST does not contain."""
 
 import pytest
 
-from rljob_operator.kube.cache import MAX_EARLY_WARNINGS, Cache, OwnerKey
+from rljob_operator.kube.cache import MAX_UNMATCHED_WARNINGS, Cache, OwnerKey
 from rljob_operator.kube.resources import BY_KEY
 
 DEPLOYMENTS = BY_KEY["Deployment"]
@@ -19,7 +19,7 @@ def version_in(cache):
     return found and found["metadata"]["resourceVersion"]
 
 
-def test_an_older_version_never_replaces_a_newer_one():
+def test_older_version_never_replaces_a_newer_one():
     cache = Cache()
     assert cache.upsert("Deployment", deployment(10)) == {JOB}
     assert cache.upsert("Deployment", deployment(9)) == set()
@@ -27,7 +27,7 @@ def test_an_older_version_never_replaces_a_newer_one():
 
 
 @pytest.mark.parametrize("job", ["b", ""])
-def test_an_object_whose_label_was_edited_names_the_job_that_lost_it_too(job):
+def test_changed_label_reports_the_previous_owner_too(job):
     cache = Cache()
     cache.upsert("Deployment", deployment(9))
     named = cache.upsert("Deployment", deployment(10, job=job))
@@ -35,31 +35,31 @@ def test_an_object_whose_label_was_edited_names_the_job_that_lost_it_too(job):
     assert cache.owned(JOB) == []
 
 
-def test_a_list_finds_a_missed_delete_and_names_its_job():
+def test_list_finds_a_missed_delete_and_reports_its_owner():
     cache = Cache()
     cache.upsert("Deployment", deployment(9))
     assert cache.replace(DEPLOYMENTS, None, [], "10") == {JOB}
     assert cache.owned(JOB) == []
 
 
-def test_a_list_drops_nothing_that_was_written_after_it():
+def test_list_keeps_what_was_written_after_it():
     cache = Cache()
     cache.upsert("Deployment", deployment(11))
     cache.replace(DEPLOYMENTS, None, [], "10")
     assert version_in(cache) == "11"
 
 
-def test_the_echo_of_a_write_does_not_bring_a_deleted_object_back():
+def test_late_event_does_not_restore_a_deleted_object():
     cache = Cache()
     cache.upsert("Deployment", deployment(5))
     assert cache.remove("Deployment", deployment(7)) == {JOB}
     cache.upsert("Deployment", deployment(6))
     assert version_in(cache) is None
     cache.upsert("Deployment", deployment(8))
-    assert version_in(cache) == "8", "made anew"
+    assert version_in(cache) == "8", "recreated"
 
 
-def test_a_list_of_one_namespace_leaves_the_others_alone():
+def test_list_of_one_namespace_keeps_the_others():
     cache = Cache()
     cache.upsert("Deployment", deployment(5))
     cache.replace(DEPLOYMENTS, "other", [], "10")
@@ -84,14 +84,14 @@ def warnings_in(cache):
     return [o["metadata"]["name"] for o in cache.owned(JOB) if o["kind"] == "Event"]
 
 
-def test_a_warning_that_comes_before_its_pod_is_kept_until_the_pod_comes():
+def test_warning_that_precedes_its_pod_is_kept_until_the_pod_is_known():
     cache = Cache()
     assert cache.upsert("Event", warning(5)) == set()
     assert cache.upsert("Pod", pod(4)) == {JOB}
     assert warnings_in(cache) == ["why"]
 
 
-def test_an_early_warning_outlives_a_list_that_has_it_and_not_one_that_lacks_it():
+def test_unmatched_warning_survives_only_a_list_that_contains_it():
     for listed, expected in (([warning(5)], ["why"]), ([], [])):
         cache = Cache()
         cache.upsert("Event", warning(5))
@@ -100,7 +100,7 @@ def test_an_early_warning_outlives_a_list_that_has_it_and_not_one_that_lacks_it(
         assert warnings_in(cache) == expected
 
 
-def test_an_early_warning_that_is_deleted_is_forgotten():
+def test_deleted_unmatched_warning_is_removed():
     cache = Cache()
     cache.upsert("Event", warning(5))
     cache.upsert("Event", warning(6, name="newer"))
@@ -114,14 +114,14 @@ def test_an_early_warning_that_is_deleted_is_forgotten():
     assert warnings_in(cache) == []
 
 
-def test_early_warnings_are_bounded_and_those_of_strangers_come_to_nobody():
+def test_unmatched_warnings_are_bounded_and_need_an_owner():
     cache = Cache()
-    for number in range(MAX_EARLY_WARNINGS + 1):
+    for number in range(MAX_UNMATCHED_WARNINGS + 1):
         cache.upsert("Event", warning(5, about=f"other-{number}", name=f"why-{number}"))
     cache.upsert("Event", warning(5, about="node", kind="Node"))
-    assert len(cache._early) == MAX_EARLY_WARNINGS
+    assert len(cache._unmatched) == MAX_UNMATCHED_WARNINGS
     cache.upsert("Pod", pod(4, name="other-0"))
-    assert warnings_in(cache) == [], "the oldest had to go"
+    assert warnings_in(cache) == [], "the oldest was removed"
     cache.upsert("Pod", pod(4, name="other-7", labels=False))
     assert warnings_in(cache) == []
     assert len(cache) == 2

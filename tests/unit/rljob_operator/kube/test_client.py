@@ -1,113 +1,75 @@
-"""How the client trusts a server: as kubectl does, no less and no more. Real handshakes."""
-
-import ssl
-import subprocess
+"""The client's errors, and what it reads of a response."""
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
+from rljob_operator.backend import ForbiddenError
 from rljob_operator.kube import client
-from rljob_operator.loop.reconcile import ForbiddenError
+
+
+async def no_token():
+    return None
 
 
 @pytest.fixture
-def _as_in_python_3_13(monkeypatch):
-    real = ssl.create_default_context
-
-    def strict(*purpose, **options):
-        context = real(*purpose, **options)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", strict)
-
-
-def make_old_ca(folder, name):
-    """A CA and a server's certificate without key usage and key identifiers, as older tools wrote them."""
-    (folder / f"{name}.cnf").write_text(
-        "[req]\ndistinguished_name=dn\nx509_extensions=ca\n[dn]\n[ca]\nbasicConstraints=CA:TRUE\n"
-        "[leaf]\nsubjectAltName=IP:127.0.0.1\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n"
-    )
-    key = "-newkey rsa:2048 -nodes -days 2"
-    for command in (
-        f"req -x509 {key} -config {name}.cnf -subj /CN=ca -keyout {name}-ca.key -out {name}-ca.crt",
-        f"req {key} -config {name}.cnf -subj /CN=leaf -keyout {name}.key -out {name}.csr",
-        f"x509 -req -in {name}.csr -CA {name}-ca.crt -CAkey {name}-ca.key -CAcreateserial -days 2 "
-        f"-extfile {name}.cnf -extensions leaf -out {name}.crt",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder / f"{name}-ca.crt"
-
-
-@pytest.fixture
-async def server(tmp_path):
-    """Its address. Its CA is tmp_path/old-ca.crt."""
-    make_old_ca(tmp_path, "old")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "old.crt", tmp_path / "old.key")
-
-    async def answer(request):
-        return web.json_response({"major": "1"})
+async def api():
+    async def handle(request):
+        if request.path == "/refused":
+            return web.json_response({"reason": "Conflict", "message": "it has changed"}, status=409)
+        if request.path == "/lines":
+            return web.Response(text="one\ntwo\nrest")
+        return web.Response(text="not JSON")
 
     app = web.Application()
-    app.router.add_get("/version", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
-    await site.start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    app.router.add_get("/{path:.*}", handle)
+    server = TestServer(app)
+    await server.start_server()
+    api = client.KubeApi(str(server.make_url("")), None, no_token)
+    yield api
+    await api.close()
+    await server.close()
 
 
-async def ask(server, context):
-    async def token():
-        return None
-
-    api = client.KubeApi(server, context, token)
-    try:
-        return await api.request("GET", "/version")
-    finally:
-        await api.close()
-
-
-def configuration(server, ca):
-    found = Configuration()
-    found.host, found.ssl_ca_cert = server, str(ca)
-    return found
+async def test_refusal_is_an_api_error_and_a_lost_connection_a_transient_one(api):
+    calls = []
+    api.on_response = lambda *call: calls.append(call)
+    with pytest.raises(client.ApiError, match="it has changed") as raised:
+        await api.request("GET", "/refused")
+    assert (raised.value.code, raised.value.reason) == (409, "Conflict")
+    api.server = "http://127.0.0.1:1"
+    with pytest.raises(TransientError, match="GET /version: the API server did not answer"):
+        await api.request("GET", "/version")
+    assert calls == [("GET", "/refused", 409), ("GET", "/version", 0)]
 
 
-@pytest.mark.usefixtures("_as_in_python_3_13")
-async def test_a_ca_of_an_older_cluster_is_trusted_as_kubectl_trusts_it(server, tmp_path):
-    ca = tmp_path / "old-ca.crt"
-    with pytest.raises(TransientError, match="certificate verify failed"):  # else this test says nothing
-        await ask(server, ssl.create_default_context(cafile=str(ca)))
-    assert await ask(server, client._ssl_context(configuration(server, ca))) == {"major": "1"}
+async def test_text_and_lines_of_a_response_are_read(api):
+    assert await api.read_text("/text") == "not JSON"
+    assert [line async for line in api.stream_lines("/lines", {}, idle_timeout_seconds=5)] == ["one", "two", "rest"]
 
 
-async def test_a_server_of_another_ca_is_not_trusted(server, tmp_path):
-    other = make_old_ca(tmp_path, "other")
-    with pytest.raises(TransientError, match="certificate verify failed"):
-        await ask(server, client._ssl_context(configuration(server, other)))
-
-
-def test_http_needs_no_trust():
-    assert client._ssl_context(configuration("http://127.0.0.1:8001", "")) is None
+def test_http_server_needs_no_tls():
+    configuration = Configuration()
+    configuration.host = "http://127.0.0.1:8001"
+    assert client._ssl_context(configuration) is None
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "explanation"),
     [
-        ('services is forbidden: User "op" cannot patch', "RBAC does not let the operator patch services"),
+        ('services is forbidden: User "op" cannot patch', "RBAC does not allow the operator to patch services"),
         ("services is forbidden: exceeded quota: q, requested: services=1", "raise its ResourceQuota"),
-        ('admission webhook "policy" denied the request: no Services here', "the cluster's policies refuse it"),
+        ('admission webhook "policy" denied the request: no Services here', "an admission policy rejects it"),
     ],
 )
-def test_what_is_forbidden_is_told_to_the_user_with_its_remedy(message, words):
+def test_forbidden_write_is_explained_with_its_remedy(message, explanation):
     error = client.translate(client.ApiError(403, "Forbidden", message), "patch", "services", "Service ns/a")
     assert isinstance(error, ForbiddenError)
-    assert words in str(error)
+    assert explanation in str(error)
     assert message in str(error)
-    going = client.ApiError(403, "Forbidden", "because it is being terminated")
-    assert type(client.translate(going, "patch", "services", "Service ns/a")) is TransientError, "nobody can mend that"
+    terminating = client.ApiError(403, "Forbidden", "because it is being terminated")
+    assert type(client.translate(terminating, "patch", "services", "Service ns/a")) is TransientError, (
+        "no one can fix that"
+    )

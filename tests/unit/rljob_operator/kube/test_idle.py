@@ -1,18 +1,17 @@
-"""A job at rest is not looked at; whatever could make a look do anything ends its rest."""
+"""An idle job is not reconciled; whatever could make a reconcile write ends its idle state."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import JobKey
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, JobKey
 from rljob_operator.children.common import WORKLOAD_KINDS
-from rljob_operator.defaults import DEFAULTS
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache, OwnerKey
-from rljob_operator.kube.idle import MAX_REST_SECONDS, Resting
+from rljob_operator.kube.idle import MAX_IDLE_SECONDS, IdleTracker
 from rljob_operator.kube.resources import EVENT, RLJOB
-from rljob_operator.plan.job import POLL_SECONDS
+from rljob_operator.loop.reconcile import reconcile
 
 KEY = JobKey("ns", "gsm8k")
 OWNER = OwnerKey(RLJOB.kind, *KEY)
@@ -21,7 +20,7 @@ SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
 
 
 class Api:
-    """Stores what is applied, as the API server would, and counts the writes."""
+    """Stores what is applied, as the API server does, and counts the writes."""
 
     def __init__(self):
         self.version, self.num_writes, self.objects = 100, 0, {}
@@ -42,26 +41,26 @@ class Api:
 
 
 class Driver:
-    said = None
-    num_asked = 0
+    status = None
+    num_requests = 0
 
-    async def ask(self, driver, max_age_seconds=POLL_SECONDS):
-        self.num_asked += 1
-        return self.said if driver else None
+    async def get_status(self, driver, max_age_seconds=PROGRESS_POLL_SECONDS):
+        self.num_requests += 1
+        return self.status if driver else None
 
 
-class Stage:
-    """One job, its cache, and hands to change what is seen."""
+class OperatorHarness:
+    """One job in a cache, with methods to change what is observed."""
 
     def __init__(self, **spec):
         self.api, self.cache, self.driver = Api(), Cache(), Driver()
-        self.backend = KubernetesBackend(self.api, self.cache, self.driver, keys=None)
-        self.resting, self.num_looks = Resting(self.backend), 0
+        self.backend = KubernetesBackend(self.api, self.cache, self.driver)
+        self.idle, self.num_reconciles = IdleTracker(self.backend), 0
         observe = self.backend.observe
 
-        async def counted(job):
-            self.num_looks += 1
-            return await observe(job)
+        async def counted(owner):
+            self.num_reconciles += 1
+            return await observe(owner)
 
         self.backend.observe = counted
         whole = {
@@ -80,7 +79,7 @@ class Stage:
         self.cache.upsert(kind, manifest)
 
     def touch(self, kind):
-        """The same object, seen in a newer version."""
+        """Store the same object in a newer version."""
         found = next(o for o in self.cache.owned(OWNER) if o["kind"] == kind)
         content = {name: value for name, value in found.items() if name not in ("apiVersion", "kind", "metadata")}
         self.store(kind, {**found["metadata"], "resourceVersion": str(self.api.version + 1)}, **content)
@@ -90,115 +89,117 @@ class Stage:
         metadata = head["metadata"] | {"name": "gsm8k-head-x", "uid": "pod"}
         self.store("Pod", metadata, spec=head["spec"], status={"phase": "Running", "podIP": "10.0.0.1"})
 
-    async def look(self, seconds=0.0):
-        """Whether the job was looked at, and when it is to be again."""
-        before = self.num_looks
-        again = await self.resting.reconcile(KEY, NOW + timedelta(seconds=seconds), DEFAULTS)
-        return self.num_looks > before, again
+    async def step(self, seconds=0.0):
+        """Return whether the job was reconciled, and after which time to requeue it."""
+        before, now = self.num_reconciles, NOW + timedelta(seconds=seconds)
+        requeue_after = await self.idle.idle_seconds(KEY, now)
+        if requeue_after is None:
+            requeue_after = await reconcile(self.backend, KEY, now, on_unchanged=self.idle.track(KEY, now))
+        return self.num_reconciles > before, requeue_after
 
     async def settle(self):
         for _ in range(4):
-            await self.look()
+            await self.step()
         self.api.num_writes = 0
-        assert (await self.look())[0] is False, "it is at rest"
+        assert (await self.step())[0] is False, "it is idle"
         return self
 
 
-async def test_a_job_at_rest_is_not_looked_at_and_nothing_is_written():
-    stage = await Stage().settle()
-    stage.start_head()
-    await stage.settle()
+async def test_idle_job_is_not_reconciled_and_nothing_is_written():
+    harness = await OperatorHarness().settle()
+    harness.start_head()
+    await harness.settle()
     for seconds in range(0, 200, 10):
-        assert await stage.look(seconds) == (False, POLL_SECONDS)
-    assert stage.api.num_writes == 0
-    assert stage.driver.num_asked >= 20, "its driver is asked all the same"
+        assert await harness.step(seconds) == (False, PROGRESS_POLL_SECONDS)
+    assert harness.api.num_writes == 0
+    assert harness.driver.num_requests >= 20, "its driver is still polled"
 
 
-async def test_a_job_without_a_driver_is_not_even_polled():
-    stage = await Stage().settle()
-    looked, again = await stage.look()
-    assert not looked
-    assert POLL_SECONDS < again <= MAX_REST_SECONDS
+async def test_idle_job_without_driver_is_not_polled():
+    harness = await OperatorHarness().settle()
+    was_reconciled, requeue_after = await harness.step()
+    assert not was_reconciled
+    assert PROGRESS_POLL_SECONDS < requeue_after <= MAX_IDLE_SECONDS
 
 
-async def test_no_rest_lasts_for_ever():
-    stage = await Stage().settle()
-    assert (await stage.look(MAX_REST_SECONDS))[0]
+async def test_idle_state_ends_after_a_maximum_time():
+    harness = await OperatorHarness().settle()
+    assert (await harness.step(MAX_IDLE_SECONDS))[0]
 
 
 @pytest.mark.parametrize("kind", [RLJOB.kind, "Secret", "ConfigMap", *WORKLOAD_KINDS, "Pod"])
-async def test_a_change_of_anything_of_the_job_ends_its_rest(kind):
-    stage = await Stage().settle()
-    stage.start_head()
-    await stage.settle()
+async def test_change_of_any_object_of_the_job_ends_its_idle_state(kind):
+    harness = await OperatorHarness().settle()
+    harness.start_head()
+    await harness.settle()
     if kind == RLJOB.kind:
-        job = stage.api.objects[RLJOB.path(*KEY)]
-        stage.store(kind, {**job["metadata"], "resourceVersion": str(stage.api.version + 1)}, spec=job["spec"])
+        job = harness.api.objects[RLJOB.path(*KEY)]
+        harness.store(kind, {**job["metadata"], "resourceVersion": str(harness.api.version + 1)}, spec=job["spec"])
     else:
-        stage.touch(kind)
-    assert (await stage.look())[0]
+        harness.touch(kind)
+    assert (await harness.step())[0]
 
 
-async def test_a_child_that_went_is_made_again_at_once():
-    stage = await Stage().settle()
-    stage.cache.forget("Service", KEY.namespace, "gsm8k-head")
-    assert (await stage.look())[0]
-    assert stage.api.num_writes == 1
+async def test_deleted_child_is_recreated_immediately():
+    harness = await OperatorHarness().settle()
+    harness.cache.forget("Service", KEY.namespace, "gsm8k-head")
+    assert (await harness.step())[0]
+    assert harness.api.num_writes == 1
 
 
-async def test_a_warning_about_a_child_ends_the_rest():
-    stage = await Stage().settle()
-    about = {"kind": "Job", "namespace": KEY.namespace, "name": "gsm8k-head"}
-    stage.store(EVENT.kind, {"name": "why"}, involvedObject=about, reason="FailedCreate", message="no")
-    assert (await stage.look())[0]
+async def test_warning_about_a_child_ends_the_idle_state():
+    harness = await OperatorHarness().settle()
+    involved = {"kind": "Job", "namespace": KEY.namespace, "name": "gsm8k-head"}
+    harness.store(EVENT.kind, {"name": "why"}, involvedObject=involved, reason="FailedCreate", message="no")
+    assert (await harness.step())[0]
 
 
-async def test_another_answer_of_the_driver_ends_the_rest():
-    stage = await Stage().settle()
-    stage.start_head()
-    stage.driver.said = DriverStatus(step=1)
-    await stage.settle()
-    stage.driver.said = DriverStatus(step=2)
-    assert (await stage.look())[0]
-    assert stage.api.objects[RLJOB.path(*KEY)]["status"]["progress"]["step"] == 2
+async def test_changed_driver_status_ends_the_idle_state():
+    harness = await OperatorHarness().settle()
+    harness.start_head()
+    harness.driver.status = DriverStatus(step=1)
+    await harness.settle()
+    harness.driver.status = DriverStatus(step=2)
+    assert (await harness.step())[0]
+    assert harness.api.objects[RLJOB.path(*KEY)]["status"]["progress"]["step"] == 2
 
 
-async def test_a_driver_whose_demand_alone_moves_lets_it_rest():
-    stage = await Stage().settle()
-    stage.start_head()
-    stage.driver.said = DriverStatus(step=1)
-    await stage.settle()
+async def test_changed_demand_alone_keeps_the_idle_state():
+    harness = await OperatorHarness().settle()
+    harness.start_head()
+    harness.driver.status = DriverStatus(step=1)
+    await harness.settle()
     for seconds in range(1, 5):
-        stage.driver.said = DriverStatus(step=1, demand={"correct": RewardDemand(elapsed_seconds=seconds)})
-        assert not (await stage.look(seconds))[0]
+        harness.driver.status = DriverStatus(step=1, demand={"correct": RewardDemand(elapsed_seconds=seconds)})
+        assert not (await harness.step(seconds))[0]
 
 
-async def test_a_reward_model_that_comes_or_goes_ends_the_rest_of_who_names_it():
-    stage = await Stage(rewards=[{"name": "correct", "rewardModelRef": {"name": "judge"}}]).settle()
-    stage.store("RewardModel", {"name": "judge", "uid": "m", "generation": 1}, spec=SCORE)
-    assert (await stage.look())[0]
-    await stage.settle()
-    stage.cache.forget("RewardModel", KEY.namespace, "judge")
-    assert (await stage.look())[0]
+async def test_created_or_deleted_reward_model_ends_the_idle_state_of_its_jobs():
+    harness = await OperatorHarness(rewards=[{"name": "correct", "rewardModelRef": {"name": "judge"}}]).settle()
+    harness.store("RewardModel", {"name": "judge", "uid": "m", "generation": 1}, spec=SCORE)
+    assert (await harness.step())[0]
+    await harness.settle()
+    harness.cache.forget("RewardModel", KEY.namespace, "judge")
+    assert (await harness.step())[0]
 
 
-async def test_a_deadline_is_kept_though_nothing_changes():
-    stage = await Stage(activeDeadlineSeconds=60).settle()
-    _, again = await stage.look(10)
-    assert again == 50
-    assert (await stage.look(60))[0]
-    assert stage.api.objects[RLJOB.path(*KEY)]["status"]["phase"] == "Failed"
+async def test_deadline_is_enforced_though_nothing_changes():
+    harness = await OperatorHarness(activeDeadlineSeconds=60).settle()
+    _, requeue_after = await harness.step(10)
+    assert requeue_after == 50
+    assert (await harness.step(60))[0]
+    assert harness.api.objects[RLJOB.path(*KEY)]["status"]["phase"] == "Failed"
 
 
-async def test_a_gang_that_waits_gives_its_nodes_back_in_time():
-    stage = await Stage(scheduling={"gang": "gates", "timeoutSeconds": 60}).settle()
-    assert (await stage.look(30))[0] is False
-    assert (await stage.look(60))[0]
-    assert stage.api.objects[RLJOB.path(*KEY)]["status"]["notBefore"]
+async def test_incomplete_gang_releases_its_nodes_in_time():
+    harness = await OperatorHarness(scheduling={"gang": "gates", "timeoutSeconds": 60}).settle()
+    assert (await harness.step(30))[0] is False
+    assert (await harness.step(60))[0]
+    assert harness.api.objects[RLJOB.path(*KEY)]["status"]["notBefore"]
 
 
-async def test_an_autoscaled_job_never_rests():
+async def test_autoscaled_job_is_never_idle():
     scaled = {"name": "correct", "autoscaling": {"minReplicas": 1, "maxReplicas": 4}} | SCORE
-    stage = Stage(rewards=[scaled])
+    harness = OperatorHarness(rewards=[scaled])
     for _ in range(4):
-        assert (await stage.look())[0], "what it wants depends on the time"
+        assert (await harness.step())[0], "its demand depends on the time"

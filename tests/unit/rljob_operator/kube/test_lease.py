@@ -1,4 +1,4 @@
-"""The Lease against an API server that is a dictionary: who leads, when no more, and what is given back."""
+"""The Lease with an API server in memory: acquiring, expiry and release."""
 
 from rljob_operator.kube.client import ApiError
 from rljob_operator.kube.lease import Lease
@@ -39,21 +39,21 @@ def build(server, clock, identity):
     return Lease(server, "ns", "rljob-operator", identity, 15, clock)
 
 
-async def test_a_lease_is_taken_over_only_after_its_time_as_the_taker_has_seen_it():
+async def test_lease_is_taken_over_after_its_duration_on_the_clock_of_the_new_leader():
     server, clock = Server(), Clock()
     first, second = (build(server, clock, name) for name in ("a", "b"))
     await first.acquire()
     assert first.is_held
-    assert not await second._try()
+    assert not await second._try_renew()
     clock.now += 14
-    assert not await second._try()
+    assert not await second._try_renew()
     clock.now += 2
-    assert not first.is_held, "it must have stopped before another may begin"
-    assert await second._try()
+    assert not first.is_held, "it must stop before another may lead"
+    assert await second._try_renew()
     assert server.holder == "b"
 
 
-async def test_a_lease_is_given_back_although_the_work_took_long_to_end():
+async def test_lease_is_released_after_a_long_shutdown():
     server, clock = Server(), Clock()
     first, second = (build(server, clock, name) for name in ("a", "b"))
     await first.acquire()
@@ -61,14 +61,14 @@ async def test_a_lease_is_given_back_although_the_work_took_long_to_end():
     assert not first.is_held
     await first.release()
     assert server.holder == ""
-    assert await second._try(), "at once"
+    assert await second._try_renew(), "immediately"
 
 
-async def test_nobody_gives_back_what_another_has_taken():
+async def test_lease_of_another_replica_is_not_released():
     server, clock = Server(), Clock()
     first, second = (build(server, clock, name) for name in ("a", "b"))
     await first.acquire()
-    assert not await second._try()
+    assert not await second._try_renew()
     clock.now += 16
     await second.acquire()
     clock.now += 16
@@ -76,7 +76,7 @@ async def test_nobody_gives_back_what_another_has_taken():
     assert server.holder == "b"
 
 
-async def test_who_never_led_gives_nothing_back():
+async def test_standby_releases_nothing():
     server, clock = Server(), Clock()
     await build(server, clock, "a").release()
     assert server.requests == []

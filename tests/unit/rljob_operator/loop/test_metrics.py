@@ -2,10 +2,10 @@
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import JobKey
+from rljob_operator.backend import JobKey, RewardModelKey
 from rljob_operator.loop.metrics import Metrics
 
-SUMS, MATH = JobKey("team", "sums"), JobKey("team", "math")
+SUMS, MATH = JobKey("team", "sums"), RewardModelKey("team", "math")
 
 
 def make_job(*scaling):
@@ -34,10 +34,10 @@ CORRECT = {"name": "correct", "slots": 40, "replicas": 3}
 STYLE = {"name": "style", "slots": 1, "replicas": 1}
 
 
-def test_decisions_of_jobs_and_reward_models_are_told():
+def test_scaling_decisions_of_jobs_and_reward_models_are_exported():
     metrics = Metrics()
-    metrics.record_owner(SUMS, "RLJob", make_job(CORRECT))
-    metrics.record_owner(MATH, "RewardModel", make_model())
+    metrics.record_owner(SUMS, make_job(CORRECT))
+    metrics.record_owner(MATH, make_model())
     assert found(metrics) == {
         ("rljob_reward_slots_wanted", "sums", "correct", None): 40,
         ("rljob_reward_scaling_replicas", "sums", "correct", "wanted"): 3,
@@ -48,15 +48,28 @@ def test_decisions_of_jobs_and_reward_models_are_told():
     }, "a reward of fixed size, or without a decision yet, is in none"
 
 
-def test_what_is_scaled_no_longer_or_gone_is_forgotten():
+def test_metrics_of_deleted_or_fixed_size_rewards_are_removed():
     metrics = Metrics()
-    metrics.record_owner(SUMS, "RLJob", make_job(CORRECT, STYLE))
-    metrics.record_owner(MATH, "RewardModel", make_model())
-    metrics.record_owner(SUMS, "RLJob", make_job(STYLE))
+    metrics.record_owner(SUMS, make_job(CORRECT, STYLE))
+    metrics.record_owner(MATH, make_model())
+    metrics.record_owner(SUMS, make_job(STYLE))
     assert {(owner, reward) for _, owner, reward, _ in found(metrics)} == {
         ("sums", "style"),
         ("rewardmodel/math", "math"),
     }
-    metrics.record_owner(SUMS, "RLJob", None)
-    metrics.record_owner(MATH, "RLJob", None)
-    assert {owner for _, owner, _, _ in found(metrics)} == {"rewardmodel/math"}, "a job of its name is another object"
+    metrics.record_owner(SUMS, None)
+    metrics.record_owner(JobKey("team", "math"), None)
+    assert {owner for _, owner, _, _ in found(metrics)} == {"rewardmodel/math"}, (
+        "a job of that name is a different object"
+    )
+
+
+def test_api_calls_are_counted_by_resource():
+    metrics = Metrics(["rljobs", "pods"])
+    metrics.on_response("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/pods/rljobs/a/status", 200)
+    metrics.on_response("GET", "/version", 0)
+    samples = [s for f in metrics.registry.collect() for s in f.samples if s.name == "rljob_operator_api_calls_total"]
+    assert {(s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in samples} == {
+        ("PATCH", "rljobs", "200"),
+        ("GET", "other", "0"),
+    }

@@ -1,4 +1,4 @@
-"""Reconcile over a little API server in memory, that fails, forgets and is tampered with at will."""
+"""Reconcile with a small API server in memory, whose calls fail and whose objects are changed by others."""
 
 import asyncio
 import contextlib
@@ -6,20 +6,30 @@ import copy
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import RLJobStatus
-from rljob_operator.backend import ChildKey, JobKey, Observed, key_of
+from rljob_api.manifest.reward import RewardModel
+from rljob_operator.backend import (
+    ChildKey,
+    ForbiddenError,
+    ForeignObjectError,
+    InvalidOwnerError,
+    JobKey,
+    ObservedState,
+    RewardModelKey,
+    UnknownFieldsError,
+    key_of,
+)
 from rljob_operator.children import WORKLOAD_KINDS
-from rljob_operator.loop.reconcile import ForbiddenError, InvalidJobError, reconcile
+from rljob_operator.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
 from rljob_operator.plan import conditions
 from rljob_operator.plan.lifecycle import USER_ERROR
 
 KEY = JobKey("default", "gsm8k")
+MODEL_KEY = RewardModelKey("default", "math")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NUM_CHILDREN = 19
 
@@ -38,6 +48,11 @@ def make_job(**spec):
     )
 
 
+def make_model(**spec):
+    metadata = {"name": "math", "uid": "u2", "generation": 1}
+    return RewardModel.model_validate({"metadata": metadata, "spec": {"function": {"inline": "x"}} | spec})
+
+
 def reward(name, source="def reward(): ..."):
     return {"name": name, "function": {"inline": source}, "resources": {"requests": {"cpu": "0.5"}}}
 
@@ -45,18 +60,20 @@ def reward(name, source="def reward(): ..."):
 class MemoryBackend:
     """Server-side apply for one manager, immutable fields, defaults, owner references, and calls that fail."""
 
-    def __init__(self, job):
-        self.job, self.objects, self.applied, self.pods = job, {}, {}, {}
+    def __init__(self, owner):
+        self.owner, self.objects, self.applied, self.pods = owner, {}, {}, {}
         self.events, self.writes, self.version = [], [], 0
-        self.fail_at, self.fail_after_write, self.refuses = None, False, set()
+        self.fail_at, self.fail_after_write = None, False
+        self.errors = {}
+        """The error that the apply of a kind raises."""
 
-    async def get_job(self, key):
+    async def get_owner(self, key):
         self._call()
-        return self.job.model_copy(deep=True) if self.job and key == KEY else None
+        return self.owner.model_copy(deep=True) if self.owner and key.name == self.owner.metadata.name else None
 
-    async def observe(self, job):
+    async def observe(self, owner):
         self._call()
-        return Observed(copy.deepcopy(self.objects), tuple(copy.deepcopy(list(self.pods.values()))))
+        return ObservedState(copy.deepcopy(self.objects), tuple(copy.deepcopy(list(self.pods.values()))))
 
     async def apply(self, manifest):
         key = key_of(manifest)
@@ -74,14 +91,15 @@ class MemoryBackend:
 
     async def delete_job(self, key):
         with self._write("delete the job"):
-            self.job = None
+            self.owner = None
 
-    async def update_status(self, job, status):
+    async def update_status(self, owner, status):
         with self._write("status"):
-            assert job.metadata.uid == self.job.metadata.uid
-            self.job = self.job.model_copy(update={"status": RLJobStatus.model_validate(status.to_manifest())})
+            assert owner.metadata.uid == self.owner.metadata.uid
+            stored = type(status).model_validate(status.to_manifest())
+            self.owner = self.owner.model_copy(update={"status": stored})
 
-    async def record_event(self, job, event):
+    async def record_event(self, owner, event):
         self.events.append(event)
 
     def remove(self, child):
@@ -90,8 +108,8 @@ class MemoryBackend:
         self.pods = {name: pod for name, pod in self.pods.items() if pod["owner"] != child}
 
     def _admit(self, key, old, new):
-        if key.kind in self.refuses:
-            raise UserError(f"{key.kind} is forbidden: exceeded quota")
+        if error := self.errors.get(key.kind):
+            raise error
         if old and key.kind == "Job" and old["spec"]["template"] != new["spec"]["template"]:
             raise UserError("spec.template: field is immutable")
         if old and key.kind == "Secret" and old["data"] != new["data"]:
@@ -104,13 +122,13 @@ class MemoryBackend:
             self.fail_at -= 1
             if self.fail_at < 0:
                 self.fail_at = None
-                raise TransientError("the API server is away")
+                raise TransientError("the API server does not answer")
 
     def _write(self, what):
         backend = self
 
         class Write:
-            """Fails before or after the write took place: the operator cannot know which."""
+            """Fails before or after the write: the operator cannot know which."""
 
             def __enter__(self):
                 self.lost = False
@@ -137,15 +155,15 @@ def _merged(old, new):
 
 
 def _without(old, before, now):
-    """What this manager applied before and no longer does goes away."""
+    """Remove what this manager applied before and leaves out now."""
     if not isinstance(old, dict) or not isinstance(before, dict):
         return old
-    gone = set(before) - set(now)
-    return {n: _without(v, before.get(n), now.get(n, {})) for n, v in old.items() if n not in gone}
+    removed = set(before) - set(now)
+    return {n: _without(v, before.get(n), now.get(n, {})) for n, v in old.items() if n not in removed}
 
 
 def _defaulted(manifest):
-    """Some of what an API server adds, and how it writes quantities."""
+    """Add some defaults of an API server, and format quantities as it does."""
     manifest = copy.deepcopy(manifest)
     manifest["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
     for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
@@ -161,16 +179,27 @@ def backend():
     return MemoryBackend(make_job())
 
 
-async def test_a_new_job_gets_all_children_and_a_second_look_writes_nothing(backend):
-    await reconcile(backend, KEY, START)
-    assert len(backend.objects) == NUM_CHILDREN
+@pytest.mark.parametrize(
+    ("owner", "key", "num_children"), [(make_job(), KEY, NUM_CHILDREN), (make_model(), MODEL_KEY, 6)]
+)
+async def test_new_owner_gets_all_children_and_a_second_reconcile_writes_nothing(owner, key, num_children):
+    backend, unchanged = MemoryBackend(owner), []
+
+    def on_unchanged(owner, observed, wanted):
+        unchanged.append(len(observed.children))
+
+    await reconcile(backend, key, START, on_unchanged=on_unchanged)
+    assert len(backend.objects) == num_children
     assert backend.writes[-1] == "status", "one status write, at the end"
+    assert unchanged == []
     backend.writes.clear()
-    await reconcile(backend, KEY, START + timedelta(seconds=10))
-    assert backend.writes == []
+    backend.events.clear()
+    await reconcile(backend, key, START + timedelta(seconds=10), on_unchanged=on_unchanged)
+    assert (backend.writes, backend.events) == ([], [])
+    assert unchanged == [num_children]
 
 
-async def test_a_deleted_child_comes_back_and_a_changed_one_is_put_right(backend):
+async def test_deleted_child_is_recreated_and_changed_child_is_reverted(backend):
     await reconcile(backend, KEY, START)
     del backend.objects[ChildKey("Service", "gsm8k-rollout")]
     backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] = 7
@@ -180,15 +209,15 @@ async def test_a_deleted_child_comes_back_and_a_changed_one_is_put_right(backend
     assert backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 1
 
 
-async def test_what_the_spec_no_longer_says_leaves_the_child(backend):
-    backend.job = make_job(rollout={"nodePool": {"nodeSelector": {"pool": "a"}}})
+async def test_removed_setting_leaves_the_child(backend):
+    backend.owner = make_job(rollout={"nodePool": {"nodeSelector": {"pool": "a"}}})
     await reconcile(backend, KEY, START)
-    backend.job = make_job().model_copy(update={"status": backend.job.status})
+    backend.owner = make_job().model_copy(update={"status": backend.owner.status})
     await reconcile(backend, KEY, START)
     assert "nodeSelector" not in backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["template"]["spec"]
 
 
-async def test_what_others_add_to_a_child_stays_and_causes_no_write(backend):
+async def test_additions_of_others_to_a_child_stay_and_cause_no_write(backend):
     await reconcile(backend, KEY, START)
     backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["metadata"]["annotations"]["other"] = "tool"
     backend.writes.clear()
@@ -196,37 +225,81 @@ async def test_what_others_add_to_a_child_stays_and_causes_no_write(backend):
     assert backend.writes == []
 
 
-async def test_a_job_that_is_gone_needs_nothing(backend):
-    backend.job = None
-    assert await reconcile(backend, KEY, START) is None
+@pytest.mark.parametrize("key", [KEY, MODEL_KEY])
+async def test_deleted_owner_needs_no_reconcile(backend, key):
+    backend.owner = None
+    assert await reconcile(backend, key, START) is None
     assert backend.writes == []
 
 
-async def test_a_child_that_the_api_server_refuses_is_told_in_the_status_and_heals(backend):
-    backend.refuses = {"StatefulSet"}
+async def test_rejected_child_makes_the_job_failed_until_it_is_accepted(backend):
+    backend.errors = {"StatefulSet": UserError("spec.template is invalid")}
     await reconcile(backend, KEY, START)
-    failed = conditions.find(backend.job.status, "Failed")
+    failed = conditions.find(backend.owner.status, "Failed")
     assert (failed.status, failed.reason) == ("True", "InvalidSpec")
-    assert failed.message == "StatefulSet gsm8k-trainer was refused: StatefulSet is forbidden: exceeded quota"
-    backend.refuses = set()
+    assert failed.message == "StatefulSet gsm8k-trainer was refused: spec.template is invalid"
+    backend.errors = {}
     await reconcile(backend, KEY, START)
-    assert backend.job.status.phase == "Pending"
+    assert backend.owner.status.phase == "Pending"
     assert ChildKey("StatefulSet", "gsm8k-trainer") in backend.objects
 
 
-async def test_an_object_that_is_no_job_gets_a_failed_condition_with_every_problem(backend):
-    async def get_job(key):
-        raise InvalidJobError(backend.job, ["spec.model is missing", "spec.rolout is unknown; did you mean rollout?"])
+@pytest.mark.parametrize("error", [ForeignObjectError("taken"), UserError("too large")])
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_no_workload_is_applied_while_a_child_that_pods_read_is_rejected(owner, key, error):
+    backend = MemoryBackend(owner)
+    backend.errors = {"ConfigMap": error}
+    requeue_seconds = await reconcile(backend, key, START)
+    assert not {child.kind for child in backend.objects} & set(WORKLOAD_KINDS)
+    assert "taken" not in str(error) or requeue_seconds <= CONFLICT_RETRY_SECONDS, "no event reports its deletion"
+    backend.writes.clear()
+    backend.events.clear()
+    await reconcile(backend, key, START)
+    assert (backend.writes, backend.events) == ([], []), "reported once"
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert {child.kind for child in backend.objects} & set(WORKLOAD_KINDS)
 
-    backend.get_job = get_job
+
+async def test_name_conflict_of_a_reward_model_is_its_ready_condition():
+    backend = MemoryBackend(make_model())
+    backend.errors = {"ConfigMap": ForeignObjectError("taken")}
+    await reconcile(backend, MODEL_KEY, START)
+    ready = next(c for c in backend.owner.status.conditions if c.type == "Ready")
+    message = "ConfigMap math-rewardmodel was refused: taken"
+    assert (ready.status, ready.reason, ready.message) == ("False", "Refused", message)
+
+
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_invalid_owner_gets_one_condition_with_every_problem(owner, key):
+    backend = MemoryBackend(owner)
+
+    async def get_owner(key):
+        raise InvalidOwnerError(backend.owner, ["spec.model is missing", "spec.replicas must be at least 1"])
+
+    backend.get_owner = get_owner
     for _ in range(2):
-        await reconcile(backend, KEY, START)
-    failed = conditions.find(backend.job.status, "Failed")
-    assert failed.message == "spec.model is missing; spec.rolout is unknown; did you mean rollout?"
-    assert (backend.writes, len(backend.events)) == (["status"], 1), "said once"
+        assert await reconcile(backend, key, START) is None
+    condition = next(c for c in backend.owner.status.conditions if c.reason == "InvalidSpec")
+    assert condition.message == "spec.model is missing; spec.replicas must be at least 1"
+    assert (backend.writes, len(backend.events)) == (["status"], 1), "reported once"
 
 
-async def test_the_api_server_away_is_the_callers_to_retry(backend):
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_owner_with_unknown_fields_gets_an_event_and_no_write(owner, key):
+    backend = MemoryBackend(owner)
+
+    async def get_owner(key):
+        raise UnknownFieldsError(backend.owner, "upgrade the operator")
+
+    backend.get_owner = get_owner
+    with pytest.raises(UnknownFieldsError):
+        await reconcile(backend, key, START)
+    assert backend.writes == []
+    assert [(event.reason, event.message) for event in backend.events] == [("OutdatedOperator", "upgrade the operator")]
+
+
+async def test_transient_error_is_raised_and_the_next_reconcile_completes(backend):
     backend.fail_at = 5
     with pytest.raises(TransientError):
         await reconcile(backend, KEY, START)
@@ -234,17 +307,35 @@ async def test_the_api_server_away_is_the_callers_to_retry(backend):
     assert len(backend.objects) == NUM_CHILDREN
 
 
-async def test_a_job_is_deleted_when_its_time_to_live_is_over(backend):
-    backend.job = make_job(ttlSecondsAfterFinished=0)
+async def test_job_is_deleted_when_its_time_to_live_is_over(backend):
+    backend.owner = make_job(ttlSecondsAfterFinished=0)
     await reconcile(backend, KEY, START)
     backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     for _ in range(2):
         await reconcile(backend, KEY, START)
-    assert backend.job is None
+    assert backend.owner is None
+
+
+@pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+async def test_forbidden_write_is_reported_then_recovers(owner, key):
+    backend = MemoryBackend(owner)
+    backend.errors = {"Service": ForbiddenError("Service gsm8k-head: the namespace's quota is exceeded")}
+    for _ in range(2):
+        with pytest.raises(ForbiddenError):
+            await reconcile(backend, key, START)
+    assert {event.reason for event in backend.events} == {"Forbidden"}
+    if key is KEY:
+        running = conditions.find(backend.owner.status, conditions.RUNNING)
+        assert (running.status, running.reason) == ("False", "Forbidden")
+        assert "quota is exceeded" in running.message
+        assert backend.writes.count("status") == 1, "once, however often it is retried"
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert {c.reason for c in backend.owner.status.conditions} >= {"WaitingForPods"}
 
 
 class Operator(RuleBasedStateMachine):
-    """Users, the cluster and bad luck act in any order. However that goes, it converges and says what is so."""
+    """Users, the cluster and faults act in any order: the job always converges, and its status is true."""
 
     def __init__(self):
         super().__init__()
@@ -252,16 +343,16 @@ class Operator(RuleBasedStateMachine):
 
     @property
     def job(self):
-        return self.backend.job
+        return self.backend.owner
 
     def change(self, **spec):
         manifest = self.job.model_dump(mode="json", by_alias=True)
         manifest["spec"] |= spec
         manifest["metadata"]["generation"] += 1
-        self.backend.job = RLJob.model_validate(manifest)
+        self.backend.owner = RLJob.model_validate(manifest)
         self.settled = False
 
-    def look(self):
+    def reconcile_once(self):
         return asyncio.run(reconcile(self.backend, KEY, self.now))
 
     @rule(replicas=st.integers(1, 5), steps=st.integers(1, 9))
@@ -280,7 +371,7 @@ class Operator(RuleBasedStateMachine):
         self.change(rewards=[reward(name, f"def f(): return {version}") for name in sorted(names)])
 
     @rule(broken=st.booleans())
-    def break_or_mend_a_template(self, broken):
+    def break_or_fix_a_template(self, broken):
         head = self.job.spec.head.model_copy(update={"template": {"nonsense": 1} if broken else {}})
         self.change(head=head.model_dump(mode="json", by_alias=True))
 
@@ -324,20 +415,20 @@ class Operator(RuleBasedStateMachine):
         self.now += timedelta(seconds=seconds)
 
     @rule(calls=st.integers(0, 25), after_write=st.booleans())
-    def a_look_is_cut_short(self, calls, after_write):
+    def a_reconcile_is_interrupted(self, calls, after_write):
         self.backend.fail_at, self.backend.fail_after_write = calls, after_write
         with contextlib.suppress(TransientError):
-            self.look()
+            self.reconcile_once()
         self.backend.fail_at, self.settled = None, False
 
     @rule()
     def settle(self):
         for _ in range(6):
             self.backend.writes.clear()
-            self.look()
+            self.reconcile_once()
             if not self.backend.writes:
                 break
-        assert self.backend.writes == [], "it never comes to rest"
+        assert self.backend.writes == [], "it never becomes idle"
         self.settled = True
         self._check_children()
 
@@ -356,10 +447,10 @@ class Operator(RuleBasedStateMachine):
             assert deployment["spec"]["replicas"] == self.job.spec.rollout.replicas
 
     @invariant()
-    def an_end_is_for_ever(self):
+    def an_end_is_permanent(self):
         generation = self.job.metadata.generation
         if self.ended and self.ended.reason == USER_ERROR and self.ended.observed_generation < generation:
-            self.ended = None  # a changed spec undoes a mistake of the user's
+            self.ended = None  # a changed spec clears a user error
         if self.ended:
             assert conditions.find(self.job.status, self.ended.type).status == "True"
             assert self.job.status.completion_time is not None
@@ -375,28 +466,3 @@ class Operator(RuleBasedStateMachine):
 
 
 TestOperator = Operator.TestCase
-TestOperator.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-
-
-async def test_what_the_operator_may_not_do_is_told_in_a_condition_and_an_event_and_recovers():
-    backend, allowed = MemoryBackend(make_job()), MemoryBackend.apply
-
-    async def apply(manifest):
-        if manifest["kind"] == "Service":
-            raise ForbiddenError("Service gsm8k-head: the namespace's quota is used up")
-        await allowed(backend, manifest)
-
-    backend.apply = apply
-    for _ in range(2):
-        with pytest.raises(ForbiddenError):
-            await reconcile(backend, KEY, START)
-    running = conditions.find(backend.job.status, conditions.RUNNING)
-    assert (running.status, running.reason) == ("False", "Forbidden")
-    assert "quota is used up" in running.message
-    assert backend.writes.count("status") == 1, "once, however often it is tried"
-    assert {event.reason for event in backend.events} == {"Forbidden"}
-    del backend.apply
-    await reconcile(backend, KEY, START)
-    assert conditions.find(backend.job.status, conditions.RUNNING).reason == "WaitingForPods"

@@ -1,4 +1,4 @@
-"""The queue by itself, with a clock that tests move; then the loop over a backend that counts."""
+"""The queue alone, with a clock that tests move; then the workers, with a reconcile that counts."""
 
 import asyncio
 import time
@@ -7,82 +7,88 @@ import pytest
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey
-from rljob_operator.loop import workqueue as queue_module
-from rljob_operator.loop.workqueue import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, KeyedQueue, backoff_seconds, run
+from rljob_operator.loop import workqueue
+from rljob_operator.loop.workqueue import (
+    INITIAL_BACKOFF_SECONDS,
+    MAX_BACKOFF_SECONDS,
+    WorkQueue,
+    backoff_seconds,
+    run,
+)
 
 A, B = JobKey("ns", "a"), JobKey("ns", "b")
 
 
 @pytest.fixture
 def queue():
-    return KeyedQueue()
+    return WorkQueue()
 
 
-def test_a_key_added_twice_is_taken_once(queue):
+def test_key_added_twice_is_taken_once(queue):
     queue.add(A)
     queue.add(A)
     assert (queue.take(0), queue.take(0)) == (A, None)
 
 
-def test_a_key_added_while_it_is_worked_on_is_taken_again_only_afterwards(queue):
+def test_key_added_during_its_reconcile_is_taken_again_afterwards(queue):
     queue.add(A)
     queue.take(0)
     queue.add(A)
-    assert queue.take(0) is None, "never twice at once"
+    assert queue.take(0) is None, "never twice concurrently"
     queue.finish(A)
     assert queue.take(0) == A
 
 
-def test_keys_are_taken_in_the_order_in_which_they_came(queue):
+def test_keys_are_taken_in_order_of_arrival(queue):
     queue.add(B)
     queue.add(A)
     assert (queue.take(0), queue.take(0)) == (B, A)
 
 
-def test_a_later_key_waits_for_its_time_and_the_earliest_time_counts(queue):
+def test_delayed_key_is_due_at_its_earliest_time(queue):
     queue.add_at(A, 9.0)
     queue.add_at(A, 5.0)
     queue.add_at(A, 7.0)
     assert (queue.take(4.9), queue.next_due()) == (None, 5.0)
     assert queue.take(5.0) == A
     queue.finish(A)
-    assert (queue.take(100.0), queue.next_due()) == (None, None), "the other times were for the same look"
+    assert (queue.take(100.0), queue.next_due()) == (None, None), "the other times were for the same reconcile"
 
 
-def test_a_look_upon_a_change_replaces_the_one_that_was_due_later(queue):
+def test_reconcile_upon_a_change_replaces_the_delayed_one(queue):
     queue.add_at(A, 5.0)
     queue.add(A)
     assert queue.take(1.0) == A
     assert queue.next_due() is None
 
 
-def test_changes_right_after_a_look_are_looked_at_together_and_none_is_lost():
-    queue = KeyedQueue(seconds_between_looks=1.0)
+def test_changes_within_the_interval_are_taken_together_and_none_is_lost():
+    queue = WorkQueue(min_interval_seconds=1.0)
     queue.add_changed(A, 0.0)
-    assert queue.take(0.0) == A, "the first at once"
+    assert queue.take(0.0) == A, "the first immediately"
     queue.add_changed(A, 0.1)
     queue.finish(A)
     queue.add_changed(A, 0.5)
     queue.add_changed(B, 0.5)
-    assert (queue.take(0.9), queue.take(0.9), queue.next_due()) == (B, None, 1.0), "another key waits for nobody"
+    assert (queue.take(0.9), queue.take(0.9), queue.next_due()) == (B, None, 1.0), "another key is not delayed"
     assert queue.take(1.0) == A
     queue.add_changed(A, 2.5)
-    assert queue.take(2.5) is None, "never twice at once"
+    assert queue.take(2.5) is None, "never twice concurrently"
     queue.finish(A)
-    assert queue.take(2.5) == A, "it had changed while it was looked at"
+    assert queue.take(2.5) == A, "it had changed during its reconcile"
     queue.finish(A)
     queue.add_changed(A, 9.0)
     assert queue.take(9.0) == A
 
 
-def test_a_queue_that_was_told_nothing_acts_on_each_change_at_once(queue):
+def test_queue_without_interval_takes_each_change_immediately(queue):
     for now in (0.0, 0.1):
         queue.add_changed(A, now)
         assert queue.take(now) == A
         queue.finish(A)
 
 
-def test_failures_wait_longer_each_time_and_success_forgets_them(queue):
+def test_backoff_doubles_and_resets_upon_success(queue):
     delays = []
     now = 0.0
     queue.add(A)
@@ -90,19 +96,19 @@ def test_failures_wait_longer_each_time_and_success_forgets_them(queue):
         assert queue.take(now) == A
         delays.append(queue.fail(A, now))
         now += delays[-1]
-    assert delays == [FIRST_BACKOFF_SECONDS, 2 * FIRST_BACKOFF_SECONDS, 4 * FIRST_BACKOFF_SECONDS]
+    assert delays == [INITIAL_BACKOFF_SECONDS, 2 * INITIAL_BACKOFF_SECONDS, 4 * INITIAL_BACKOFF_SECONDS]
     queue.take(now)
     queue.finish(A)
     queue.add(A)
     queue.take(now)
-    assert queue.fail(A, now) == FIRST_BACKOFF_SECONDS
+    assert queue.fail(A, now) == INITIAL_BACKOFF_SECONDS
 
 
-def test_the_backoff_has_an_end():
+def test_backoff_has_a_maximum():
     assert backoff_seconds(1000) == MAX_BACKOFF_SECONDS
 
 
-def test_a_failing_key_holds_up_no_other(queue):
+def test_failing_key_delays_no_other(queue):
     queue.add(A)
     queue.take(0)
     queue.fail(A, 0)
@@ -110,24 +116,24 @@ def test_a_failing_key_holds_up_no_other(queue):
     assert queue.take(0) == B
 
 
-class Looks:
-    """Stands in for reconcile: what happens on each look at a key."""
+class Reconciles:
+    """A reconcile with given outcomes, which counts, and a watch that stays open until `until` reconciles were seen."""
 
-    def __init__(self, monkeypatch, outcomes):
-        self.outcomes, self.seen, self.at_once, self.most_at_once = outcomes, [], set(), 0
+    def __init__(self, outcomes=None, until=0, keys=(A,), num_failures=0):
+        self.outcomes, self.until, self.keys, self.num_failures = outcomes or {}, until, keys, num_failures
+        self.seen, self.running, self.max_running, self.num_watches = [], set(), 0, 0
         self.changed = asyncio.Condition()
-        monkeypatch.setattr(queue_module, "reconcile", self.look)
 
     async def wait_for(self, number):
         async with self.changed:
             await self.changed.wait_for(lambda: len(self.seen) >= number)
 
-    async def look(self, backend, key, now):
-        assert key not in self.at_once, "two looks at one job at once"
-        self.at_once.add(key)
-        self.most_at_once = max(self.most_at_once, len(self.at_once))
+    async def reconcile(self, key, now):
+        assert key not in self.running, "two concurrent reconciles of one key"
+        self.running.add(key)
+        self.max_running = max(self.max_running, len(self.running))
         await asyncio.sleep(0)
-        self.at_once.discard(key)
+        self.running.discard(key)
         self.seen.append(key)
         async with self.changed:
             self.changed.notify_all()
@@ -136,61 +142,53 @@ class Looks:
             raise outcome
         return outcome
 
-
-class Watch:
-    """A backend of which only the watch is used; it stays open until enough looks were seen."""
-
-    def __init__(self, looks, keys, until, breaks=0):
-        self.looks, self.keys, self.until, self.breaks, self.begun = looks, keys, until, breaks, 0
-
     async def watch(self):
-        self.begun += 1
+        self.num_watches += 1
         for key in self.keys:
             yield key
-        if self.breaks:
-            self.breaks -= 1
+        if self.num_failures:
+            self.num_failures -= 1
             raise TransientError("410 Gone")
-        await self.looks.wait_for(self.until)
+        await self.wait_for(self.until)
+
+    async def run(self, workers=1):
+        async with asyncio.timeout(20):
+            await run(self.watch, self.reconcile, workers=workers)
 
 
-async def run_until_done(backend, **kwargs):
-    await asyncio.wait_for(run(backend, **kwargs), timeout=20)
+async def test_run_reconciles_every_key_and_ends_with_its_watch():
+    reconciles = Reconciles(keys=[A, B, A])
+    await reconciles.run(workers=2)
+    assert set(reconciles.seen) == {A, B}
+    assert reconciles.max_running == 2, "workers run concurrently"
 
 
-async def test_every_key_of_the_watch_is_looked_at_and_the_loop_ends_with_it(monkeypatch):
-    looks = Looks(monkeypatch, {})
-    await run_until_done(Watch(looks, [A, B, A], until=0), workers=2)
-    assert set(looks.seen) == {A, B}
-    assert looks.most_at_once == 2, "workers work side by side"
+async def test_failed_reconcile_is_retried_and_a_defect_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(workqueue, "INITIAL_BACKOFF_SECONDS", 0.001)
+    reconciles = Reconciles({A: [TransientError("conflict"), RuntimeError("a defect")]}, until=3)
+    await reconciles.run(workers=2)
+    assert reconciles.seen == [A, A, A]
+    assert "RLJob ns/a: conflict" in caplog.text
+    assert "a defect" in caplog.text
 
 
-async def test_a_failed_look_is_tried_again_by_itself(monkeypatch, caplog):
-    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_SECONDS", 0.001)
-    looks = Looks(monkeypatch, {A: [TransientError("conflict"), RuntimeError("a defect")]})
-    await run_until_done(Watch(looks, [A], until=3), workers=2)
-    assert looks.seen == [A, A, A]
-    assert "ns/a: conflict" in caplog.text
-    assert "a defect" in caplog.text, "a defect is loud"
+async def test_reconcile_is_requeued_after_the_seconds_it_returns():
+    reconciles = Reconciles({A: [0.0, 0.001]}, until=3)
+    await reconciles.run()
+    assert reconciles.seen == [A, A, A]
 
 
-async def test_a_look_that_asks_for_another_gets_it(monkeypatch):
-    looks = Looks(monkeypatch, {A: [0.0, 0.001]})
-    await run_until_done(Watch(looks, [A], until=3), workers=1)
-    assert looks.seen == [A, A, A]
+async def test_failed_watch_is_started_again(monkeypatch):
+    monkeypatch.setattr(workqueue, "_WATCH_BACKOFF_SECONDS", 0.0)
+    reconciles = Reconciles(until=2, num_failures=1)
+    await reconciles.run()
+    assert reconciles.num_watches == 2
 
 
-async def test_a_broken_watch_is_begun_again(monkeypatch):
-    monkeypatch.setattr(queue_module, "_WATCH_BACKOFF_SECONDS", 0.0)
-    looks = Looks(monkeypatch, {})
-    watch = Watch(looks, [A], until=2, breaks=1)
-    await run_until_done(watch, workers=1)
-    assert watch.begun == 2
-
-
-async def test_cancelling_the_loop_leaves_no_task_behind(monkeypatch):
-    looks = Looks(monkeypatch, {})
-    task = asyncio.create_task(run(Watch(looks, [A], until=10**9), workers=3))
-    await asyncio.wait_for(looks.wait_for(1), timeout=20)
+async def test_cancelled_run_leaves_no_task():
+    reconciles = Reconciles(until=10**9)
+    task = asyncio.create_task(reconciles.run(workers=3))
+    await reconciles.wait_for(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -198,19 +196,18 @@ async def test_cancelling_the_loop_leaves_no_task_behind(monkeypatch):
 
 
 @pytest.mark.parametrize("num_turns", range(3, 40))
-async def test_run_ends_when_it_is_cancelled_whatever_its_workers_wait_for(num_turns):
-    """A replica that has lost the lead ends by this."""
+async def test_run_ends_when_cancelled_whatever_its_workers_wait_for(num_turns):
+    """A replica that lost its Lease ends by this."""
 
-    class Busy:
-        async def watch(self):
-            while True:
-                yield JobKey("ns", "job")
-                await asyncio.sleep(0)
+    async def watch():
+        while True:
+            yield JobKey("ns", "job")
+            await asyncio.sleep(0)
 
-    async def reconcile_key(backend, key, now):
+    async def reconcile_key(key, now):
         return 0.001
 
-    running = asyncio.create_task(run(Busy(), workers=4, reconcile_key=reconcile_key))
+    running = asyncio.create_task(run(watch, reconcile_key, workers=4))
     for _ in range(num_turns):
         await asyncio.sleep(0)
     running.cancel()
@@ -218,25 +215,22 @@ async def test_run_ends_when_it_is_cancelled_whatever_its_workers_wait_for(num_t
     assert done, "a worker has lost its cancellation"
 
 
-async def test_a_watch_ends_with_its_feed_also_when_that_was_busy_with_a_key():
-    """Python leaves a generator of which no more is asked to the collector of garbage: its tasks would go on."""
+async def test_watch_is_closed_when_its_feed_is_cancelled_with_a_key_in_hand():
+    """Python leaves an unfinished generator to the garbage collector: its tasks would keep running."""
+    ended, changed = [], asyncio.Condition()
 
-    class Backend:
-        has_ended = False
+    async def watch():
+        try:
+            yield A
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            ended.append(True)
 
-        async def watch(self):
-            try:
-                yield A
-            finally:
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                self.has_ended = True
-
-    backend, changed = Backend(), asyncio.Condition()
-    async with changed:  # so the feed waits with a key in its hands
-        feeding = asyncio.create_task(queue_module._feed(backend, KeyedQueue(), changed, time.monotonic))
+    async with changed:  # the feed waits for it
+        feeding = asyncio.create_task(workqueue._feed(watch, WorkQueue(), changed, time.monotonic))
         for _ in range(10):
             await asyncio.sleep(0)
         feeding.cancel()
         await asyncio.wait([feeding])
-    assert backend.has_ended
+    assert ended

@@ -1,4 +1,4 @@
-"""The Feed with kopf itself, against an API server of this test: whatever ends the watches ends all of them."""
+"""The informer with kopf, against an API server of this test: whatever ends one watch ends all."""
 
 import asyncio
 import json
@@ -9,17 +9,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob_api.errors import TransientError
+from rljob_operator.backend import JobKey, RewardModelKey
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import KubeApi
-from rljob_operator.kube.informer import Feed
-from rljob_operator.kube.resources import RLJOB, WATCHED
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED
+from rljob_operator.watch.informer import Informer
 
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 60.0
 JOB = {"metadata": {"name": "lifted", "namespace": "ns", "resourceVersion": "7", "uid": "a"}, "spec": {}}
 
 
 class Server:
-    """Every kind, and one RLJob. Watches stay open and tell nothing, until one is to fail."""
+    """Serves every kind, and one RLJob. Watches stay open without events until one must fail."""
 
     def __init__(self):
         self.open, self.must_fail = set(), asyncio.Event()
@@ -72,18 +73,18 @@ async def _no_token():
 
 @pytest.fixture
 async def server():
-    app, player = web.Application(), Server()
-    app.router.add_route("*", "/{path:.*}", player.handle)
-    player.at = TestServer(app)
-    await player.at.start_server(shutdown_timeout=0.1)
-    yield player
-    await player.at.close()
+    app, server = web.Application(), Server()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    server.at = TestServer(app)
+    await server.at.start_server(shutdown_timeout=0.1)
+    yield server
+    await server.at.close()
 
 
 @pytest.fixture
-async def feed(server):
+async def informer(server):
     api = KubeApi(str(server.at.make_url("")), None, _no_token)
-    yield Feed(api, Cache(), ("ns",), resync_seconds=1000)
+    yield Informer(api, Cache(), ("ns",), resync_seconds=1000)
     await api.close()
 
 
@@ -91,41 +92,55 @@ async def until(holds):
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not holds():
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)  # between looks at the condition
+        await asyncio.sleep(0.02)  # polling
 
 
-def left_of_kopf():
-    marks = ("watcher for", "pause-waiter", "cleaner of", "spawner of", "credentials", "startup", "multidimensional")
-    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(marks)]
+def list_kopf_tasks():
+    prefixes = ("watcher for", "pause-waiter", "cleaner of", "spawner of", "credentials", "startup", "multidimensional")
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(prefixes)]
 
 
-async def consume(feed):
-    async for _ in feed.keys():
+async def consume(informer):
+    async for _ in informer.keys():
         pass
 
 
-async def test_when_one_watch_fails_the_others_end_too(server, feed):
-    """kopf leaves them: they would go on beside those begun next, and at the end take a cancellation for a pause."""
-    consuming = asyncio.create_task(consume(feed))
+async def test_failure_of_one_watch_ends_the_others(server, informer):
+    """kopf leaves them running, next to those of the next start."""
+    consuming = asyncio.create_task(consume(informer))
     await until(lambda: len(server.open) == len(WATCHED))
-    assert left_of_kopf(), "or this test knows kopf's tasks no more"
+    assert list_kopf_tasks(), "otherwise kopf has renamed its tasks"
     server.must_fail.set()
     with pytest.raises(TransientError, match="watching ended"):
         await consuming
-    assert not left_of_kopf()
+    assert not list_kopf_tasks()
     await until(lambda: not server.open)
 
 
 @pytest.mark.parametrize("num_open", [0, 1, len(WATCHED)])
-async def test_a_cancelled_feed_leaves_nothing_behind_whenever_and_however_often_it_is_cancelled(
-    server, feed, num_open
-):
-    consuming = asyncio.create_task(consume(feed))
-    await until(lambda: feed.has_listed and len(server.open) >= num_open)
+async def test_cancelled_informer_leaves_no_tasks_when_cancelled_repeatedly(server, informer, num_open):
+    consuming = asyncio.create_task(consume(informer))
+    await until(lambda: informer.has_listed and len(server.open) >= num_open)
     for _ in range(3):
         consuming.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await consuming
-    assert not left_of_kopf()
+    assert not list_kopf_tasks()
     await until(lambda: not server.open)
+
+
+@pytest.mark.parametrize("autoscaling", [{"autoscaling": {"maxReplicas": 8}}, {}])
+def test_change_of_a_job_queues_the_reward_models_that_it_references(autoscaling):
+    cache, rewards = Cache(), [{"name": "correct", "rewardModelRef": {"name": "math"}}]
+    informer = Informer(None, cache, (), 600)
+
+    def build(name, spec, version):
+        return {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version)}, "spec": spec}
+
+    cache.upsert(REWARD_MODEL.kind, build("math", autoscaling, 1))
+    cache.upsert(REWARD_MODEL.kind, build("other", {"autoscaling": {"maxReplicas": 8}}, 2))
+    cache.upsert(RLJOB.kind, build("a", {"rewards": rewards}, 3))
+    informer.handle_event(RLJOB.kind, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
+    keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
+    assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]

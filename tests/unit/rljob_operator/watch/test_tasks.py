@@ -1,12 +1,18 @@
-"""Trees of tasks: none outlives its tree's end, and none is cancelled under a parent that lives."""
+"""Task trees: no task outlives `cancel_all`, and none is cancelled while its parent lives."""
 
 import asyncio
 
 import pytest
 
-from rljob_operator.kube.tasks import TaskTree, finish, to_the_end
+from rljob_operator.watch import tasks
+from rljob_operator.watch.tasks import TaskTree, run_uncancelled, wait_for_all
 
 DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _short_intervals(monkeypatch):
+    monkeypatch.setattr(tasks, "_RECANCEL_INTERVAL_SECONDS", 0.02)
 
 
 async def settle():
@@ -14,15 +20,15 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def for_ever():
+async def run_forever():
     await asyncio.Event().wait()
 
 
-async def test_what_a_failed_parent_has_left_behind_ends_with_the_tree():
+async def test_orphans_of_a_failed_parent_are_cancelled():
     tree = TaskTree()
 
     async def fails():
-        asyncio.create_task(for_ever())  # noqa: RUF006 - that is what is tested
+        asyncio.create_task(run_forever())  # noqa: RUF006 - the case under test
         raise ValueError("a defect")
 
     async def root():
@@ -31,16 +37,16 @@ async def test_what_a_failed_parent_has_left_behind_ends_with_the_tree():
     with pytest.raises(ValueError, match="a defect"):
         await (await tree.create_task(root()))
     assert len(tree.pending) == 1
-    await tree.end()
+    await tree.cancel_all()
     assert not tree.pending
 
 
-async def test_a_child_is_left_to_its_parent_while_that_lives():
+async def test_child_is_left_to_its_living_parent():
     tree, cancelled, is_ended_in_order = TaskTree(), [], []
 
     async def child():
         try:
-            await for_ever()
+            await run_forever()
         except asyncio.CancelledError:
             cancelled.append(asyncio.current_task())
             raise
@@ -48,7 +54,7 @@ async def test_a_child_is_left_to_its_parent_while_that_lives():
     async def parent():
         mine = asyncio.create_task(child())
         try:
-            await for_ever()
+            await run_forever()
         finally:
             await settle()
             is_ended_in_order.append(not cancelled)
@@ -57,31 +63,31 @@ async def test_a_child_is_left_to_its_parent_while_that_lives():
 
     tree.create_task(parent())
     await settle()
-    await tree.end()
+    await tree.cancel_all()
     assert is_ended_in_order == [True]
     assert len(cancelled) == 1
     assert not tree.pending
 
 
-async def test_a_task_that_has_lost_its_cancellation_is_cancelled_again():
+async def test_task_that_lost_its_cancellation_is_cancelled_again():
     tree, num_lost = TaskTree(), 0
 
     async def loses_one():
         nonlocal num_lost
         try:
-            await for_ever()
+            await run_forever()
         except asyncio.CancelledError:
             num_lost += 1
-        await for_ever()
+        await run_forever()
 
     tree.create_task(loses_one())
     await settle()
-    await tree.end()
+    await tree.cancel_all()
     assert num_lost == 1
     assert not tree.pending
 
 
-async def test_the_end_of_a_tree_is_not_waited_for_without_limit(caplog):
+async def test_cancel_all_returns_after_its_timeout_and_logs_what_is_left(caplog):
     tree, may_end = TaskTree(), asyncio.Event()
 
     async def never_ends():
@@ -94,47 +100,47 @@ async def test_the_end_of_a_tree_is_not_waited_for_without_limit(caplog):
     task = tree.create_task(never_ends())
     task.set_name("the stubborn one")
     await settle()
-    await tree.end(seconds=0.01)
+    await tree.cancel_all(seconds=0.01)
     assert "the stubborn one" in caplog.text
     may_end.set()
     await task
 
 
-async def test_the_end_of_one_tree_leaves_others_and_what_has_no_tree_alone():
+async def test_cancel_all_leaves_tasks_of_other_trees_alone():
     one, other = TaskTree(), TaskTree()
-    one.create_task(for_ever())
-    others = [other.create_task(for_ever()), asyncio.create_task(for_ever())]
+    one.create_task(run_forever())
+    others = [other.create_task(run_forever()), asyncio.create_task(run_forever())]
     await settle()
-    await one.end()
+    await one.cancel_all()
     assert not one.pending
     assert not any(task.done() for task in others)
     for task in others:
         task.cancel()
-    await finish(others)
+    await wait_for_all(others)
 
 
-async def test_what_has_to_end_ends_although_its_waiter_is_cancelled():
+async def test_run_uncancelled_completes_although_its_caller_is_cancelled():
     may_end, has_ended = asyncio.Event(), []
 
     async def ending():
         await may_end.wait()
         has_ended.append(True)
 
-    waiter = asyncio.create_task(to_the_end(ending()))
+    waiter = asyncio.create_task(run_uncancelled(ending()))
     for _ in range(3):
         await settle()
         waiter.cancel()
     await settle()
-    assert not waiter.done(), "it waits on"
+    assert not waiter.done(), "it keeps waiting"
     may_end.set()
     await asyncio.wait([waiter], timeout=DEADLINE_SECONDS)
     assert has_ended
-    assert waiter.cancelled(), "and tells then that it was cancelled"
+    assert waiter.cancelled(), "then it is cancelled"
 
 
-async def test_what_fails_at_the_end_is_told():
+async def test_run_uncancelled_raises_the_error_of_its_work():
     async def fails():
         raise ValueError("a defect")
 
     with pytest.raises(ValueError, match="a defect"):
-        await to_the_end(fails())
+        await run_uncancelled(fails())

@@ -1,0 +1,87 @@
+"""Demand of a shared RewardModel: collected from the drivers of all jobs that reference it."""
+
+import base64
+
+from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_operator.backend import DEMAND_POLL_SECONDS, PROGRESS_POLL_SECONDS, Demand, RewardModelKey
+from rljob_operator.kube.backend import KubernetesBackend
+from rljob_operator.kube.cache import Cache
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
+
+SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
+BURST = RewardDemand(samples=640, expected=640, is_open=True)
+SCALED = {"autoscaling": {"maxReplicas": 8}}
+
+
+class Drivers:
+    """The status of each job's driver, by its address."""
+
+    def __init__(self):
+        self.statuses, self.ages = {}, []
+
+    async def get_status(self, driver, max_age_seconds):
+        self.ages.append(max_age_seconds)
+        return self.statuses.get(driver.address) if driver else None
+
+
+class BackendHarness:
+    def __init__(self):
+        self.cache, self.drivers, self.version = Cache(), Drivers(), 100
+        self.backend = KubernetesBackend(None, self.cache, self.drivers)
+
+    def store(self, kind, name, namespace="ns", *, api="rljob.dev/v1alpha1", owner=None, **content):
+        self.version += 1
+        metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "resourceVersion": str(self.version)}
+        if owner:
+            reference = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "name": owner, "uid": f"uid-{owner}"}
+            labels = {"rljob.dev/job": owner, "rljob.dev/role": "head"}
+            metadata |= {"ownerReferences": [reference | {"controller": True}], "labels": labels}
+        manifest = {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
+        self.cache.upsert(kind, manifest)
+        return manifest
+
+    def store_job(self, name, model="math", namespace="ns"):
+        rewards = [{"name": "correct", "rewardModelRef": {"name": model}}]
+        spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": rewards}
+        return self.store(RLJOB.kind, name, namespace, spec=spec)
+
+    def start_head(self, name, address):
+        token = base64.b64encode(b"t").decode()
+        self.store("Secret", f"{name}-token", api="v1", owner=name, data={"token": token})
+        status = {"phase": "Running", "podIP": address}
+        self.store("Pod", f"{name}-head-x", api="v1", owner=name, spec={}, status=status)
+
+    async def demands(self, **spec):
+        self.store(REWARD_MODEL.kind, "math", spec=SCORE | spec)
+        model = await self.backend.get_owner(RewardModelKey("ns", "math"))
+        return (await self.backend.observe(model)).demands
+
+
+async def test_demand_comes_from_the_jobs_of_the_namespace_that_reference_the_model():
+    harness = BackendHarness()
+    for number, (name, model, namespace) in enumerate(
+        [("a", "math", "ns"), ("b", "math", "ns"), ("c", "other", "ns"), ("d", "math", "elsewhere")]
+    ):
+        harness.store_job(name, model, namespace)
+        if namespace == "ns":
+            harness.start_head(name, f"10.0.0.{number}")
+            harness.drivers.statuses[f"10.0.0.{number}"] = DriverStatus(demand={"correct": BURST})
+    assert await harness.demands(**SCALED) == (Demand("a/correct", BURST), Demand("b/correct", BURST))
+    assert set(harness.drivers.ages) == {DEMAND_POLL_SECONDS}, "before the burst"
+
+
+async def test_demand_is_unknown_when_driver_is_silent_and_zero_without_head():
+    harness = BackendHarness()
+    harness.store_job("a")
+    harness.store_job("b")
+    harness.start_head("a", "10.0.0.1")
+    assert await harness.demands(**SCALED) == (Demand("a/correct", None),)
+
+
+async def test_model_of_fixed_size_uses_older_driver_answers():
+    harness = BackendHarness()
+    harness.store_job("a")
+    harness.start_head("a", "10.0.0.1")
+    harness.drivers.statuses["10.0.0.1"] = DriverStatus(demand={"correct": BURST})
+    assert await harness.demands() == (Demand("a/correct", BURST),)
+    assert harness.drivers.ages == [PROGRESS_POLL_SECONDS]

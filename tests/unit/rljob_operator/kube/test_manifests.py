@@ -1,0 +1,60 @@
+"""Stored objects that the operator's types reject: other values, and fields of newer CRDs."""
+
+import copy
+
+import pytest
+
+from rljob_operator.backend import InvalidOwnerError, UnknownFieldsError
+from rljob_operator.kube.manifests import read_job, read_model
+
+JOB = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums", "namespace": "research", "uid": "u1"},
+    "spec": {
+        "model": {"source": "hf://a/b"},
+        "data": {"train": {"source": "hf://a/b"}},
+        "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
+    },
+    "status": {"phase": "Running"},
+}
+MODEL = JOB | {"kind": "RewardModel", "spec": {"function": {"inline": "def reward(): ..."}}, "status": {"replicas": 2}}
+REMEDY = "the CRDs accept it; upgrade the operator to their version, or change the value"
+
+
+def changed(manifest, **fields):
+    manifest = copy.deepcopy(manifest)
+    manifest["spec"] |= fields
+    return manifest
+
+
+@pytest.mark.parametrize(("read", "manifest"), [(read_job, JOB), (read_model, MODEL)])
+@pytest.mark.parametrize("fields", [{"mood": "grim"}, {"mood": None}, {"tempo": {"kind": "even"}}])
+def test_unknown_fields_stop_all_writes_and_name_the_upgrade(read, manifest, fields):
+    with pytest.raises(UnknownFieldsError) as raised:
+        read(changed(manifest, **fields))
+    name = next(iter(fields))
+    assert str(raised.value) == (
+        f"the CRDs are newer than this operator, which does not know spec.{name}; upgrade the operator: helm upgrade"
+    )
+    assert raised.value.owner.metadata.uid == "u1"
+
+
+def test_unknown_fields_of_a_status_stop_all_writes_too():
+    with pytest.raises(UnknownFieldsError, match=r"does not know status\.mood"):
+        read_job(JOB | {"status": {"mood": "fine"}})
+
+
+@pytest.mark.parametrize("status", [{"phase": "Running"}, {"phase": "Unheard"}])
+def test_invalid_values_are_reported_together_and_keep_a_readable_status(status):
+    with pytest.raises(InvalidOwnerError) as raised:
+        read_job(changed(JOB, algorithm={"type": "ppo"}, schedule={"miniBatches": 0}) | {"status": status})
+    assert f'spec.algorithm.type must be grpo, got "ppo"; {REMEDY}' in raised.value.problems
+    assert f"spec.schedule.miniBatches must be at least 1, got 0; {REMEDY}" in raised.value.problems
+    assert raised.value.owner.status.phase == ("Running" if status["phase"] == "Running" else "")
+
+
+def test_invalid_reward_model_keeps_its_status():
+    with pytest.raises(InvalidOwnerError, match=r"spec\.replicas must be at least 0") as raised:
+        read_model(changed(MODEL, replicas=-1))
+    assert raised.value.owner.status.replicas == 2

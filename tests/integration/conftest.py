@@ -5,6 +5,6 @@ Ray reads its environment when it is imported, and which test imports it first i
 
 import os
 
-from rljob_trainer.ranks.ray_head import ray_environment
+from rljob_trainer.ranks.ray_node import ray_environment
 
 os.environ |= ray_environment() | {"RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}

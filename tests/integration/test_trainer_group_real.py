@@ -20,7 +20,8 @@ import yaml
 
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.episodes.types import TrainSample
-from rljob_trainer.ranks.ray_head import RayHead, ray_environment
+from rljob_trainer.ranks.ray_head import RayHead
+from rljob_trainer.ranks.ray_node import ray_environment
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -118,7 +119,7 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
     pods: Pods, model: Path, tmp_path: Path
 ) -> None:
-    from rljob_trainer.ranks.errors import TrainerGroupDiedError
+    from rljob_trainer.driver.ports import TrainerGroupDiedError
     from rljob_trainer.ranks.group import TrainerGroup
 
     job, said = build_job(model), []

@@ -1,7 +1,7 @@
-"""A program for test_policy: `python policy_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
+"""Program of test_policy: `python policy_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
 
-Writes FOLDER/NAME-RANKS.pt (parameters, gradients of the first update, metrics) for the test to compare. All scenarios
-share one start of the processes, since importing torch is what takes the time.
+Writes FOLDER/NAME-RANKS.pt (parameters, gradients of the first update, metrics) for the test. All scenarios share one
+start of the processes, since importing torch takes most of the time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def build_samples(seed: int = 0, *, with_old: bool = False) -> list[TrainSample]
 
 
 def with_invalid(samples: list[TrainSample]) -> list[TrainSample]:
-    """The same, with masked samples of wild contents in between."""
+    """Add masked samples with extreme contents."""
     invalid = [
         dataclasses.replace(s, loss_mask=[0] * len(s.token_ids), advantage=1e9, token_ids=s.token_ids[::-1])
         for s in samples[::3]
@@ -88,13 +88,13 @@ def build_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    vocabulary = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2").save_pretrained(folder)
 
 
 class Scenarios:
-    """One rank's walk through all of them."""
+    """All scenarios on one rank."""
 
     def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
         self.rank, self.num_ranks, self.folder = rank, num_ranks, folder
@@ -110,7 +110,7 @@ class Scenarios:
                    micro_batch_tokens=24)  # fmt: skip
         self.train("nothing", PLAIN, samples=all_invalid(build_samples()))
         self.measure()
-        self.go_on()
+        self.resume()
 
     def policy(self, algorithm: Algorithm, **settings: Any) -> Policy:
         chosen = PolicySettings(str(self.folder / "model"), algorithm, 10, **{"dtype": "float32", **settings})
@@ -137,7 +137,7 @@ class Scenarios:
         share_prompts: bool = True,
         **settings: Any,
     ) -> None:
-        """Two updates."""
+        """Run two updates."""
         samples = samples or build_samples()
         policy = self.policy(algorithm, **settings)
         gradients = capture_gradients(policy)
@@ -147,7 +147,7 @@ class Scenarios:
         self.write(name, gradients=first_gradients, metrics=[first, second], parameters=policy.gather_weights())
 
     def measure(self) -> None:
-        """Log-probs, and what is published in bf16."""
+        """Write log-probs, and the weights that are published in bf16."""
         policy = self.policy(PLAIN)
         (plan, *_) = plan_micro_batches(build_samples(), num_ranks=1, micro_batch_tokens=4096)
         values = policy.compute_logprobs(plan.train)
@@ -155,8 +155,8 @@ class Scenarios:
         self.update(half, build_samples())
         self.write("measured", logprobs=values, batches=plan.train, published=half.gather_weights())
 
-    def go_on(self) -> None:
-        """Uninterrupted, and again from the checkpoint in between; then from another world size's, and the export."""
+    def resume(self) -> None:
+        """Run without and with a resume from a checkpoint; export; resume from a checkpoint of another world size."""
         folder = self.folder / f"checkpoint-{self.num_ranks}"
         policy = self.policy(EVERYTHING)
         self.update(policy, build_samples(1))
@@ -183,7 +183,7 @@ class Scenarios:
 
 
 def capture_gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    """What the optimizer is given at its next step, clipped, by Hugging Face name."""
+    """Capture the clipped gradients of the optimizer's next step, by Hugging Face name."""
     gradients: dict[str, torch.Tensor] = {}
     step = policy.optimizer.step
 
@@ -210,7 +210,7 @@ def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    # Forked before torch has any thread: the imports, which take most of the time, are done once.
+    # Fork before torch starts a thread: the imports, which take most of the time, run once.
     torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
     for num_ranks in (1, 2):
         torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")

@@ -1,8 +1,8 @@
-"""A policy's state on disk: torch distributed checkpoints for going on, and a Hugging Face folder for using the model.
+"""A policy's state on disk: torch distributed checkpoints to resume from, and a Hugging Face folder to use the model.
 
-Every function is a collective over the ranks. Leaves completeness of a whole checkpoint (COMPLETE) to the driver.
-Invariant: going on from a checkpoint at the same world size repeats the uninterrupted run bit for bit; at another
-world size it goes on with the same parameters and optimizer state.
+Every function is a collective over the ranks. The driver marks a whole checkpoint as COMPLETE. Invariant: resuming with
+the same world size repeats the uninterrupted run bit for bit. With another world size, parameters and optimizer state
+are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARD_BYTES = 4 << 30
 
 
 def save_checkpoint(policy: Policy, folder: Path) -> None:
-    """Write FOLDER/trainer: parameters, optimizer state, the number of updates, and each rank's generator."""
+    """Write FOLDER/trainer: parameters, optimizer state, number of updates, and each rank's random generator."""
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = policy.num_updates
@@ -40,10 +40,10 @@ def save_checkpoint(policy: Policy, folder: Path) -> None:
 
 
 def load_checkpoint(policy: Policy, folder: Path) -> None:
-    """Take over what save_checkpoint wrote. A rank that the saving group did not have keeps its own generator."""
+    """Restore what save_checkpoint wrote. A rank beyond the number of saved ranks keeps its own generator."""
     path = folder / TRAINER_FOLDER
     if not (path / ".metadata").is_file():
-        raise UserError(f"{path}: no trainer checkpoint there. Remove {folder} to go on from an older one")
+        raise UserError(f"{path}: trainer checkpoint not found; delete {folder} to resume from an older one")
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = 0
@@ -59,7 +59,7 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
 
 
 def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
-    """Write a Hugging Face folder in the compute dtype. It appears whole, by one rename, in place of an older one."""
+    """Write a Hugging Face folder in the compute dtype. One rename replaces an older folder with the complete one."""
     parameters = policy.gather_weights()
     if dist.get_rank() == 0:
         partial = folder.with_name(f".{folder.name}.partial")
@@ -101,14 +101,14 @@ def _write_safetensors(parameters: dict[str, torch.Tensor], folder: Path) -> Non
 
 
 def _make_readable(folder: Path) -> None:
-    """Libraries write 0600 in places, which another Pod's user cannot read."""
+    """Some libraries write files with mode 0600, which the user of another Pod cannot read."""
     folder.chmod(_READABLE_FOLDER)
     for path in folder.rglob("*"):
         os.chmod(path, _READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
 
 
 def _state(policy: Policy) -> dict[str, Any]:
-    # A fresh optimizer gets its (empty) state here, so that loading has places to load into.
+    # This also creates the state of a new optimizer, which loading overwrites in place.
     model, optimizer = get_state_dict(policy.model, policy.optimizer)
     return {"model": model, "optimizer": optimizer}
 

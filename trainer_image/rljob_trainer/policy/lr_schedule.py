@@ -13,7 +13,7 @@ from rljob_api.manifest.job_sections import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Return the rate of the 0-based `update`. A warm-up ends at the peak; linear and cosine end at peak * min_ratio."""
+    """Return the rate of the 0-based `update`. A warm-up ends at the peak, linear and cosine at peak * min_ratio."""
     peak = optimizer.learning_rate
     if update < optimizer.warmup_steps:
         return peak * (update + 1) / optimizer.warmup_steps

@@ -1,9 +1,9 @@
-"""Lays the samples of a mini-batch out for the ranks: who computes what, in which rows, and what each token weighs.
+"""Assigns the samples of a mini-batch to ranks and rows, and computes the weight of each token.
 
-Pure (numpy alone). Samples with the same prompt share it: a row holds trees, a tree is one prompt followed by the
-completions that branch off it, and a token sees its own branch and its prompt only. So a group's prompt is computed
-once, nothing but row ends is padded, and the result is what separate sequences would give.
-Invariants: every rank gets the same number of micro-batches, since each is a collective; masked samples are in none.
+Pure (numpy only). Samples with the same prompt share it: a row holds trees, and a tree is one prompt followed by its
+completions (branches). A token attends to its own branch and its prompt only. So a group's prompt is computed once,
+only row ends are padded, and the result equals that of separate sequences.
+Invariants: every rank gets the same number of micro-batches, since each is a collective. Masked samples are in none.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 from rljob_trainer.episodes.types import TrainSample
 
 ROW_TOKENS = 512
-"""Small trees are put into one row up to this length: longer rows pad less, and pay more for attention."""
+"""Small trees share a row up to this length. Longer rows need less padding, but more attention."""
 TREE_TOKENS = 1024
-"""A tree is split beyond this length: attention within it is dense over all its branches."""
+"""A longer tree is split, since attention is dense over all of its branches."""
 BACKWARD_COST = 3.0
-"""Cost of forward and backward, in forwards."""
+"""Cost of a forward and a backward, relative to a forward."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward, and the sampled tokens that they predict. Picklable: ranks get it as it is."""
+    """Rows for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank."""
 
     token_ids: NDArray[np.int64]
-    """[rows, length] 0 where padded."""
+    """[rows, length] 0 for padding."""
     position_ids: NDArray[np.int64]
-    """[rows, length] Position within the token's own trajectory."""
+    """[rows, length] Position in the token's trajectory."""
     trees: NDArray[np.int32]
-    """[rows, length] Number of the tree in its row; -1 where padded."""
+    """[rows, length] Number of the tree in its row; -1 for padding."""
     branches: NDArray[np.int32]
-    """[rows, length] 0 for the prompt, else the number of the completion in its tree."""
+    """[rows, length] 0 for the prompt, otherwise the number of the completion in its tree."""
     sources: NDArray[np.int64]
     """[targets] Flat index (row * length + column) of the token that predicts the target."""
     targets: NDArray[np.int64]
@@ -44,7 +44,7 @@ class MicroBatch:
     samples: NDArray[np.int64]
     """[targets] Index of the sample; -1 in an idle micro-batch."""
     positions: NDArray[np.int64]
-    """[targets] Index of the target within its sample."""
+    """[targets] Index of the target in its sample."""
     advantages: NDArray[np.float32]
     rollout_logprobs: NDArray[np.float32]
     old_logprobs: NDArray[np.float32] | None
@@ -52,7 +52,7 @@ class MicroBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is one trajectory from its start, so that the causal mask is all it needs."""
+        """Whether each row is one trajectory, so that a causal mask suffices."""
         return bool((self.trees <= 0).all() and (self.branches <= 1).all())
 
 
@@ -61,7 +61,7 @@ class RankPlan:
     """The micro-batches of one rank."""
 
     forward_only: list[MicroBatch]
-    """Those without a gradient: measured, not trained on."""
+    """Micro-batches that count in the metrics and have no gradient."""
     train: list[MicroBatch]
 
 
@@ -72,10 +72,8 @@ class _Tree:
     length: int = 0
 
 
-def token_weights(
-    samples: Sequence[TrainSample], level: Literal["token", "sequence"]
-) -> list[float]:  # [samples], of each of the sample's sampled tokens
-    """Share of one token of each sample in the loss of the whole mini-batch; the shares of all tokens add up to 1."""
+def token_weights(samples: Sequence[TrainSample], level: Literal["token", "sequence"]) -> list[float]:  # [samples]
+    """Return the weight of a sampled token of each sample in the mini-batch's loss. All tokens' weights sum to 1."""
     counts = [sum(sample.loss_mask) for sample in samples]
     num_tokens, num_trajectories = sum(counts), sum(count > 0 for count in counts)
     if level == "token":
@@ -92,8 +90,8 @@ def plan_micro_batches(
     share_prompts: bool = True,
     skip_zero_advantages: bool = False,
 ) -> list[RankPlan]:
-    """One plan a rank. `skip_zero_advantages`: samples of advantage 0 have no gradient (no KL, no entropy term), so
-    their backward is left out; they still count in every mean."""
+    """Return one plan per rank. `skip_zero_advantages`: without KL and entropy terms, samples with advantage 0 have no
+    gradient. They get no backward, but count in every mean."""
     weights = token_weights(samples, loss_level)
     sampled = [i for i, sample in enumerate(samples) if any(sample.loss_mask)]
     idle = [i for i in sampled if skip_zero_advantages and samples[i].advantage == 0]
@@ -102,20 +100,20 @@ def plan_micro_batches(
     layout = _Layout(samples, weights, num_ranks, micro_batch_tokens, share_prompts)
     train_batches = layout.build(train, loads, BACKWARD_COST)
     idle_batches = layout.build(idle, loads, 1.0)
-    # Without any sample to train on there is one idle backward, so that every parameter has a gradient: zero.
-    _even_out(train_batches, at_least=1)
-    _even_out(idle_batches, at_least=0)
+    # Without samples to train on, one idle backward gives every parameter a gradient of zero.
+    _pad_to_equal_counts(train_batches, minimum=1)
+    _pad_to_equal_counts(idle_batches, minimum=0)
     return [RankPlan(*pair) for pair in zip(idle_batches, train_batches, strict=True)]
 
 
-def _even_out(batches: list[list[MicroBatch]], at_least: int) -> None:
-    most = max(at_least, *(len(of_rank) for of_rank in batches))
+def _pad_to_equal_counts(batches: list[list[MicroBatch]], minimum: int) -> None:
+    count = max(minimum, *(len(of_rank) for of_rank in batches))
     for of_rank in batches:
-        of_rank.extend(_idle_micro_batch() for _ in range(most - len(of_rank)))
+        of_rank.extend(_idle_micro_batch() for _ in range(count - len(of_rank)))
 
 
 def _idle_micro_batch() -> MicroBatch:
-    """One token that weighs nothing: keeps a rank's collectives in step with the others'."""
+    """Return one token of weight 0, for a rank that must take part in the collectives of a micro-batch."""
     zeros, one = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     nothing = np.zeros(1, np.float32)
     return MicroBatch(
@@ -143,7 +141,7 @@ class _Layout:
     share_prompts: bool
 
     def build(self, chosen: Sequence[int], loads: list[float], cost: float) -> list[list[MicroBatch]]:
-        """Micro-batches by rank for the `chosen` samples; `loads` is what each rank has to do so far."""
+        """Return the micro-batches of each rank for the `chosen` samples, and add their cost to `loads` (by rank)."""
         of_rank: list[list[_Tree]] = [[] for _ in range(self.num_ranks)]
         for tree in sorted(self._trees(chosen), key=lambda tree: (-tree.length, tree.samples)):
             rank = loads.index(min(loads))
@@ -173,7 +171,7 @@ class _Layout:
         rows.sort(key=_row_length, reverse=True)
         batches: list[list[list[_Tree]]] = []
         for row in rows:
-            # The first row is the longest: all others are padded to it.
+            # The first row is the longest; the others are padded to its length.
             if batches and _row_length(batches[-1][0]) * (len(batches[-1]) + 1) <= self.micro_batch_tokens:
                 batches[-1].append(row)
             else:
@@ -228,7 +226,7 @@ class _Layout:
     def _place(
         self, grid: _Grid, row: int, column: int, number: int, tree: _Tree, tokens: list[tuple[int, int, int]]
     ) -> int:
-        """Write `tree` into `row` from `column` on; append its targets to `tokens`. Returns the next free column."""
+        """Write `tree` into `row` from `column`, and append its targets to `tokens`. Return the next free column."""
         width = grid.token_ids.shape[1]
         prompt_length = len(tree.prompt)
         prompt_end = column + prompt_length
@@ -270,9 +268,9 @@ def _row_length(row: list[_Tree]) -> int:
 
 
 def _span(sample: TrainSample) -> tuple[int, int]:
-    """First and last sampled position. Before the first is the prompt; the last token itself predicts nothing."""
+    """Return the first and the last sampled position. The prompt ends before the first; the last predicts nothing."""
     first = sample.loss_mask.index(1)
     last = len(sample.loss_mask) - 1 - sample.loss_mask[::-1].index(1)
     if first == 0:
-        raise ValueError("a trajectory must begin with at least one prompt token, got a sampled token first")
+        raise ValueError("a trajectory must start with at least one prompt token, got a sampled token")
     return first, last

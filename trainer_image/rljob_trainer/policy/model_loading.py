@@ -1,7 +1,7 @@
 """From a model's source to a sharded module that scores tokens: Hugging Face loading, attention masks, FSDP2 units.
 
-Knows transformers and FSDP2, and nothing of losses. Invariant: master weights are fp32, computation is in the compute
-dtype, and the only way into the network is `ScoringModel.forward`, so that FSDP's hooks see every use of a parameter.
+Knows transformers and FSDP2, but not the losses. Invariant: master weights are fp32, and computation uses the compute
+dtype. `ScoringModel.forward` is the only way into the network, so that FSDP's hooks see every use of a parameter.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 
 _HEAD_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Configuration of models whose logits are more than hidden @ weight.T."""
+"""Config fields that make the logits differ from hidden @ weight.T."""
 
 
 class ScoringModel(nn.Module):
-    """A causal language model that gives the log-probabilities of a micro-batch's targets."""
+    """A causal language model that returns the log-probabilities of a micro-batch's targets."""
 
     def __init__(self, network: Any, dtype: torch.dtype) -> None:
         super().__init__()
@@ -46,7 +46,8 @@ class ScoringModel(nn.Module):
 
 
 def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Nothing for plain rows: padding lies to the right, where a causal mask hides it. Else who sees whom."""
+    """Return the attention mask and positions. Plain rows need none: the causal mask hides padding
+    on the right."""
     if batch.is_plain:
         return {}
     trees = torch.from_numpy(batch.trees).to(device)  # [rows, length]
@@ -62,7 +63,7 @@ def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtyp
 def load_network(
     source: str, *, dtype: torch.dtype, attention: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """The causal language model at `source`: a folder, or hf://org/name. Raises UserError when there is none."""
+    """Load the causal language model at `source`, a folder or hf://org/name. Raise UserError if that fails."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -76,26 +77,26 @@ def load_network(
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"spec.model.source: no causal language model can be loaded from {source}: {reason}. "
-            "Give a Hugging Face folder with config.json and safetensors"
+            f"spec.model.source: cannot load a causal language model from {source}: {reason}; "
+            "use a Hugging Face folder with config.json and safetensors"
         ) from error
     changed = [name for name in _HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
     if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
         raise UserError(
             f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
-            "which the trainer does not compute. Use a model with a plain head"
+            "which the trainer does not support; use a model with a plain head"
         )
     return network
 
 
 def pretrained_name(source: str) -> str:
-    """What from_pretrained takes: a folder, or org/name."""
+    """Return the argument of from_pretrained: a folder, or org/name."""
     return source.removeprefix("hf://")
 
 
 def can_share_prompts(config: Any) -> bool:
-    """Whether tree-shaped attention is right for the model: it needs masks (sdpa, eager) and full attention in every
-    layer, since a window or a recurrence counts in rows, not in trajectories."""
+    """Whether the model supports tree-shaped attention. It needs masks (sdpa, eager) and full attention in every layer:
+    windows and recurrences count tokens of a row, not of a trajectory."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if getattr(config, "layer_types", None):
@@ -106,7 +107,7 @@ def can_share_prompts(config: Any) -> bool:
 def shard(
     network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, checkpoint_activations: bool = False
 ) -> ScoringModel:
-    """FSDP2 over `mesh`: one unit a decoder layer and one for the rest, so that tied embeddings share a unit."""
+    """Apply FSDP2 over `mesh`: one unit per decoder layer and one for the rest, so tied embeddings share a unit."""
     network.train()
     if checkpoint_activations:
         network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -117,7 +118,7 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # Token weights are shares of the whole mini-batch: gradients of the ranks add up, they are not averaged.
+            # Token weights are shares of the whole mini-batch, so gradients of the ranks are summed, not averaged.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     return model

@@ -144,7 +144,7 @@ class Policy:
         self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
 
     def full_parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters unsharded, in `dtype`, by Hugging Face name; tied ones once. All ranks must exhaust it."""
+        """Yield the unsharded parameters in `dtype` by Hugging Face name, tied ones once. All ranks must exhaust it."""
         self.reshard()
         for name, parameter in self.model.named_parameters():
             assert isinstance(parameter, DTensor)

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens straight from hidden states, without logits for any other position.
+"""Log-probabilities of selected tokens from hidden states, without logits for other positions.
 
-Owns the language-model head's forward and backward. Invariant: no fp32 copy of all logits ever exists; with many
-targets the logits are made again in the backward pass, chunk by chunk.
+Owns the language-model head's forward and backward. Invariant: no fp32 copy of all logits exists at any time. With many
+targets, the backward pass recomputes the logits in chunks.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 KEPT_LOGITS_BYTES = 256 << 20
-"""Logits up to this size are kept for the backward pass; beyond it they are recomputed in chunks of this size."""
+"""Smaller logits are kept for the backward pass; larger ones are recomputed in chunks of this size."""
 BLOCK_ROWS = 64
-"""Rows of fp32 arithmetic at a time: small enough for a CPU's cache, with vocabularies of 32,000 to 150,000."""
+"""Rows per block of fp32 arithmetic: they fit a CPU's cache for vocabularies of 32,000 to 150,000."""
 DEVICE_BLOCK_ROWS = 4096
 
 
 def selected_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
-    """Log-probability and entropy of softmax(hidden @ weight.T / temperature) at each target, in fp32.
+    """Return log-probability and entropy of softmax(hidden @ weight.T / temperature) at each target, in fp32.
 
     hidden  # [targets, hidden]    weight  # [vocabulary, hidden]    targets  # [targets]
     """
@@ -59,7 +59,7 @@ class _SelectedLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_normalizers, entropy, kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        # Chunks add up in fp32; a single one needs no sum.
+        # Chunks add up in fp32; a single chunk needs no sum.
         grad_weight = None if kept is not None else torch.zeros_like(weight, dtype=torch.float32)
         for chunk in _chunks(hidden, weight):
             grad_logits = kept.clone() if kept is not None else hidden[chunk] @ weight.T

@@ -1,66 +1,29 @@
-"""The Ray actor around one rank's Policy: sets its process up, joins the others, and calls what the group asks for.
+"""The Ray actor around one rank's Policy: sets up its process, joins the other ranks, and runs the group's calls.
 
-Rank 0 also serves the weight files. Invariant: an error that says that another rank is gone leaves as RankLostError, so
-that the group can tell an infrastructure failure from a mistake in the job.
+Rank 0 also serves the weight files. Invariant: if another rank is lost, calls raise RankLostError, so that the group
+does not take an infrastructure failure for a user error.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
 
 import ray
 import torch
-import torch.distributed as dist
 
-from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
 from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics
-from rljob_trainer.ranks.errors import RankLostError
-from rljob_trainer.ranks.process_setup import ENV_NUM_THREADS, choose_num_threads, join_process_group, keep_freed_memory
+from rljob_trainer.ranks.failures import typed_errors
+from rljob_trainer.ranks.process_setup import choose_num_threads, join_process_group, keep_freed_memory
+from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.weights.store import WeightStore
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_COLLECTIVE_WORDS = (
-    "gloo",
-    "nccl",
-    "connection closed by peer",
-    "connection reset",
-    "broken pipe",
-    "tcpstore",
-    "timed out",
-)
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _typed_errors(method: Method) -> Method:
-    """Give errors a type before they cross Ray, where only their text would be left."""
-
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except RLJobError:
-            raise
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"a trainer rank ran out of device memory: {error}. Lower spec.trainer.microBatchTokens, "
-                "set spec.trainer.gradientCheckpointing, or use more ranks"
-            ) from None
-        except RuntimeError as error:
-            if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in _COLLECTIVE_WORDS):
-                raise RankLostError(str(error).splitlines()[0]) from None
-            raise
-
-    return call  # type: ignore[return-value]
 
 
 class RankProcess:
@@ -73,17 +36,17 @@ class RankProcess:
         self._store: WeightStore | None = None
 
     def describe(self) -> tuple[str, str, int]:
-        """Address, machine, and process id."""
+        """Return address, machine, and process id."""
         machine = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname()
         return self.address, machine, os.getpid()
 
     def free_port(self) -> int:
-        """A port for the ranks to meet at, on this rank's address."""
+        """Return a free port on this rank's address, for the rendezvous."""
         with socket.socket() as probe:
             probe.bind((self.address, 0))
             return int(probe.getsockname()[1])
 
-    @_typed_errors
+    @typed_errors
     def start(
         self,
         rank: int,
@@ -93,7 +56,7 @@ class RankProcess:
         settings: PolicySettings,
         checkpoint: Path | None,
     ) -> bool:
-        """Join the others and load. Returns whether prompts may be shared in this model's rows."""
+        """Join the other ranks and load the model. Return whether samples of this model can share prompts."""
         self.rank = rank
         if self.device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
@@ -104,20 +67,20 @@ class RankProcess:
             checkpoints.load_checkpoint(self.policy, checkpoint)
         return self.policy.can_share_prompts
 
-    @_typed_errors
+    @typed_errors
     def update(self, plan: RankPlan) -> RankMetrics:
         return self.policy.update(plan)
 
     def set_total_updates(self, total_updates: int) -> None:
         self.policy.set_total_updates(total_updates)
 
-    @_typed_errors
+    @typed_errors
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[list[float]]:
         return [logprobs.tolist() for logprobs in self.policy.compute_logprobs(batches)]
 
-    @_typed_errors
+    @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
-        """Rank 0 writes the file and returns its manifest, after all ranks have gathered every parameter."""
+        """Gather all parameters. Rank 0 writes the weight file and returns its manifest."""
         weights = self.policy.gather_weights()
         if self.rank != 0:
             return None
@@ -126,11 +89,11 @@ class RankProcess:
             self._store.start()
         return self._store.publish(weights, generation, version)
 
-    @_typed_errors
+    @typed_errors
     def save(self, folder: Path) -> None:
         checkpoints.save_checkpoint(self.policy, folder)
 
-    @_typed_errors
+    @typed_errors
     def export(self, folder: Path, tokenizer_source: str) -> None:
         checkpoints.export_model(self.policy, folder, tokenizer_source)
 

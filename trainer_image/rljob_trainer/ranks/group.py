@@ -1,8 +1,8 @@
 """The trainer as the driver sees it: one object whose methods act on all FSDP ranks at once.
 
-Owns placement, start and end of the ranks (Ray actors on the trainer Pods), and lays out each mini-batch for them.
-Leaves restarts to the driver. Invariant: a method either returns with all ranks in the same state, or raises with no
-rank left alive, since the peers of a dead rank would wait in a collective for ever.
+Owns placement, start and end of the ranks (Ray actors on the trainer Pods), and assigns the samples of each mini-batch
+to them. Leaves restarts to the driver. Invariant: a method returns with all ranks in the same state, or raises with no
+rank alive, since the peers of a dead rank would wait in a collective forever.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rljob_api.errors import RLJobError, TransientError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, RAY_RESOURCE_TRAINER
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.algorithms.losses import SUMS
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
 from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
 from rljob_trainer.policy.policy import PolicySettings, RankMetrics
 from rljob_trainer.ranks.actor import RankProcess
-from rljob_trainer.ranks.errors import RankLostError, TrainerGroupDiedError
-from rljob_trainer.ranks.ray_head import ray_port
+from rljob_trainer.ranks.failures import group_failure
+from rljob_trainer.ranks.ray_node import ray_port
 
 _NODE_POLL_SECONDS = 0.5
 _CLOSE_TIMEOUT_SECONDS = 10
@@ -39,7 +38,7 @@ _WATCH_SECONDS = 1.0
 
 
 class TrainerGroup:
-    """Made by start(). Not for concurrent calls, save of watch(): each other method is a collective."""
+    """Created by start(). Only watch() may run concurrently with another method: the others are collectives."""
 
     def __init__(self, job: RLJob, generation: str, ranks: list[ActorHandle]) -> None:
         self._job, self._generation, self._ranks = job, generation, ranks
@@ -55,16 +54,16 @@ class TrainerGroup:
         checkpoint: Path | None,
         report: Callable[[str], None],
     ) -> TrainerGroup:
-        """Wait for the trainer Pods, place one rank on each unit, and load the model, or what CHECKPOINT/trainer holds.
+        """Wait for the trainer Pods, place one rank per unit, and load the model or CHECKPOINT/trainer.
 
-        Connects to the Ray head on this address unless that is done. `report` is told in words
-        what is waited for, and an empty string when nothing is.
+        Connects to the Ray head on this address if needed. `report` gets a text about what the group is waiting for; an
+        empty string when it waits for nothing.
         """
         trainer = job.spec.trainer
         await asyncio.to_thread(connect)
         await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
         group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
-        report("loads the model on the trainers")
+        report("loading the model on the trainers")
         try:
             await group._load(PolicySettings.from_job(job, model), checkpoint)
         except BaseException:
@@ -75,11 +74,11 @@ class TrainerGroup:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks, in their order."""
+        """Process ids of the ranks, by rank."""
         return self._process_ids
 
     async def update(self, samples: list[TrainSample], *, micro_batch_tokens: int | None = None) -> UpdateMetrics:
-        """One optimizer update over one mini-batch."""
+        """Run one optimizer update over one mini-batch."""
         started = time.monotonic()
         algorithm = self._job.spec.algorithm
         has_gradient_without_advantage = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
@@ -89,18 +88,18 @@ class TrainerGroup:
         return summarize_update(metrics[0], num_micro_batches, time.monotonic() - started)
 
     async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]:
-        """The trainer's log-probability of each sampled token, 0.0 elsewhere. [samples][tokens]"""
+        """Return the trainer's log-probability of each sampled token, 0.0 elsewhere. [samples][tokens]"""
         plans = self._plan(samples, None)
         values = await self._call_all("compute_logprobs", [(plan.train,) for plan in plans])
         return scatter_logprobs(samples, plans, values)
 
     async def set_steps(self, steps: int) -> None:
-        """From the next update on, the learning rate is that of a job of `steps` steps."""
+        """Use the learning rates of a job of `steps` steps from the next update on."""
         total_updates = steps * self._job.spec.schedule.mini_batches
         await self._call_all("set_total_updates", [(total_updates,)] * len(self._ranks))
 
     async def publish(self, version: int) -> WeightManifest:
-        """Make the parameters available to the rollouts as `version` of this generation."""
+        """Publish the parameters to the rollouts as `version` of this generation."""
         manifests = await self._call_all("publish", [(self._generation, version)] * len(self._ranks))
         return WeightManifest.model_validate(manifests[0])
 
@@ -113,23 +112,23 @@ class TrainerGroup:
         await self._call_all("export", [(folder, tokenizer_source)] * len(self._ranks))
 
     async def watch(self) -> NoReturn:
-        """Raises TrainerGroupDiedError once a rank is gone, also while no other method runs: the weights that the rollouts
-        are still to fetch have gone with it."""
+        """Raise TrainerGroupDiedError once a rank died, even while no other method runs: rollouts may still need the
+        weights that it serves."""
         while True:
             calls = [_future(rank.describe.remote()) for rank in self._ranks]
-            # An update holds up the answer; a peer of a dead rank may never give one.
+            # A rank that runs an update answers later; a peer of a dead rank may never answer.
             if calls:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             errors = [error for call in calls if call.done() and (error := call.exception())]
-            if errors and self._ranks:  # else they were ended by a method that failed, which tells why
+            if errors and self._ranks:  # else a failed method killed them and raises the reason
                 self._kill()
-                raise _typed_failure("watch", errors)
+                raise group_failure("watch", errors)
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def close(self) -> None:
-        """End every rank, and with rank 0 the weight server. May be called again."""
+        """End every rank, and with rank 0 the weight server. Idempotent."""
         closing = [rank.close.remote() for rank in self._ranks]
-        with contextlib.suppress(TimeoutError):  # A rank that hangs is killed as well.
+        with contextlib.suppress(TimeoutError):  # A rank that hangs is killed below.
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                 await asyncio.gather(*map(_future, closing), return_exceptions=True)
         self._kill()
@@ -148,7 +147,7 @@ class TrainerGroup:
 
     async def _load(self, settings: PolicySettings, checkpoint: Path | None) -> None:
         described = await self._call_all("describe", [()] * len(self._ranks))
-        # Neighbours in rank on one machine: their collectives stay on it.
+        # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
         self._ranks = [self._ranks[i] for i in order]
         self._process_ids = [described[i][2] for i in order]
@@ -165,7 +164,7 @@ class TrainerGroup:
         return await self._call(self._ranks, method, arguments)
 
     async def _call(self, ranks: Sequence[ActorHandle], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `method` on `ranks`. The first failure ends all of them: the others may never return."""
+        """Call `method` on `ranks`. The first failure kills all ranks, since the others may never return."""
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
         calls = [
@@ -176,10 +175,10 @@ class TrainerGroup:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             errors = [error for call in calls if call.done() and (error := call.exception())]
             if errors:
-                raise _typed_failure(method, errors)
+                raise group_failure(method, errors)
             return [call.result() for call in calls]
         except BaseException:
-            # Cancelled too: half a collective may be under way.
+            # On cancellation too: some ranks may already wait in a collective.
             for call in calls:
                 call.cancel()
             self._kill()
@@ -192,7 +191,7 @@ class TrainerGroup:
 
 
 def summarize_update(metrics: RankMetrics, num_micro_batches: int, seconds: float) -> UpdateMetrics:
-    """Means over the sampled tokens from their sums."""
+    """Return means over the sampled tokens, from their sums."""
     sums = metrics.sums
     num_tokens = round(sums["num_tokens"])
     means = {name: sums[name] / max(1, num_tokens) for name in SUMS}
@@ -228,52 +227,30 @@ def _future(reference: Any) -> asyncio.Future[Any]:
     return asyncio.wrap_future(reference.future())
 
 
-def _typed_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
-    """What to raise for the failures of the ranks: the job's mistake if one names it, else the group's death."""
-    causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
-    for cause in causes:
-        if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
-            return cause
-    lost = [cause for cause in causes if isinstance(cause, (RayActorError, RankLostError)) or not _is_task_error(cause)]
-    for error, cause in zip(errors, causes, strict=True):
-        if cause not in lost:
-            return error
-    return TrainerGroupDiedError(f"a trainer rank died ({method}): {_first_line(causes[0])}")
-
-
-def _is_task_error(cause: BaseException) -> bool:
-    """Whether a rank's own code raised it, and not Ray about the rank."""
-    return isinstance(cause, RayTaskError) or not isinstance(cause, RayError)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def connect() -> None:
-    """Join Ray as the driver, by this Pod's own node: on one machine there are others."""
+    """Join Ray as the driver through this Pod's node: a machine may run several."""
     if not ray.is_initialized():
         address = os.environ[ENV_POD_IP]
         ray.init(f"{address}:{ray_port()}", _node_ip_address=address, configure_logging=False)
 
 
 def disconnect() -> None:
-    """Leave Ray while its head still answers: a driver that leaves later waits for it in vain."""
+    """Leave Ray while its head still answers; later, shutdown would wait for the head."""
     ray.shutdown()
 
 
 async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str], None]) -> None:
-    ranks_a_pod = num_ranks // num_pods
-    said = -1
+    ranks_per_pod = num_ranks // num_pods
+    last_reported = -1
     while True:
         free = await asyncio.to_thread(ray.available_resources)
-        num_there = int(free.get(RAY_RESOURCE_TRAINER, 0))
-        if num_there >= num_ranks:
+        num_available = int(free.get(RAY_RESOURCE_TRAINER, 0))
+        if num_available >= num_ranks:
             return
-        if num_there != said:
-            said = num_there
-            missing = -(-(num_ranks - num_there) // ranks_a_pod)
-            report(f"waits for {missing} of {num_pods} trainer Pods to join Ray")
+        if num_available != last_reported:
+            last_reported = num_available
+            missing = -(-(num_ranks - num_available) // ranks_per_pod)
+            report(f"waiting for {missing} of {num_pods} trainer Pods to join Ray")
         await asyncio.sleep(_NODE_POLL_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""The Ray head of the job, as a child process of the driver's.
+"""The job's Ray head, a child process of the driver.
 
-Owns its start, its end, and that it never outlives us. Leaves everything inside Ray to the trainer group. Invariant:
-when it dies, the driver does too: trainers and head begin again together.
+Owns its start, its end, and that it never outlives the driver. Leaves everything inside Ray to the trainer group.
+Invariant: when it dies, so does the driver: trainers and head start over together.
 """
 
 from __future__ import annotations
@@ -14,42 +14,21 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from pathlib import Path
 
 from rljob_api.errors import TransientError, UserError
-from rljob_api.wire.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
-from rljob_trainer.ranks.process_tree import Raylet
+from rljob_trainer.ranks.ray_node import Raylet, build_start_command, is_listening, ray_environment, ray_port
 
 log = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 100_000_000
-"""Samples of a step pass through it, weights do not. Ray's own default would be 30% of the memory."""
 _START_SECONDS = 60.0
 _STOP_SECONDS = 3.0
-"""Nothing is at stake any more: checkpoints are written by the ranks, and they have ended."""
+"""Nothing can be lost: the ranks write the checkpoints, and have ended."""
 _PORT_SECONDS = 20.0
-"""How long a predecessor's sockets may hold the port."""
+"""How long the sockets of a previous Ray head may occupy the port."""
 _WATCH_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
-
-
-def ray_environment() -> dict[str, str]:
-    """Every process of the job that talks to Ray needs these before it imports it."""
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": os.environ.get(ENV_TOKEN, ""),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        # A node gives up on its own helper processes after this; on a busy machine the default of 30 s is not enough.
-        "RAY_agent_register_timeout_ms": "120000",
-    }
-
-
-def ray_port() -> int:
-    """Port of the job's Ray head."""
-    return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
 
 
 class RayHead:
@@ -58,11 +37,11 @@ class RayHead:
     def __init__(self, address: str) -> None:
         self._address = address
         self._process: asyncio.subprocess.Process | None = None
-        # A short path: Ray puts sockets below it, whose names are limited to 107 bytes.
+        # A short path: Ray creates sockets below it, and their paths are limited to 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="rljob-ray-"))
 
     async def start(self) -> None:
-        """Start it, and return when it accepts connections."""
+        """Start it, and wait until it accepts connections."""
         await self._wait_for_port()
         command = build_command(self._address, self._folder)
         environment = {**os.environ, **ray_environment()}
@@ -71,10 +50,10 @@ class RayHead:
         )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                while not await _accepts(self._address):
+                while not await asyncio.to_thread(is_listening, self._address):
                     if self._process.returncode is not None:
                         raise TransientError(
-                            f"the Ray head ended with {self._process.returncode} while starting; see the log"
+                            f"the Ray head exited with {self._process.returncode} while starting; see the log"
                         )
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
@@ -83,14 +62,14 @@ class RayHead:
             ) from error
 
     async def watch(self) -> None:
-        """Raise when it ends, or can start nothing any more."""
+        """Raise TransientError when it exits, or loses its raylet and can no longer start actors."""
         assert self._process is not None
         raylet = Raylet(self._process.pid)
         while not raylet.has_died():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_SECONDS):
                     code = await self._process.wait()
-                raise TransientError(f"the Ray head ended with {code}")
+                raise TransientError(f"the Ray head exited with {code}")
         raise TransientError("the Ray head lost its raylet")
 
     async def close(self) -> None:
@@ -106,26 +85,25 @@ class RayHead:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _wait_for_port(self) -> None:
-        """A predecessor that was killed may hold it for a moment; anything else is said."""
+        """Wait for the sockets of a killed predecessor. Raise UserError if the port stays occupied."""
         deadline = asyncio.get_running_loop().time() + _PORT_SECONDS
         while _is_taken(self._address):
             if asyncio.get_running_loop().time() > deadline:
-                raise UserError(f"{self._address}:{ray_port()}: Ray's port cannot be had: stop what holds it")
+                raise UserError(
+                    f"cannot listen on {self._address}:{ray_port()} (Ray): the port is in use; "
+                    "stop the process that holds it"
+                )
             await asyncio.sleep(0.2)
 
 
 def build_command(address: str, folder: Path) -> list[str]:
-    """The command line of the head. It offers no resources: ranks run on the trainers' nodes alone."""
-    return [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
-        f"--node-ip-address={address}", f"--port={ray_port()}",
-        "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}", f"--temp-dir={folder}",
-    ]  # fmt: skip
+    """Return the command line of the head. It offers no resources: ranks run on the trainers' nodes only."""
+    arguments = ["--head", f"--port={ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
+    return build_start_command(arguments, address, folder)
 
 
 def _die_with_parent() -> None:
-    """In the child: SIGTERM when the driver dies, however it dies."""
+    """Runs in the child: have the kernel send it SIGTERM when the driver dies, whatever the cause."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -137,12 +115,3 @@ def _is_taken(address: str) -> bool:
         except OSError:
             return True
     return False
-
-
-async def _accepts(address: str) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(address, ray_port())
-    except OSError:
-        return False
-    writer.close()
-    return True

@@ -71,6 +71,11 @@ class RolloutClient:
         await self.replicas.close()
         await self._stop_verifying()
 
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of completions that wait for a replica."""
+        return self.replicas.num_waiting
+
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
         """Sample one completion on any replica."""
         payload = build_payload(token_ids, sampling, seed)

@@ -1,1 +1,1 @@
-"""The process of a trainer Pod: a Ray node that offers its ranks."""
+"""The process of a trainer Pod."""

@@ -11,11 +11,11 @@ def rates(total: int, **settings: object) -> list[float]:
     return [learning_rate(optimizer, update, total) for update in range(total + 1)]
 
 
-def test_a_constant_rate_is_the_peak_from_the_first_update():
+def test_constant_rate_is_the_peak_from_the_first_update():
     assert rates(3) == [1.0] * 4
 
 
-def test_a_warm_up_rises_from_the_first_update_and_ends_at_the_peak():
+def test_warm_up_rises_from_the_first_update_to_the_peak():
     assert rates(5, warmup_steps=4) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
@@ -24,16 +24,16 @@ def test_linear_decay_ends_at_the_minimum_ratio_and_stays_there():
     assert learning_rate(Optimizer(learning_rate=1.0, schedule="linear", min_ratio=0.2), 9, 4) == pytest.approx(0.2)
 
 
-def test_cosine_decay_is_half_way_at_half_of_what_follows_the_warm_up():
+def test_cosine_decay_follows_the_warm_up():
     cosine = rates(6, schedule="cosine", warmup_steps=2, min_ratio=0.1)
     assert cosine == pytest.approx([0.5, 1.0, 1.0, 0.8681980515, 0.55, 0.2318019485, 0.1])
 
 
-def test_a_warm_up_longer_than_the_job_never_divides_by_zero():
+def test_warm_up_longer_than_the_job_does_not_divide_by_zero():
     assert rates(2, schedule="linear", warmup_steps=5) == pytest.approx([0.2, 0.4, 0.6])
 
 
-def test_a_job_that_becomes_longer_has_the_rates_of_a_longer_job_from_then_on():
+def test_extended_job_uses_the_rates_of_the_longer_job():
     linear = Optimizer(learning_rate=1.0, schedule="linear")
     assert learning_rate(linear, 50, 100) == pytest.approx(0.5)
     assert learning_rate(linear, 50, 200) == pytest.approx(0.75)

@@ -1,4 +1,4 @@
-"""The fused head against torch's own log_softmax."""
+"""The fused head, compared with torch's log_softmax."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from rljob_trainer.policy import selected_logprobs as module
 
 @pytest.fixture(params=["kept", "recomputed"])
 def memory(request, monkeypatch):
-    """Both ways through the backward pass; the second in chunks of 3 targets and blocks of 2."""
+    """Both variants of the backward pass; the second with chunks of 3 targets and blocks of 2."""
     if request.param == "recomputed":
         monkeypatch.setattr(module, "KEPT_LOGITS_BYTES", 3 * 50 * 8)
         monkeypatch.setattr(module, "BLOCK_ROWS", 2)
@@ -31,9 +31,9 @@ def test_values_and_gradients_equal_log_softmax(entropy_gradient):
     ours = hidden.grad, weight.grad
 
     hidden.grad = weight.grad = None
-    every = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1)
-    plain_entropy = -(every.exp() * every).sum(dim=-1)
-    plain = every.gather(1, targets[:, None]).squeeze(1)
+    all_logprobs = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1)
+    plain_entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+    plain = all_logprobs.gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(logprobs, plain)
     torch.testing.assert_close(entropy, plain_entropy)
     loss = (factors[0] * plain).sum()
@@ -44,7 +44,7 @@ def test_values_and_gradients_equal_log_softmax(entropy_gradient):
     torch.testing.assert_close(ours[1], weight.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_entropy_has_no_gradient_unless_it_is_asked_for():
+def test_entropy_has_no_gradient_by_default():
     hidden = torch.randn(2, 4, requires_grad=True)
     _, entropy = module.selected_logprobs(hidden, torch.randn(5, 4), torch.tensor([0, 1]), 1.0)
     assert not entropy.requires_grad

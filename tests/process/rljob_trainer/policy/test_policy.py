@@ -1,6 +1,6 @@
-"""The update on real FSDP2 ranks against an independent computation in plain torch, and against itself.
+"""Updates on real FSDP2 ranks, compared with an independent computation in plain torch, and with each other.
 
-The ranks run in policy_scenarios.py, once with one rank and once with two; each test compares what they wrote.
+policy_scenarios.py runs each scenario with one rank and with two; each test compares their results.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,16 @@ PROGRAM = ROOT / "tests" / "support" / "policy_scenarios.py"
 DEADLINE_SECONDS = 400
 
 
-@pytest.fixture(scope="session")
-def scenarios() -> Any:
-    return policy_scenarios
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are tiny: threads would only wait for each other on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TQDM_DISABLE": "1"}
@@ -41,13 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
     return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
 
 
-class Plain:
-    """The independent computation: one sequence at a time, all logits, autograd, and an AdamW step by hand."""
+class ReferenceTrainer:
+    """The independent computation: one sequence at a time, all logits, and autograd."""
 
     def __init__(self, folder: Path, algorithm: Algorithm, temperature: float = 1.0) -> None:
         from transformers import AutoModelForCausalLM
@@ -79,7 +83,7 @@ class Plain:
         return total
 
     def gradients(self, samples: list[TrainSample]) -> tuple[float, dict[str, torch.Tensor], float]:
-        """Loss, clipped gradients by name, and the norm before the clip."""
+        """Return the loss, the clipped gradients by name, and the norm before the clip."""
         self.model.zero_grad()
         loss = self.loss(samples)
         loss.backward()
@@ -88,32 +92,40 @@ class Plain:
 
 
 CASES = {
-    "plain": ("PLAIN", {}, {}),
-    "accumulated": ("PLAIN", {}, {}),
-    "unshared": ("PLAIN", {}, {}),
-    "recomputed": ("PLAIN", {}, {}),
-    "everything": ("EVERYTHING", {"with_old": True}, {"temperature": 0.7}),
-    "everything-accumulated": ("EVERYTHING", {"with_old": True}, {"temperature": 0.7}),
+    "plain": "plain",
+    "accumulated": "plain",
+    "unshared": "plain",
+    "recomputed": "plain",
+    "everything": "everything",
+    "everything-accumulated": "everything",
 }
+"""Reference computation of each scenario."""
+
+
+@pytest.fixture(scope="module")
+def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], float]]:
+    everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING, temperature=0.7)
+    return {
+        "plain": ReferenceTrainer(folder, policy_scenarios.PLAIN).gradients(policy_scenarios.build_samples()),
+        "everything": everything.gradients(policy_scenarios.build_samples(with_old=True)),
+    }
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, scenarios, folder, outcome):
-    algorithm, sampling, settings = CASES[name]
-    plain = Plain(folder, getattr(scenarios, algorithm), **settings)
-    loss, gradients, norm = plain.gradients(scenarios.build_samples(**sampling))
+def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, references, outcome):
+    loss, gradients, norm = references[CASES[name]]
     ours = outcome(name, num_ranks)
     assert ours["metrics"][0].sums["loss"] == pytest.approx(loss, abs=1e-5)
     assert ours["metrics"][0].grad_norm == pytest.approx(norm, abs=1e-5)
-    assert ours["gradients"].keys() == gradients.keys(), "a tied parameter is one"
+    assert ours["gradients"].keys() == gradients.keys(), "a tied parameter counts once"
     for key, gradient in gradients.items():
         difference = ours["gradients"][key] - gradient
         assert difference.abs().max() < 1e-5, key
-        assert difference.norm() < 1e-4 * gradient.norm(), f"{key}: small gradients must be right as well"
+        assert difference.norm() < 1e-4 * gradient.norm(), f"{key}: small gradients must be right, too"
 
 
-def test_ranks_accumulation_sharing_and_recomputation_change_nothing(outcome):
+def test_ranks_accumulation_sharing_and_recomputation_do_not_change_the_update(outcome):
     expected = outcome("plain", 1)["parameters"]
     for name in ("plain", "accumulated", "unshared", "recomputed"):
         for num_ranks in (1, 2):
@@ -124,14 +136,14 @@ def test_ranks_accumulation_sharing_and_recomputation_change_nothing(outcome):
 
 
 def assert_same_parameters(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: str) -> None:
-    """Within a hundredth of one step of Adam (1e-3). It divides by the gradient's size, so rounding of a gradient that
-    is almost 0 can still turn its step around: one parameter in a thousand may differ."""
+    """Compare within 1% of one step of Adam (1e-3). Adam divides by the gradient's size, so rounding of a gradient near
+    0 can reverse its step: one parameter in a thousand may differ."""
     assert ours.keys() == theirs.keys()
     num_wrong = sum(int(((ours[k] - theirs[k]).abs() > 1e-5).sum()) for k in ours)
     assert num_wrong <= 1e-3 * sum(p.numel() for p in ours.values()), f"{what}: {num_wrong} parameters differ"
 
 
-def test_invalid_samples_are_as_if_they_had_never_been(outcome):
+def test_invalid_samples_do_not_change_the_update(outcome):
     for num_ranks in (1, 2):
         masked, left_out = outcome("masked", num_ranks), outcome("plain", num_ranks)
         assert masked["metrics"] == left_out["metrics"]
@@ -139,25 +151,25 @@ def test_invalid_samples_are_as_if_they_had_never_been(outcome):
             assert torch.equal(masked["parameters"][key], parameter), key
 
 
-def test_a_mini_batch_of_invalid_samples_changes_nothing(outcome, folder):
+def test_mini_batch_of_invalid_samples_changes_nothing(outcome, folder):
     nothing = outcome("nothing", 2)
-    initial = Plain(folder, Algorithm()).model.state_dict()
+    initial = ReferenceTrainer(folder, Algorithm()).model.state_dict()
     assert nothing["metrics"][0].sums["num_tokens"] == 0
     for key, parameter in nothing["parameters"].items():
         assert torch.equal(parameter, initial[key]), key
 
 
-def test_logprobs_of_shared_rows_equal_those_of_whole_sequences(outcome, scenarios, folder):
-    measured, samples = outcome("measured", 2), scenarios.build_samples()
-    plain = Plain(folder, scenarios.PLAIN)
+def test_logprobs_of_shared_rows_equal_those_of_separate_sequences(outcome, folder):
+    measured, samples = outcome("measured", 2), policy_scenarios.build_samples()
+    expected_policy = ReferenceTrainer(folder, policy_scenarios.PLAIN)
     with torch.no_grad():
-        expected = [plain.logprobs(plain.model, sample.token_ids)[0] for sample in samples]
+        expected = [expected_policy.logprobs(expected_policy.model, sample.token_ids)[0] for sample in samples]
     for values, batch in zip(measured["logprobs"], measured["batches"], strict=True):
         for value, sample, position in zip(values, batch.samples, batch.positions, strict=True):
             assert value.item() == pytest.approx(expected[sample][position - 1].item(), abs=1e-5)
 
 
-def test_what_is_published_is_in_the_compute_dtype_with_a_tied_head_once(outcome):
+def test_published_weights_have_the_compute_dtype_and_tied_heads_once(outcome):
     published = outcome("measured", 2)["published"]
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
     assert "model.embed_tokens.weight" in published
@@ -165,19 +177,19 @@ def test_what_is_published_is_in_the_compute_dtype_with_a_tied_head_once(outcome
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_going_on_from_a_checkpoint_repeats_the_uninterrupted_run_bit_for_bit(num_ranks, outcome):
+def test_resume_from_a_checkpoint_repeats_the_run_bit_for_bit(num_ranks, outcome):
     resumed = outcome("resumed", num_ranks)
     assert resumed["counts"] == (3, 3)
     for key, parameter in resumed["uninterrupted"].items():
         assert torch.equal(resumed["resumed"][key], parameter), key
 
 
-def test_a_checkpoint_of_one_rank_goes_on_with_two(outcome):
+def test_checkpoint_of_one_rank_resumes_with_two(outcome):
     assert_same_parameters(outcome("other-size", 2)["resumed"], outcome("resumed", 1)["uninterrupted"], "1 to 2 ranks")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_export_is_a_model_folder_that_anybody_can_read(num_ranks, folder, outcome):
+def test_export_is_a_complete_model_folder_with_readable_files(num_ranks, folder, outcome):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     export = folder / f"export-{num_ranks}"
@@ -187,4 +199,4 @@ def test_the_export_is_a_model_folder_that_anybody_can_read(num_ranks, folder, o
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[key]), key
     assert {path.stat().st_mode & 0o777 for path in export.iterdir()} == {0o644}
-    assert not list(folder.glob(".export*")), "nothing half-written stays"
+    assert not list(folder.glob(".export*")), "no partial folder remains"

@@ -1,4 +1,4 @@
-"""A Ray node that has lost its raylet is seen, and one that has not started it yet is left alone."""
+"""The check that a Ray node still has its raylet."""
 
 import os
 import subprocess
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rljob_trainer.ranks.process_tree import Raylet, descendants
+from rljob_trainer.ranks.ray_node import Raylet
 
 DEADLINE_SECONDS = 20
-# A node: it starts a process that calls itself raylet, tells its pid, and stays.
-NODE = """
+# A node: starts a process named raylet, prints its process id, reaps it, and keeps running.
+NODE_PROGRAM = """
 import ctypes, os, sys, time
 child = os.fork()
 if child == 0:
@@ -28,28 +28,26 @@ time.sleep(60)
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
 @pytest.fixture
 def node():
-    process = subprocess.Popen([sys.executable, "-c", NODE], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", NODE_PROGRAM], stdout=subprocess.PIPE, text=True)
     yield process
-    for pid in descendants(process.pid):
-        os.kill(pid, 9)
     process.kill()
     process.wait()
 
 
-def test_a_node_without_a_raylet_yet_has_not_lost_it():
+def test_raylet_that_has_not_started_has_not_died():
     assert not Raylet(os.getpid()).has_died()
 
 
-def test_a_node_whose_raylet_was_killed_has_lost_it(node):
-    child = int(node.stdout.readline())
+def test_killed_raylet_has_died_while_its_node_runs(node):
+    raylet_process = int(node.stdout.readline())
     raylet = Raylet(node.pid)
     wait_until(lambda: not raylet.has_died() and raylet._seen)
-    os.kill(child, 9)
+    os.kill(raylet_process, 9)
     wait_until(raylet.has_died)
     assert node.poll() is None, "the node itself looks alive"

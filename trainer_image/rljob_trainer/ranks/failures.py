@@ -1,0 +1,78 @@
+"""Types for failures of ranks: on the rank, before an error crosses Ray, and in the driver, for the whole group.
+
+Ray passes on only the text of an unknown error. So a rank separates infrastructure failures (RankLostError) from user
+errors before it raises them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from ray.exceptions import RayError, RayTaskError
+
+from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_trainer.driver.ports import TrainerGroupDiedError
+
+_COLLECTIVE_ERROR_TEXTS = (
+    "gloo",
+    "nccl",
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "tcpstore",
+    "timed out",
+)
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class RankLostError(TransientError):
+    """A collective failed because another rank no longer exists."""
+
+
+def typed_errors(method: Method) -> Method:
+    """Decorate a method of a rank so that it raises typed errors."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except RLJobError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"a trainer rank ran out of device memory: {error}; lower spec.trainer.microBatchTokens, "
+                "set spec.trainer.gradientCheckpointing, or use more ranks"
+            ) from None
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or any(text in str(error).lower() for text in _COLLECTIVE_ERROR_TEXTS):
+                raise RankLostError(str(error).splitlines()[0]) from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
+    """Return the error to raise for failures of ranks in `method`: a user error if there is one, then an unknown error,
+    else TrainerGroupDiedError."""
+    causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
+    for cause in causes:
+        if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
+            return cause
+    for error, cause in zip(errors, causes, strict=True):
+        if not _is_lost_rank(cause):
+            return error
+    return TrainerGroupDiedError(f"a trainer rank died ({method}): {_first_line(causes[0])}")
+
+
+def _is_lost_rank(cause: BaseException) -> bool:
+    """Whether Ray lost the rank, or the rank lost a peer. A RayTaskError is an error of the rank's own code."""
+    return isinstance(cause, RankLostError) or (isinstance(cause, RayError) and not isinstance(cause, RayTaskError))
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

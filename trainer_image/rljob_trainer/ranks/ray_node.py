@@ -1,0 +1,84 @@
+"""What the Ray head and the trainers' Ray nodes share: environment, port, command line, and a check of the raylet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from rljob_api.wire.contract import ENV_RAY_PORT, ENV_TOKEN, PORT_RAY
+
+ENV_NUM_THREADS = "RLJOB_NUM_THREADS"
+"""The user's OMP_NUM_THREADS, which the worker passes to its ranks: Ray sets that variable to 1."""
+_OBJECT_STORE_BYTES = 100_000_000
+"""Samples of a step pass through it, weights do not. Ray's default is 30% of the memory."""
+_CONNECT_SECONDS = 2.0
+
+
+def ray_environment() -> dict[str, str]:
+    """Return the variables that a process needs before it imports Ray."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.environ.get(ENV_TOKEN, ""),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Time for a node's helper processes to start; on a busy machine the default of 30 s is too short.
+        "RAY_agent_register_timeout_ms": "120000",
+    }
+
+
+def ray_port() -> int:
+    """Return the port of the job's Ray head."""
+    return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
+
+
+def build_start_command(arguments: Sequence[str], address: str, folder: Path) -> list[str]:
+    """Return `ray start --block` for a node on `address`, with its files in `folder`. It offers no CPUs: ranks are the
+    only actors."""
+    return [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments,
+        f"--node-ip-address={address}", "--num-cpus=0", "--disable-usage-stats",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}", f"--temp-dir={folder}",
+    ]  # fmt: skip
+
+
+def is_listening(address: str) -> bool:
+    """Whether a process listens on Ray's port at `address`."""
+    try:
+        socket.create_connection((address, ray_port()), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+class Raylet:
+    """The raylet below one `ray start --block`. That process keeps running when its raylet dies, for example because an
+    agent was killed. The node then looks alive, but starts no actor."""
+
+    def __init__(self, node: int) -> None:
+        self._node = node
+        self._seen = False
+
+    def has_died(self) -> bool:
+        """Return True once the raylet existed and no longer does."""
+        alive = self._exists()
+        self._seen = self._seen or alive
+        return self._seen and not alive
+
+    def _exists(self) -> bool:
+        try:
+            processes = psutil.Process(self._node).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return False
+        return any(_is_raylet(process) for process in processes)
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rljob_api.wire.protocol import RewardDemand
-from rljob_operator.plan.autoscale import Demand
-from rljob_trainer.driver.collection import Progress
-from rljob_trainer.rewards.forecast import Forecast
+from rljob_operator.backend import Demand
+from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.rewards.forecast import DemandForecaster
 
 GENERATE_SECONDS, LOGPROB_SECONDS, UPDATE_SECONDS = 40.6, 83.5, 126.6
 PUBLISH_SECONDS = 4.0
@@ -101,8 +101,8 @@ class Job:
 
     def __init__(self, spec: JobSpec, draw: random.Random) -> None:
         self.spec, self.draw = spec, draw
-        self.forecast = Forecast(spec.samples, MINI_BATCHES)
-        self.progress = Progress()
+        self.forecaster = DemandForecaster(spec.samples, MINI_BATCHES)
+        self.progress = CollectionProgress()
         self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self.scored: list[float] = []
         self.begun_at: dict[int, float] = {}
@@ -111,17 +111,17 @@ class Job:
         self.met_at: float | None = None
 
     def demand(self, now: float, num_asked: int, oldest: float) -> Demand:
-        outlook = self.forecast.foretell(self.progress, now, is_open=self.is_open, is_last=self.is_last)
+        forecast = self.forecaster.predict(self.progress, now, is_open=self.is_open, is_last=self.is_last)
         ordered = sorted(self.latencies)
         mean = sum(ordered) / len(ordered) if ordered else None
         in_flight = self.progress.num_generated - self.progress.num_scored
         names = ("samples", "expected", "is_open", "is_first", "due_seconds")
-        fields = {name: getattr(outlook, name) for name in names}
+        fields = {name: getattr(forecast, name) for name in names}
         said = RewardDemand(
             **fields,
-            starts_in_seconds=outlook.starts_in_seconds,
-            elapsed_seconds=outlook.elapsed_seconds,
-            window_seconds=outlook.window_seconds(mean),
+            starts_in_seconds=forecast.starts_in_seconds,
+            elapsed_seconds=forecast.elapsed_seconds,
+            window_seconds=forecast.window_seconds(mean),
             in_flight=in_flight,
             waiting=in_flight - num_asked,
             oldest_in_flight_seconds=oldest,
@@ -299,8 +299,8 @@ class World:
         if self.now >= job.spec.ends:
             job.is_active = False
             return
-        job.forecast.record_begin(self.now)
-        job.progress = Progress("train", job.spec.samples, started_at=self.now)
+        job.forecaster.record_begin(self.now)
+        job.progress = CollectionProgress("train", job.spec.samples, started_at=self.now)
         job.is_open, job.first_ended_at, job.met_at, job.scored = True, None, None, []
         job.is_last = False
         for end in _ends(job):
@@ -353,7 +353,7 @@ class World:
         job.is_open = False
         ends = max(done, self.now) + PUBLISH_SECONDS
         job.is_last = ends >= job.spec.ends
-        job.forecast.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
+        job.forecaster.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
         first = job.first_ended_at or begin
         reaction = (job.met_at if job.met_at is not None else self.now) - first
         self.steps.append(Step(job.spec.name, begin, ends - begin, reaction))

@@ -168,8 +168,9 @@ async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple
         collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]
 
         async def collect() -> list[Group]:
-            groups = [group async for group in collector.collect(prompts, _PLAN)]
-            await collector.settle(groups)
+            async with collector.collect(prompts, _PLAN) as collection:
+                groups = [group async for group in collection.groups()]
+                await collection.rescore_stale(groups)
             return sorted(groups, key=lambda group: group.index)
 
         task = asyncio.create_task(collect())

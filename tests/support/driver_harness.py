@@ -7,7 +7,6 @@ its checkpoint files. Everything the driver does is the real thing: discovery, H
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import random
@@ -22,15 +21,15 @@ from rljob_api.wire.contract import PORT_REWARD, PORT_ROLLOUT
 from rljob_api.wire.protocol import RolloutWeights, ScoreResult, WeightManifest
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.loop import Driver, Parts
-from rljob_trainer.driver.status import Board
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import UpdateMetrics
-from rljob_trainer.history.tracking import Prometheus, build_trackers
-from rljob_trainer.ranks.group import TrainerGroupDied
+from rljob_trainer.driver.loop import Driver, DriverComponents
+from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.episodes.types import Prompt, UpdateMetrics
+from rljob_trainer.history.prometheus import PrometheusMetrics
+from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.replicas.rollout_client import Rollouts
-from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.replicas.rollout_client import RolloutClient
+from rljob_trainer.rewards.clients import RewardClients
 
 EOS = 0
 
@@ -42,23 +41,23 @@ def checksum_of(weight: int) -> str:
 class FakeTrainer:
     """A trainer group whose parameters are one number: a digest of all that it was trained on, in order."""
 
-    def __init__(self, world, generation, weight):
-        self.world, self.generation, self.weight = world, generation, weight
+    def __init__(self, harness, generation, weight):
+        self.harness, self.generation, self.weight = harness, generation, weight
         self.alive = True
 
     def _live(self, what):
         if not self.alive:
-            raise TrainerGroupDied("the group has ended")
-        if self.world.kill_trainer(what):
+            raise TrainerGroupDiedError("the group has ended")
+        if self.harness.kill_trainer(what):
             self.alive = False
-            raise TrainerGroupDied(f"a rank died during {what}")
+            raise TrainerGroupDiedError(f"a rank died during {what}")
 
     async def update(self, samples, *, micro_batch_tokens=None):
         await asyncio.sleep(0)
         self._live("update")
         text = json.dumps([self.weight, [[s.token_ids, s.loss_mask, round(s.advantage, 9)] for s in samples]])
         self.weight = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
-        self.world.updates.append(samples)
+        self.harness.updates.append(samples)
         self._live("after update")
         return UpdateMetrics(0.1, 0.1, 0.0, 1.0, 0.5, 1e-5, 0.0, 0.01, sum(sum(s.loss_mask) for s in samples), 1, 0.01)
 
@@ -68,7 +67,7 @@ class FakeTrainer:
 
     async def set_steps(self, steps):
         self._live("set_steps")
-        self.world.told_steps.append(steps)
+        self.harness.trainer_steps.append(steps)
 
     async def publish(self, version):
         self._live("publish")
@@ -76,8 +75,8 @@ class FakeTrainer:
         manifest = WeightManifest(
             generation=self.generation, version=version, url="http://x", num_bytes=1, sha256=checksum, checksum=checksum
         )
-        self.world.published = manifest
-        self.world.weight = self.weight
+        self.harness.published = manifest
+        self.harness.weight = self.weight
         return manifest
 
     async def save(self, folder):
@@ -91,10 +90,10 @@ class FakeTrainer:
         (folder / "weight").write_text(str(self.weight))
 
     async def watch(self):
-        await self.world.trainer_is_gone.wait()
-        self.world.trainer_is_gone.clear()
+        await self.harness.trainer_died.wait()
+        self.harness.trainer_died.clear()
         self.alive = False
-        raise TrainerGroupDied("a rank is gone")
+        raise TrainerGroupDiedError("a rank is gone")
 
     async def close(self):
         self.alive = False
@@ -103,15 +102,15 @@ class FakeTrainer:
 class FakeRollout:
     """vLLM behind our middleware: tokens are a function of weights, prompt and seed, as in an exact engine."""
 
-    def __init__(self, world, address):
-        self.world, self.address = world, address
+    def __init__(self, harness, address):
+        self.harness, self.address = harness, address
         self.num_served = 0
         self.down = False
         self.wrong_digest = False
         self.max_at_once = self.at_once = 0
 
     def _served(self):
-        manifest = self.world.published
+        manifest = self.harness.published
         if manifest is None:
             return RolloutWeights()
         checksum = "wrong" if self.wrong_digest else manifest.checksum
@@ -123,7 +122,7 @@ class FakeRollout:
     async def weights(self, request):
         if self.down:
             return web.Response(status=503)
-        if self.world.withhold(self.world.published):
+        if self.harness.withhold(self.harness.published):
             return web.Response(status=503)
         for _ in range(100):
             if self._served().key == request.query["want"]:
@@ -133,10 +132,10 @@ class FakeRollout:
 
     async def complete(self, request):
         body = await request.json()
-        if self.down or self.world.break_completion(self):
+        if self.down or self.harness.break_completion(self):
             request.transport.abort()
             return web.Response()
-        weight = self.world.weight
+        weight = self.harness.weight
         self.at_once += 1
         self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0.002)
@@ -150,14 +149,14 @@ class FakeRollout:
             "logprobs": {"token_logprobs": [-0.5] * len(tokens)},
             "finish_reason": "stop",
         }
-        return web.json_response({"choices": [choice]}, headers={"x-rljob-weights": self.world.published.key})
+        return web.json_response({"choices": [choice]}, headers={"x-rljob-weights": self.harness.published.key})
 
 
 class FakeReward:
-    """A reward server: the score is the first token; `world.judge` may say otherwise."""
+    """A reward server: the score is the first token; `harness.judge` may say otherwise."""
 
-    def __init__(self, world, address):
-        self.world, self.address = world, address
+    def __init__(self, harness, address):
+        self.harness, self.address = harness, address
         self.num_served = 0
         self.version = ""
 
@@ -166,8 +165,8 @@ class FakeReward:
 
     async def score(self, request):
         body = await request.json()
-        self.world.requests.append(body)
-        answer = self.world.judge(self, body)
+        self.harness.requests.append(body)
+        answer = self.harness.judge(self, body)
         if answer is None:
             score = int(body["completion"].split()[0]) / 100
             components = {"exact": float(score > 0.5)}
@@ -179,7 +178,7 @@ class FakeReward:
         return answer
 
 
-class World:
+class DriverHarness:
     """All of it. Faults are callables that a test replaces."""
 
     def __init__(self, folder: Path, monkeypatch, job: RLJob, *, network: str, num_rollouts=2, num_rewards=2):
@@ -187,11 +186,11 @@ class World:
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.published, self.weight = None, 0
-        self.updates, self.requests, self.generations, self.told_steps = [], [], [], []
+        self.updates, self.requests, self.generations, self.trainer_steps = [], [], [], []
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
-        self.trainer_is_gone = asyncio.Event()
+        self.trainer_died = asyncio.Event()
         self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
@@ -203,7 +202,7 @@ class World:
         monkeypatch.setenv("RLJOB_TOKEN", "token")
         monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({r.name: "rewards" for r in job.spec.rewards}))
-        self.board = Board()
+        self.board = StatusBoard()
         self.runners = {}
 
     def write_hosts(self, without=()):
@@ -251,25 +250,26 @@ class World:
         return trainer
 
     @asynccontextmanager
-    async def driver(self, life=""):
+    async def driver(self, head_job_uid=""):
         """A new driver process, as far as the driver can tell."""
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
-            rollouts = Rollouts(self.job.spec.rollout, session)
-            rewards = Rewards(self.job.spec.rewards, session)
+            rollouts = RolloutClient(self.job.spec.rollout, session)
+            rewards = RewardClients(self.job.spec.rewards, session)
             for client in (rollouts, rewards):
                 await client.start()
                 stack.push_async_callback(client.close)
-            prometheus = self.prometheus = Prometheus()
+            prometheus = self.prometheus = PrometheusMetrics()
             trackers = build_trackers(self.job, self.run_dir, prometheus)
             stack.callback(trackers.close)
             collector = Collector(build_agent(self.job.spec.agent), rollouts, rewards, self.job.spec.rewards)
             train = [Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)]
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
-            clients = (rollouts, rewards, collector)
-            parts = Parts(self.start_trainer, *clients, self.board, trackers, prometheus, train, held_out, "/m")
-            parts = dataclasses.replace(parts, read_steps=self.read_steps)
-            yield Driver(self.job, self.run_dir, parts, life)
+            components = DriverComponents(
+                self.start_trainer, rollouts, rewards, collector, self.board, trackers, prometheus, train, held_out,
+                "/m", self.read_steps,
+            )  # fmt: skip
+            yield Driver(self.job, self.run_dir, components, head_job_uid)
 
     async def run(self):
         async with self.driver() as driver:
@@ -306,14 +306,14 @@ def make_job(**spec):
     )
 
 
-async def run_undisturbed(make_world, **settings):
-    async with make_world("undisturbed", **settings) as world:
-        return world, await world.run()
+async def run_undisturbed(make_harness, **settings):
+    async with make_harness("undisturbed", **settings) as harness:
+        return harness, await harness.run()
 
 
-async def stop_when(world, condition, life=""):
+async def stop_when(harness, condition, head_job_uid=""):
     """Run a driver until `condition`, and cancel it as SIGTERM does."""
-    async with world.driver(life) as driver, asyncio.timeout(30):
+    async with harness.driver(head_job_uid) as driver, asyncio.timeout(30):
         task = asyncio.create_task(driver.run())
         await wait_until(lambda: task.done() or condition())
         task.cancel()

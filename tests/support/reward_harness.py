@@ -17,7 +17,7 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.rewards.clients import RewardClients
 
 DEADLINE_SECONDS = 120.0
 """For failures alone."""
@@ -112,7 +112,7 @@ class RewardServer:
         return sum(not transport.is_closing() for transport in self.connections)
 
 
-class RewardWorld:
+class RewardHarness:
     """Servers that can be listed and not listed."""
 
     def __init__(self, folder: Path, monkeypatch):
@@ -139,7 +139,7 @@ class RewardWorld:
     @asynccontextmanager
     async def rewards(self, *specs, **settings):
         async with open_session() as session:
-            rewards = Rewards(specs, session, **settings)
+            rewards = RewardClients(specs, session, **settings)
             await rewards.start()
             try:
                 async with asyncio.timeout(DEADLINE_SECONDS):

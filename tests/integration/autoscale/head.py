@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.live_status import describe_live
-from rljob_trainer.driver.status import StatusBoard, StatusServer
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.episodes.types import Prompt, Trajectory
 from rljob_trainer.head.environment import Environment, read_environment
+from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
@@ -37,7 +37,7 @@ class Agent:
 async def run(environment: Environment) -> None:
     job, board, forecast = environment.job, StatusBoard(), DemandForecaster.of(environment.job.spec)
     spec = job.spec
-    rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
+    rollouts = SimpleNamespace(describe_wait=lambda: "", num_waiting=0)
     server = StatusServer(board, lambda: b"")
     await server.start(environment.address)
     async with open_session() as session:
@@ -48,18 +48,19 @@ async def run(environment: Environment) -> None:
         await rewards.start()
         prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
         for step in range(1, spec.schedule.steps + 1):
-            board.enter("generate")
+            board.set_phase("generate")
             began = time.monotonic()
             forecast.record_begin(began)
             plan = CollectionPlan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
-            found = [group async for group in collector.collect(prompts, plan)]
+            async with collector.collect(prompts, plan) as collection:
+                found = [group async for group in collection.groups()]
             results = [result for group in found for t in group.trajectories for result in t.results.values()]
             record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - began)
-            board.enter("update")
+            board.set_phase("update")
             await asyncio.sleep(UPDATE_SECONDS)
             forecast.record_end(collector.progress, UPDATE_SECONDS)
             board.update(step=step)
-        board.enter("done")
+        board.set_phase("done")
         await asyncio.sleep(LINGER_SECONDS)
 
 

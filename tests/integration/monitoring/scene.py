@@ -29,7 +29,7 @@ from rljob_operator.backend import JobKey
 from rljob_operator.loop.health import Health
 from rljob_operator.loop.metrics import Metrics
 from rljob_operator.loop.workqueue import KeyedQueue
-from rljob_trainer.driver.status import StatusServer
+from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
 
 _TOKEN = "token"

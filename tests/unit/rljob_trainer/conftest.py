@@ -5,27 +5,27 @@ import itertools
 import pytest
 
 from tests.support import driver_harness
-from tests.support.reward_harness import RewardWorld
+from tests.support.reward_harness import RewardHarness
 
 _counter = itertools.count(1)
 
 
 @pytest.fixture
-async def reward_world(tmp_path, monkeypatch):
+async def reward_harness(tmp_path, monkeypatch):
     """Reward servers on loopback addresses, ended with the test."""
-    world = RewardWorld(tmp_path, monkeypatch)
-    yield world
-    await world.close()
+    harness = RewardHarness(tmp_path, monkeypatch)
+    yield harness
+    await harness.close()
 
 
 @pytest.fixture
-def make_world(tmp_path, monkeypatch):
-    """Makes worlds, each with loopback addresses and a folder of its own."""
+def make_harness(tmp_path, monkeypatch):
+    """Makes harnesses, each with loopback addresses and a folder of its own."""
 
-    def make(folder="world", **settings):
+    def make(folder="harness", **settings):
         sizes = {name: settings.pop(name) for name in ("num_rollouts", "num_rewards") if name in settings}
         network = str(next(_counter) % 250)
         job = driver_harness.make_job(**settings)
-        return driver_harness.World(tmp_path / folder, monkeypatch, job, network=network, **sizes)
+        return driver_harness.DriverHarness(tmp_path / folder, monkeypatch, job, network=network, **sizes)
 
     return make

@@ -1,7 +1,7 @@
-"""What an agent loop is: one conversation from a prompt to a finished trajectory.
+"""The interface of an agent loop: one conversation from a prompt to a finished trajectory.
 
-An agent loop asks `generate` for completions and keeps token ids throughout. It knows neither replicas nor rewards:
-retries and load are the rollout client's, and scoring begins when `run` returns. A multi-turn loop appends its own
+An agent loop calls `generate` for completions and keeps token ids throughout. It knows neither replicas nor rewards:
+the rollout client owns retries and load, and scoring starts when `run` returns. A multi-turn loop appends its own
 tokens (loss_mask 0) between completions.
 """
 
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Completion, Trajectory
+from rljob_trainer.episodes.types import Completion, Prompt, Trajectory
 
 Generate = Callable[[list[int]], Awaitable[Completion]]
-"""Tokens so far to a completion; sampling and seed are bound already."""
+"""Tokens so far to a completion. Sampling parameters and seed are already bound."""
 
 
 class AgentLoop(Protocol):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rljob_trainer.agents.base import Generate
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.episodes.types import Prompt, Trajectory
 
 
 class SingleTurn:

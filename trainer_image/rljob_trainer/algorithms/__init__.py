@@ -1,1 +1,1 @@
-"""Advantages and losses: pure functions."""
+"""Advantages and losses: pure functions of numbers and tensors."""

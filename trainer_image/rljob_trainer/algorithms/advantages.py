@@ -1,7 +1,7 @@
-"""Scores to advantages: GRPO's centring by group, and what divides it. Pure.
+"""Scores to advantages: GRPO's centring by group, and its normalization. Pure.
 
-A score of None is a masked sample: it enters no mean, no deviation and no count, and its advantage is 0. So a batch
-with masked samples gives the valid ones exactly the advantages that they would have without the others.
+A score of None is a masked sample: it enters no mean, deviation or count, and its advantage is 0. The valid samples
+get exactly the advantages that they would have without the masked ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def compute_advantages(
     normalization: Literal["group", "batch", "none"],
     zero_std_threshold: float,
 ) -> list[list[float]]:
-    """Advantages of each group's samples.  [groups][samples] -> [groups][samples]"""
+    """Return the advantages of each group's samples.  [groups][samples] -> [groups][samples]"""
     batch_std = deviation([score for group in groups for score in group if score is not None])
     advantages = []
     for group in groups:
@@ -35,7 +35,7 @@ def compute_advantages(
 
 
 def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool:
-    """Whether a group's valid scores differ by more than float noise, so that it can teach anything.
+    """Return whether a group's valid scores differ by more than float noise.
 
     Noise of 1e-7 over an epsilon of 1e-6 would become an advantage of 0.1: hence a threshold and not `std == 0`.
     """
@@ -44,7 +44,10 @@ def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1); 0 of fewer than two values. fsum: the order of samples must not matter."""
+    """Return the sample standard deviation (n - 1); 0 for fewer than two values.
+
+    fsum: the order of samples must not matter.
+    """
     if len(values) < 2:
         return 0.0
     mean = average(values)
@@ -57,7 +60,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def average(values: Sequence[float]) -> float:
-    """Mean of at least one value."""
+    """Return the mean of at least one value."""
     try:
         return math.fsum(values) / len(values)
     except (OverflowError, ValueError):  # a sum beyond all floats, or of both infinities

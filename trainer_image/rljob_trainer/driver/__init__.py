@@ -1,1 +1,1 @@
-"""The training loop and what one step does. Nothing here uses HTTP, Ray or vLLM directly."""
+"""The training loop and the parts of a step. It knows neither HTTP servers, Ray nor vLLM: `ports` has what it needs."""

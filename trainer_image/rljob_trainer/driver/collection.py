@@ -1,10 +1,8 @@
-"""Prompts to scored groups: one task a sample runs its agent loop and gives the trajectory to the rewards the moment
-it ends.
+"""Prompts to scored groups: one task per sample runs its agent loop, and the rewards score the trajectory at once.
 
 Consumes: prompts. Produces: groups, in the order in which they complete. Waits for: rollouts, then rewards. Unblocked
-by: the last reward of a group. Used by training steps and by evaluation alike; only the lane differs. Leaving the
-iteration early, for whatever reason, cancels every task that still runs. Leaves to `group_scoring` which reward sees a
-sample alone. Who uses groups calls `settle` on them first: what it uses is of one version of each reward.
+by: the last reward of a group. Training steps and evaluation use it alike, each with its own lane. `rewards.groups`
+decides which reward sees a sample alone. Invariant: after `rescore_stale`, one version of each reward scored a group.
 """
 
 from __future__ import annotations
@@ -13,97 +11,31 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Collection as Names
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.protocol import Lane, ScoreRequest
-from rljob_trainer.agents import AgentLoop, Completion
-from rljob_trainer.episodes.batches import Group, weigh_score
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Trajectory
-from rljob_trainer.replicas.rollout_client import Rollouts
-from rljob_trainer.rewards.clients import Rewards
+from rljob_trainer.agents import AgentLoop
+from rljob_trainer.driver.ports import Rollouts
+from rljob_trainer.episodes.batches import weighted_score
+from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.episodes.types import Group, Prompt, Trajectory
+from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer
 
 log = logging.getLogger(__name__)
 
 _MAX_RESCORINGS = 3
-"""Of one group before one use of it. A reward whose version changes more often is used as it is, and the step's record
-says that it was scored by several versions."""
-
-
-@dataclass
-class Progress:
-    """How far the collection under way is, for /status."""
-
-    lane: Lane = "train"
-    num_samples: int = 0
-    num_generated: int = 0
-    num_scored: int = 0
-    num_tokens: int = 0
-    started_at: float = 0.0
-    generated_at: float = 0.0
-    """When the last trajectory ended."""
-    ended_at: list[float] = field(default_factory=list)
-    """[generated] When each trajectory ended."""
-    scored_at: float = 0.0
-    """When the last reward came."""
-    latency_by_sample: dict[tuple[int, int], float] = field(default_factory=dict)
-    """(group, sample) -> seconds from its trajectory's end to its last reward."""
-    trajectories: list[Trajectory] = field(default_factory=list)
-    """Ended ones, scored or not."""
-    all_generated: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set too when that will never be, since a sample has failed."""
-    failure: BaseException | None = None
-    """Of the first sample that failed."""
-    group_size: int = 1
-    group_ended_at: list[float] = field(default_factory=list)
-    """When the last trajectory of each group ended."""
-    _num_open: dict[int, int] = field(default_factory=dict)
-    """By group: trajectories that have not ended, once one has."""
-
-    def record_ended(self, trajectory: Trajectory) -> None:
-        """A conversation is over."""
-        self.generated_at = trajectory.ended_at
-        self.ended_at.append(trajectory.ended_at)
-        self.num_generated += 1
-        self.num_tokens += trajectory.num_sampled
-        self.trajectories.append(trajectory)
-        self._num_open[trajectory.group] = self._num_open.get(trajectory.group, self.group_size) - 1
-        if not self._num_open[trajectory.group]:
-            self.group_ended_at.append(trajectory.ended_at)
-        if self.num_generated == self.num_samples:
-            self.all_generated.set()
-
-    async def wait_until_generated(self) -> None:
-        """Until the last trajectory has ended. Raises what keeps one from its end."""
-        await self.all_generated.wait()
-        if self.failure is not None:
-            raise self.failure
-
-    def record_task(self, task: asyncio.Task[Trajectory]) -> None:
-        """A sample's task is done; of interest where it failed."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = self.failure or error
-            self.all_generated.set()
-
-    def record_scored(self, trajectory: Trajectory, now: float) -> None:
-        """All of its rewards are there, perhaps once more."""
-        self.num_scored += 1
-        self.scored_at = now
-        self.latency_by_sample[trajectory.group, trajectory.sample] = now - trajectory.ended_at
-
-    @property
-    def latencies(self) -> list[float]:
-        """[scored]"""
-        return list(self.latency_by_sample.values())
+"""Of a group before each use. If the reward's version changes more often, the scores are used as they are; the step's
+record then counts several versions."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectionPlan:
     """What a collection samples, and under which names and seeds."""
 
     lane: Lane
@@ -112,10 +44,10 @@ class Plan:
     sampling: Sampling
     seed: int
     incarnation: str
-    """Generation of the weights: a step that is done again after a restart asks for new scores under new ids."""
+    """Generation of the weights: a step that is repeated after a restart requests new scores under new ids."""
 
     def sample_seed(self, prompt_index: int, group: int, sample: int) -> int:
-        """Seed of one sample. Evaluation draws by prompt alone, so that its noise is the same at every step."""
+        """Return the seed of one sample. In evaluation it depends on the prompt only, not on the step."""
         where = (self.step, group, sample) if self.lane == "train" else (prompt_index, sample)
         text = f"{self.seed}/{self.lane}/{'/'.join(map(str, where))}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
@@ -128,102 +60,114 @@ class Plan:
 
 
 class Collector:
-    """Runs agent loops against rollouts and rewards."""
+    """What all collections of a job share."""
 
-    def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: Rewards, specs: Sequence[Reward]) -> None:
-        self.progress = Progress()
+    def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: RewardClients, specs: Sequence[Reward]) -> None:
+        self.agent, self.rollouts, self.rewards, self.specs = agent, rollouts, rewards, specs
+        self.progress = CollectionProgress()
+        """Of the newest collection."""
         self.on_scored: Callable[[Lane, Trajectory], None] = lambda lane, trajectory: None
-        """Told of each sample once, the moment its last reward is there."""
-        self._agent = agent
-        self._rollouts = rollouts
-        self._rewards = rewards
-        self._specs = specs
-        self._plan: Plan | None = None
+        """Called once per sample, when its last reward arrives."""
 
-    def collect(self, prompts: Sequence[Prompt], plan: Plan) -> AsyncGenerator[Group]:
-        """Groups of `plan.group_size` trajectories, as they complete. `progress` speaks of the newest collection."""
-        num_samples = len(prompts) * plan.group_size
-        self._plan = plan
-        self.progress = Progress(plan.lane, num_samples, started_at=time.monotonic(), group_size=plan.group_size)
-        return self._collect(prompts, plan, self.progress)
+    def collect(self, prompts: Sequence[Prompt], plan: CollectionPlan) -> Collection:
+        """Return a collection of `plan.group_size` trajectories per prompt. It starts on entry to its context."""
+        collection = Collection(self, prompts, plan)
+        self.progress = collection.progress
+        return collection
 
-    async def settle(self, groups: Sequence[Group]) -> None:
-        """Have `groups`, of the newest collection, scored by the versions that the rewards are pinned to now: when one
-        was rolled out in the middle of the step, what the old one scored is scored again."""
+
+class Collection:
+    """Sampling and scoring of one step or one evaluation. Leaving its context cancels the tasks that still run."""
+
+    def __init__(self, collector: Collector, prompts: Sequence[Prompt], plan: CollectionPlan) -> None:
+        self.plan = plan
+        self.progress = CollectionProgress(
+            plan.lane, len(prompts) * plan.group_size, started_at=time.monotonic(), group_size=plan.group_size
+        )
+        self._collector = collector
+        self._groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
+        self._tasks: list[asyncio.Task[Trajectory]] = []
+
+    async def __aenter__(self) -> Collection:
+        self._collector.rewards.begin()
+        for group in self._groups:
+            scorer = self._open_scorer(group)
+            self._tasks += [
+                asyncio.create_task(self._sample(group, sample, scorer)) for sample in range(self.plan.group_size)
+            ]
+        for task in self._tasks:
+            # A caller in wait_until_generated takes no group meanwhile, and would not learn of the failure.
+            task.add_done_callback(self.progress.record_failure)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """Yield each group once all of its trajectories are scored."""
+        for next_done in asyncio.as_completed(self._tasks):
+            trajectory = await next_done
+            group = self._groups[trajectory.group]
+            group.trajectories.append(trajectory)
+            if len(group.trajectories) == self.plan.group_size:
+                group.trajectories.sort(key=lambda trajectory: trajectory.sample)
+                yield group
+
+    async def rescore_stale(self, groups: Sequence[Group]) -> None:
+        """Rescore what a reward scored with another version than the pinned one. Call it before scores are used.
+
+        A reward may be updated in the middle of a step.
+        """
+        rewards = self._collector.rewards
         for _ in range(_MAX_RESCORINGS):
-            stale = [(group, self._rewards.find_stale(group.trajectories)) for group in groups]
-            stale = [(group, names) for group, names in stale if names]
+            stale = [(group, names) for group in groups if (names := rewards.find_stale(group.trajectories))]
             if not stale:
                 return
-            log.warning("scores %d groups again: %s", len(stale), ", ".join(sorted({n for _, ns in stale for n in ns})))
+            log.warning("rescoring %d groups: %s", len(stale), ", ".join(sorted(set().union(*(n for _, n in stale)))))
             self.progress.num_scored -= sum(len(group.trajectories) for group, _ in stale)
-            await _run_all([self._score_again(group, names) for group, names in stale])
+            await _run_all([self._rescore(group, names) for group, names in stale])
 
-    async def _collect(self, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> AsyncGenerator[Group]:
-        self._rewards.begin()
-        groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
-        tasks = [
-            asyncio.create_task(self._sample(group, sample, plan, progress, scorer))
-            for group in groups
-            for scorer in [self._rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size)]
-            for sample in range(plan.group_size)
-        ]
-        for task in tasks:
-            # Who waits for all trajectories does not take the next group meanwhile, by which it would learn of this.
-            task.add_done_callback(progress.record_task)
-        try:
-            for next_done in asyncio.as_completed(tasks):
-                trajectory = await next_done
-                group = groups[trajectory.group]
-                group.trajectories.append(trajectory)
-                if len(group.trajectories) == plan.group_size:
-                    group.trajectories.sort(key=lambda trajectory: trajectory.sample)
-                    yield group
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _sample(
-        self, group: Group, sample: int, plan: Plan, progress: Progress, scorer: GroupScorer
-    ) -> Trajectory:
+    async def _sample(self, group: Group, sample: int, scorer: GroupScorer) -> Trajectory:
+        collector, plan = self._collector, self.plan
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
-
-        async def generate(token_ids: list[int]) -> Completion:
-            return await self._rollouts.complete(token_ids, plan.sampling, seed)
-
-        trajectory = await self._agent.run(group.prompt, group.index, sample, generate)
+        trajectory = await collector.agent.run(
+            group.prompt,
+            group.index,
+            sample,
+            lambda token_ids: collector.rollouts.complete(token_ids, plan.sampling, seed),
+        )
         trajectory.ended_at = time.monotonic()
-        progress.record_ended(trajectory)
-        await self._score(scorer, build_request(group.prompt, trajectory, plan), trajectory, progress)
-        self.on_scored(plan.lane, trajectory)
+        self.progress.record_ended(trajectory)
+        await self._score(group.prompt, trajectory, scorer)
+        collector.on_scored(plan.lane, trajectory)
         return trajectory
 
-    async def _score_again(self, group: Group, names: Collection[str]) -> None:
-        """Have `names` score all of a group; the other rewards' results stay."""
-        plan, size = self._plan, len(group.trajectories)
-        assert plan is not None, "a group was collected by a plan"
-        scorer = self._rewards.open_group(plan.group_id(group.index), plan.lane, size, names)
-        await _run_all(
-            [self._score(scorer, build_request(group.prompt, t, plan), t, self.progress) for t in group.trajectories]
-        )
-        for name in names:
-            self._rewards.clients[name].num_rescored += size
-
-    async def _score(
-        self, scorer: GroupScorer, request: ScoreRequest, trajectory: Trajectory, progress: Progress
-    ) -> None:
+    async def _score(self, prompt: Prompt, trajectory: Trajectory, scorer: GroupScorer) -> None:
+        request = build_request(prompt, trajectory, self.plan)
         try:
             results = await scorer.score(trajectory.sample, request, trajectory.ended_at)
         except BaseExceptionGroup as error:
             raise _first_cause(error) from error
         trajectory.results = {**trajectory.results, **results}
-        trajectory.score = weigh_score(trajectory, self._specs)
-        progress.record_scored(trajectory, time.monotonic())
+        trajectory.score = weighted_score(trajectory, self._collector.specs)
+        self.progress.record_scored(trajectory, time.monotonic())
+
+    async def _rescore(self, group: Group, names: Names[str]) -> None:
+        """Rescore a group with the rewards `names`; keep the results of the others."""
+        scorer = self._open_scorer(group, names)
+        await _run_all([self._score(group.prompt, trajectory, scorer) for trajectory in group.trajectories])
+        for name in names:
+            self._collector.rewards.clients[name].num_rescored += len(group.trajectories)
+
+    def _open_scorer(self, group: Group, names: Names[str] | None = None) -> GroupScorer:
+        plan = self.plan
+        return self._collector.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
 
 
-def build_request(prompt: Prompt, trajectory: Trajectory, plan: Plan) -> ScoreRequest:
-    """What the rewards are asked."""
+def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) -> ScoreRequest:
+    """Return the request that the rewards receive for a trajectory."""
     return ScoreRequest(
         id=plan.sample_id(trajectory.group, trajectory.sample),
         lane=plan.lane,
@@ -236,7 +180,7 @@ def build_request(prompt: Prompt, trajectory: Trajectory, plan: Plan) -> ScoreRe
 
 
 async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at once; the first error ends the others, and is raised as it is."""
+    """Run all of `work` concurrently. The first error cancels the rest and is raised unwrapped."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for each in work:
@@ -246,7 +190,7 @@ async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """A task group wraps what went wrong; callers want the thing itself."""
+    """Return the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

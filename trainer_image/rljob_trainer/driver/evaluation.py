@@ -1,30 +1,27 @@
-"""Held-out evaluation: every prompt of data.eval once, by the eval lane.
+"""Held-out evaluation: each prompt of data.eval once, in the eval lane.
 
-Owns how evaluation samples, and which number is the accuracy. Leaves when to evaluate to the driver. Its ids, seeds
-and lane differ from training's, so neither queues behind the other nor is mistaken for it.
+Owns how evaluation samples, and which number is the accuracy. The driver decides when to evaluate. Ids, seeds and lane
+differ from training's, so the two neither queue behind each other nor share results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Sampling
-from rljob_trainer.driver.collection import Collector, Plan
-from rljob_trainer.episodes.batches import Group
-from rljob_trainer.episodes.prompts import Prompt
+from rljob_trainer.driver.collection import Collection, CollectionPlan
+from rljob_trainer.episodes.types import Group
 from rljob_trainer.history.metrics import count_invalid, summarize_scores
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """One evaluation's outcome."""
+class EvaluationResult:
+    """The result of one evaluation."""
 
     accuracy: float | None
-    """None where no sample was valid."""
+    """None if no sample was valid."""
     means: dict[str, float]
     """score and every component, over valid samples."""
     num_samples: int
@@ -33,24 +30,23 @@ class Evaluated:
     """In the order of the data."""
 
 
-def eval_sampling(job: RLJob) -> Sampling:
-    """evaluation.sampling, or training's at temperature 0."""
-    return job.spec.evaluation.sampling or job.spec.rollout.sampling.model_copy(update={"temperature": 0.0})
+def plan_evaluation(job: RLJob, step: int, incarnation: str) -> CollectionPlan:
+    """Return the plan: evaluation.sampling, or training's at temperature 0."""
+    spec = job.spec
+    default: Sampling = spec.rollout.sampling.model_copy(update={"temperature": 0.0})
+    return CollectionPlan("eval", step, 1, spec.evaluation.sampling or default, spec.schedule.seed, incarnation)
 
 
-async def evaluate(
-    collector: Collector, prompts: Sequence[Prompt], job: RLJob, *, step: int, incarnation: str
-) -> Evaluated:
-    """Evaluate the weights that the rollouts serve."""
-    plan = Plan("eval", step, 1, eval_sampling(job), job.spec.schedule.seed, incarnation)
-    async with aclosing(collector.collect(prompts, plan)) as scored:
-        groups = [group async for group in scored]
-        await collector.settle(groups)
+async def evaluate(collection: Collection, accuracy: str | None) -> EvaluationResult:
+    """Evaluate the weights that the rollouts serve. `accuracy`: the component to report, see `pick_accuracy`."""
+    async with collection:
+        groups = [group async for group in collection.groups()]
+        await collection.rescore_stale(groups)
     groups.sort(key=lambda group: group.index)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     means = summarize_scores(trajectories)
-    return Evaluated(
-        accuracy=pick_accuracy(means, job.spec.evaluation.accuracy),
+    return EvaluationResult(
+        accuracy=pick_accuracy(means, accuracy),
         means=means,
         num_samples=len(trajectories),
         invalid_by_reason=dict(count_invalid(trajectories)),
@@ -59,13 +55,16 @@ async def evaluate(
 
 
 def pick_accuracy(means: dict[str, float], wanted: str | None) -> float | None:
-    """The component that is reported as accuracy. Raises UserError for one that no reward returns."""
+    """Return the mean of the component `wanted`, else of acc, else of score. Raise UserError if no reward returned it.
+
+    None if no sample was valid in all of its rewards, for example because one reward is down: unknown, not 0.
+    """
     for name in (wanted,) if wanted else ("acc", "score"):
         for component in means:
             if component == name or component.endswith(f"/{name}"):
                 return means[component]
     if "score" not in means:
-        return None  # no sample was valid in all of its rewards, perhaps since one is down: unknown, not 0
+        return None
     raise UserError(
-        f"spec.evaluation.accuracy names {wanted}, which no reward returned; they returned: {', '.join(sorted(means))}"
+        f"spec.evaluation.accuracy: no reward returned the component {wanted}; returned: {', '.join(sorted(means))}"
     )

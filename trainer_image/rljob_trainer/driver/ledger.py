@@ -1,8 +1,7 @@
-"""The driver's bookkeeping: what happened, once, into the history, metrics.jsonl, trackers and the status board.
+"""The driver's bookkeeping: each fact goes to the history, metrics.jsonl, the trackers and the status board.
 
-Owns every counter of a run, so that the driver can read like the algorithm. Invariant: `history` changes only when a
-step or an evaluation is complete, and then all at once with its line in metrics.jsonl: a checkpoint taken between two
-is exact.
+Owns every counter of a run, so that the driver reads like the algorithm. Invariant: `history` changes only when a step
+or an evaluation is complete, together with its line in metrics.jsonl. A checkpoint between two of them is exact.
 """
 
 from __future__ import annotations
@@ -10,37 +9,37 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
-from rljob_trainer.driver.collection import Progress
-from rljob_trainer.driver.evaluation import Evaluated
-from rljob_trainer.driver.status import Board
-from rljob_trainer.episodes.batches import Group
+from rljob_trainer.driver.evaluation import EvaluationResult
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.driver.updates import StepOutcome
+from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.prompts import Cursor
-from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.metrics import Record, append_line, flatten, mean, summarize_step
+from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
-from rljob_trainer.history.tracking import Prometheus, Trackers
+from rljob_trainer.history.tracking import Trackers
 from rljob_trainer.history.trajectory_log import TrajectoryLog
 
 log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """One incarnation's books; opened on the history that a checkpoint gave."""
+    """The books of one trainer group; it continues the history of a checkpoint."""
 
     def __init__(
         self,
         job: RLJob,
         run_dir: Path,
         history: History,
-        board: Board,
+        board: StatusBoard,
         trackers: Trackers,
-        prometheus: Prometheus,
+        prometheus: PrometheusMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.history = history
@@ -53,10 +52,10 @@ class Ledger:
         self._prometheus = prometheus
         self._now = clock
         self._phases: dict[str, float] = {}
-        self._step_began = clock()
+        self._step_started_at = clock()
         self._served: dict[str, RolloutWeights] = {}
         self.trajectories = TrajectoryLog(run_dir, job.spec.tracking.trajectories_mib)
-        """The driver flushes it before a checkpoint: what that counts must be there."""
+        """The driver flushes it before a checkpoint, which counts its samples."""
         trackers.restart_at(history.step)
         board.update(step=history.step, total_steps=job.spec.schedule.steps, accuracy=history.accuracy_after)
         board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
@@ -65,30 +64,34 @@ class Ledger:
 
     @contextmanager
     def phase(self, name: str, waits_for: str = "") -> Iterator[None]:
-        """Time spent inside belongs to phase `name`."""
-        self._board.enter(name, waits_for)
-        began = self._now()
+        """Enter phase `name`, and count the time inside for it."""
+        self._board.set_phase(name, waits_for)
+        started_at = self._now()
         try:
             yield
         finally:
-            self.add_seconds(name, self._now() - began)
+            self.add_seconds(name, self._now() - started_at)
 
     def add_seconds(self, name: str, seconds: float) -> None:
         seconds = max(0.0, seconds)
         self._phases[name] = self._phases.get(name, 0.0) + seconds
         self._prometheus.record_phase(name, seconds)
 
-    def record_collection_seconds(self, progress: Progress, update_seconds: float, total_seconds: float) -> None:
-        """Split the time of a collection with its updates: to the last token, then updates, and the rest is the tail of
-        rewards that nothing hid."""
+    def record_collection_seconds(
+        self, progress: CollectionProgress, update_seconds: float, total_seconds: float
+    ) -> None:
+        """Split the time of a collection and its updates: generation up to the last token, updates, and the rest.
+
+        The rest counts as scoring: the driver waited only for rewards.
+        """
         generate = progress.generated_at - progress.started_at
         self.add_seconds("generate", generate)
         self.add_seconds("update", update_seconds)
         self.add_seconds("score", total_seconds - generate - update_seconds)
 
     def begin_step(self) -> None:
-        self._close_phases()  # whatever came between two steps: evaluation, checkpoint
-        self._step_began = self._now()
+        self._close_phases()  # of evaluation and checkpoint, between two steps
+        self._step_started_at = self._now()
 
     def _close_phases(self) -> dict[str, float]:
         closed = dict(self._phases)
@@ -100,57 +103,58 @@ class Ledger:
     # ---- facts ----
 
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
-        """What the rollouts serve after a publication."""
+        """Record what the rollouts serve after a publication."""
         self._served = served
         self.weight_digests = {"trainer": manifest.checksum} | {a: weights.checksum for a, weights in served.items()}
 
-    def record_step(
-        self, groups: Sequence[Group], updates: Sequence[UpdateMetrics], progress: Progress, cursor: Cursor
-    ) -> None:
-        """A step is done: its weights are published and served."""
-        spec, history = self._job.spec, self.history
-        pause = mean(weights.pause_seconds for weights in self._served.values())
-        transfer = mean(weights.transfer_seconds for weights in self._served.values())
+    def record_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> None:
+        """Record a step, once its weights are published and served."""
+        record, history, groups = self._describe_step(outcome, progress, cursor), self.history, outcome.groups
+        for name, num_versions in record["reward_versions"].items():
+            if num_versions > 1:
+                log.warning("step %d: scored by %d versions of reward %s", record["step"], num_versions, name)
+        self.trajectories.record("train", record["step"], groups)
+        self._commit(record)
+        history.step = record["step"]
+        history.epoch, history.position = cursor.epoch, cursor.position
+        history.step_rewards.append(record["reward"])
+        history.prompts_trained.append([group.prompt.index for group in groups])
+        history.samples_trained += record["num_samples"] - record["num_masked"]
+        history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
+        history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]
+        history.logprob_difference += [update.logprob_difference for update in outcome.updates[:1]]
+        num_results = sum(len(t.results) for group in groups for t in group.trajectories)
+        self._count_results(record["invalid_by_reason"], num_results)
+        self._show_step(record)
+
+    def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> Record:
+        """Return the step's line in metrics.jsonl."""
+        spec, step, served = self._job.spec, self.history.step + 1, self._served.values()
         phases = self._close_phases()
         generate = phases.get("generate", 0.0)
-        record: Record = {
+        return {
             "type": "step",
-            "step": history.step + 1,
+            "step": step,
             "time": time.time(),
             **summarize_step(
-                groups,
-                updates,
+                outcome.groups,
+                outcome.updates,
                 progress.latencies,
                 rewards=spec.rewards,
                 zero_std_threshold=spec.algorithm.zero_std_threshold,
             ),
             "tokens_per_second": progress.num_tokens / generate if generate else None,
-            "pause_seconds": pause,
-            "transfer_seconds": transfer,
-            "weight_version": history.step + 1,
-            "num_rollouts": len(self._served),
+            "pause_seconds": mean(weights.pause_seconds for weights in served),
+            "transfer_seconds": mean(weights.transfer_seconds for weights in served),
+            "weight_version": step,
+            "num_rollouts": len(served),
             "epoch": cursor.epoch,
             "phase_seconds": phases,
-            "step_seconds": self._now() - self._step_began,
+            "step_seconds": self._now() - self._step_started_at,
         }
-        for name, num_versions in record["reward_versions"].items():
-            if num_versions > 1:
-                log.warning("step %d: %d versions of reward %s scored it", record["step"], num_versions, name)
-        self.trajectories.record("train", history.step + 1, groups)
-        self._commit(record)
-        history.step += 1
-        history.epoch, history.position = cursor.epoch, cursor.position
-        history.step_rewards.append(record["reward"])
-        history.prompts_trained.append([group.prompt.index for group in groups])
-        history.samples_trained += record["num_samples"] - record["num_masked"]
-        history.pause_seconds += [] if pause is None else [pause]
-        history.transfer_seconds += [] if transfer is None else [transfer]
-        history.logprob_difference += [update.logprob_difference for update in updates[:1]]
-        num_served = sum(len(t.results) for group in groups for t in group.trajectories)
-        self._count_results(record["invalid_by_reason"], num_served)
-        self._show_step(record)
 
-    def record_evaluation(self, outcome: Evaluated) -> None:
+    def record_evaluation(self, outcome: EvaluationResult) -> None:
+        """Record an evaluation of the current step's weights."""
         history = self.history
         phases = self._close_phases()
         record: Record = {
@@ -185,9 +189,9 @@ class Ledger:
         numbers = flatten({name: value for name, value in record.items() if name not in ("step", "time")})
         self._trackers.log(record["type"], record["step"], numbers)
 
-    def _count_results(self, invalid: dict[str, int], num_served: int) -> None:
+    def _count_results(self, invalid: dict[str, int], num_results: int) -> None:
         history = self.history
-        history.rewards_served += num_served
+        history.rewards_served += num_results
         history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(invalid))
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 

@@ -1,1 +1,1 @@
-"""The data of a step: prompts, trajectories, groups and training samples."""
+"""The nouns of a step: prompts, trajectories, groups, training samples, and the progress of a collection."""

@@ -1,4 +1,4 @@
-"""The nouns of a step, shared by agent loops, batches, losses and the trainer. Plain data: no torch, no I/O.
+"""The nouns of a step, shared by agent loops, algorithms and the trainer. Plain data: no torch, no I/O.
 
 A trajectory is tokens, not text: `token_ids` are exactly what the model saw and sampled, in order, over all turns;
 `loss_mask` marks the sampled ones. Nothing decodes and tokenizes them again.
@@ -7,17 +7,24 @@ A trajectory is tokens, not text: `token_ids` are exactly what the model saw and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.protocol import Message, ScoreResult
 
 
-class ScoredResult(ScoreResult):
-    """A result as the client got it."""
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a dataset, ready to be sampled from and scored."""
 
-    attempts: int = 1
-    """Requests made for it (or for its group), those included that found a replica full or gone."""
-    latency_seconds: float = 0.0
-    """From its trajectory's end to this result, waits and retries included."""
+    index: int
+    """Row in its dataset."""
+    prompt: str | list[Message]
+    """What the model gets, before tokenization."""
+    token_ids: list[int]
+    ground_truth: Any = None
+    data_source: str = ""
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    """Other columns, index and split."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +32,23 @@ class Completion:
     """What the policy sampled after some tokens."""
 
     token_ids: list[int]
-    """[sampled] The end-of-sequence token included, when the model ended by itself."""
+    """[sampled] Includes the end-of-sequence token if the model ended the text."""
     logprobs: list[float]
     """[sampled]"""
     text: str
-    """Special tokens left out."""
+    """Without special tokens."""
     truncated: bool
     """Whether it hit the token limit."""
     weight_key: str
+
+
+class ScoredResult(ScoreResult):
+    """A result as the reward client received it."""
+
+    attempts: int = 1
+    """Requests for it (or for its group), including those that found a replica full or unreachable."""
+    latency_seconds: float = 0.0
+    """From the end of its trajectory to this result, including waits and retries."""
 
 
 @dataclass
@@ -40,7 +56,7 @@ class Trajectory:
     """One finished conversation."""
 
     prompt_index: int
-    """Row of the prompt in its data set."""
+    """Row of the prompt in its dataset."""
     group: int
     """Position of its group within the step (or evaluation)."""
     sample: int
@@ -52,23 +68,33 @@ class Trajectory:
     logprobs: list[float]
     """[tokens] The rollout's log-probability of each sampled token; 0.0 where loss_mask is 0."""
     text: str
-    """The last completion, special tokens left out."""
+    """The last completion, without special tokens."""
     truncated: bool
-    """Whether it ended at the token limit instead of by itself."""
+    """Whether it hit the token limit."""
     weight_key: str
     """GENERATION:VERSION that generated it."""
     results: dict[str, ScoreResult] = field(default_factory=dict)
     """By reward name."""
     score: float | None = None
-    """Weighted sum of the rewards; None when any of them is invalid."""
+    """Weighted sum of the rewards; None if any of them is invalid."""
     ended_at: float = 0.0
-    """When it ended, by the monotonic clock."""
+    """When it ended, on the monotonic clock."""
     advantage: float | None = None
-    """What the update used; None where none did: evaluation, a masked sample."""
+    """What the update used; None for evaluation and for a masked sample."""
 
     @property
     def num_sampled(self) -> int:
         return sum(self.loss_mask)
+
+
+@dataclass
+class Group:
+    """The trajectories of one prompt, in the order of `Trajectory.sample`."""
+
+    index: int
+    """Position within the step."""
+    prompt: Prompt
+    trajectories: list[Trajectory] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -78,7 +104,7 @@ class TrainSample:
     token_ids: list[int]
     """[tokens]"""
     loss_mask: list[int]
-    """[tokens] All zeros for a masked (invalid) sample, which then adds nothing to loss, count or gradient."""
+    """[tokens] All zeros for a masked (invalid) sample, which adds nothing to loss, count or gradient."""
     rollout_logprobs: list[float]
     """[tokens]"""
     advantage: float
@@ -88,7 +114,7 @@ class TrainSample:
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """What one optimizer update says of itself, reduced over all ranks."""
+    """Metrics of one optimizer update, reduced over all ranks."""
 
     loss: float
     policy_loss: float

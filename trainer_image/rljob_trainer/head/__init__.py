@@ -1,1 +1,1 @@
-"""The process of the head Pod: reads its environment, connects the parts, and starts the driver."""
+"""The process of the head Pod: reads its environment, wires the components, and runs the driver."""

@@ -1,4 +1,4 @@
-"""What the operator says to the head, read from the environment once."""
+"""The head's environment variables, which the operator or `rljob run` sets. Read once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rljob_api.wire.contract import (
 
 @dataclass(frozen=True)
 class Environment:
-    """What the operator says to the head."""
+    """The configuration of the head."""
 
     job: RLJob
     job_file: Path
@@ -33,11 +33,11 @@ class Environment:
     model: str
     train_data: str
     eval_data: str | None
-    life: str = ""
+    head_job_uid: str = ""
 
 
 def read_environment(variables: dict[str, str]) -> Environment:
-    """Raises UserError for what is missing or wrong."""
+    """Parse the environment variables. Raise UserError if one is missing, or the job file is invalid."""
     needed = (
         ENV_JOB_FILE, ENV_RUN_DIR, ENV_POD_IP, ENV_MODEL, ENV_TRAIN_DATA, ENV_TOKEN, ENV_ROLLOUT_SERVICE,
         ENV_REWARD_SERVICES,
@@ -45,7 +45,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
     missing = [name for name in needed if not variables.get(name)]
     if missing:
         raise UserError(
-            f"the environment lacks {', '.join(missing)}: the head is started by the operator or by `rljob run`"
+            f"environment variables not set: {', '.join(missing)}; start the head with the operator or `rljob run`"
         )
     return Environment(
         job=load_job(variables[ENV_JOB_FILE]),
@@ -55,5 +55,5 @@ def read_environment(variables: dict[str, str]) -> Environment:
         model=variables[ENV_MODEL],
         train_data=variables[ENV_TRAIN_DATA],
         eval_data=variables.get(ENV_EVAL_DATA) or None,
-        life=variables.get(ENV_HEAD_JOB_UID, ""),
+        head_job_uid=variables.get(ENV_HEAD_JOB_UID, ""),
     )

@@ -1,8 +1,8 @@
-"""What of the job may change while it runs, read again from $RLJOB_JOB_FILE.
+"""Rereads the job's file ($RLJOB_JOB_FILE) for the fields that may change while the job runs.
 
-Owns noticing that the file is another one: a cluster swaps the symbolic link of a ConfigMap's volume, `rljob run`
-renames a new file over it. Leaves to the driver what a change means. Invariant: a file that cannot be used changes
-nothing; the job goes on with what it knew.
+Owns detecting that the file was replaced: a cluster swaps the symbolic link of a ConfigMap's volume, `rljob run`
+renames a new file over it. The driver decides what a change means. Invariant: an unusable file changes nothing; the job
+continues with the last values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class JobFile:
         self._steps: int | None = None
 
     def read_steps(self) -> int | None:
-        """schedule.steps as the newest readable file has it; None when there never was one."""
+        """Return schedule.steps of the newest readable file; None if no file was readable yet."""
         try:
             found = self._path.stat()
         except OSError as error:
-            log.warning("%s: cannot be looked at (%s); schedule.steps stays as it was", self._path, error.strerror)
+            log.warning("%s: cannot stat it (%s); schedule.steps is unchanged", self._path, error.strerror)
             return self._steps
         identity = (found.st_ino, found.st_mtime_ns, found.st_size)
         if identity != self._read:
@@ -43,9 +43,9 @@ class JobFile:
         try:
             job = load_job(self._path)
         except UserError as error:
-            log.warning("schedule.steps stays as it was, since the job's file cannot be used: %s", error)
+            log.warning("the job's file is unusable, so schedule.steps is unchanged: %s", error)
             return
         if job.metadata.name != self._name:
-            log.warning("%s: holds job %s, not %s: ignored", self._path, job.metadata.name, self._name)
+            log.warning("%s: ignored: it is of job %s, not %s", self._path, job.metadata.name, self._name)
             return
         self._steps = job.spec.schedule.steps

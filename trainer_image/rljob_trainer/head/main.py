@@ -1,8 +1,8 @@
 """`python -m rljob_trainer.head`: the head Pod's program.
 
-Owns signals, and turning an error into an exit code and a last line. Leaves what runs to `wiring`, and what is saved
-before the end to `driver`. Invariants: Ray's environment is set before anything imports Ray, which reads it at import
-and would send no token for ever after; and a signal ends the process within the Pod's grace, whatever it does.
+Owns signals, and maps an error to an exit code and a termination message. `wiring` runs the job, `driver` saves before
+exit. Invariants: Ray's environment is set before the first import of Ray, which reads it only then and would otherwise
+never send the token; a signal ends the process within the Pod's grace period, whatever it does.
 """
 
 from __future__ import annotations
@@ -21,61 +21,59 @@ from types import FrameType
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.head.environment import Environment, read_environment
-from rljob_trainer.ranks.ray_head import ray_environment
+from rljob_trainer.ranks.ray_node import ray_environment
 
 log = logging.getLogger(__name__)
 
 _TERMINATION_LOG = Path("/dev/termination-log")
-"""Where Kubernetes reads a container's last words."""
-
+"""Where Kubernetes reads a container's termination message."""
 
 _STOP_SECONDS = 45.0
-"""From a signal to the end at the latest: less than the 60 s that the Pod is given, after which SIGKILL comes. A
-thread in a library (a download, say) would else be waited for."""
+"""Maximum time from a signal to the exit, within the Pod's grace period of 60 s. Without it, the exit would wait for a
+library's thread, such as a download."""
 
 _FAIL_SECONDS = 10.0
-"""From an error to the end at the latest: a thread that waits for a Ray head that has died waits for ever."""
+"""Maximum time from an error to the exit: a thread that waits for a dead Ray head never ends."""
 
 _OPEN_FILES = 65_536
-"""Each request in flight is a connection, and the usual soft limit is 1,024. Not all that the hard limit allows: some
-libraries go through each file that could be open."""
+"""Each request in flight is a connection, and the usual soft limit is 1,024. Not the hard limit: some libraries iterate
+over all possible descriptors."""
 
 _STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
 
 
 async def _run_until_signalled(environment: Environment) -> None:
-    """SIGTERM and SIGINT cancel the run, so that everything it started is ended in order."""
-    from rljob_trainer.head.wiring import run_head  # late: it imports Ray
+    """Run the job. SIGTERM and SIGINT cancel it, so that everything it started ends in order."""
+    from rljob_trainer.head.wiring import run_head  # here: it imports Ray
 
     def stop() -> None:
-        end_at_the_latest(_STOP_SECONDS, f"{_STOPPED} (something did not end in time)", ExitCode.INFRASTRUCTURE)
+        force_exit_after(_STOP_SECONDS, f"{_STOPPED} (it did not end in time)", ExitCode.INFRASTRUCTURE)
         task.cancel()
 
-    def take_signals() -> None:
+    def install_handlers() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
 
-    task = asyncio.create_task(run_head(environment, on_ray=take_signals))
-    take_signals()
+    task = asyncio.create_task(run_head(environment, on_ray=install_handlers))
+    install_handlers()
     try:
         await task
     except asyncio.CancelledError:
         raise TransientError(_STOPPED) from None
     except Exception as error:
-        end_at_the_latest(_FAIL_SECONDS, *_explain(error))
+        force_exit_after(_FAIL_SECONDS, *_explain(error))
         raise
 
 
-def end_at_the_latest(seconds: float, message: str, code: ExitCode) -> None:
-    """End this process after that time, with these last words, should it not have ended by itself."""
-    timer = threading.Timer(seconds, lambda: os._exit(_last_words(message, code)))
+def force_exit_after(seconds: float, message: str, code: ExitCode) -> None:
+    """Exit with this termination message after `seconds`, unless the process ends before."""
+    timer = threading.Timer(seconds, lambda: os._exit(_write_termination_message(message, code)))
     timer.daemon = True
     timer.start()
 
 
-def _stop_at_once(number: int, _: FrameType | None) -> None:
-    """Until there is a run to cancel. The first process of a container has no default action for SIGTERM: it would
-    be lost."""
+def _raise_on_signal(number: int, _: FrameType | None) -> None:
+    """Handle signals until a run exists to be cancelled. PID 1 of a container has no default action for SIGTERM."""
     raise TransientError(_STOPPED)
 
 
@@ -85,31 +83,31 @@ def main() -> int:
     _raise_open_files_limit()
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop_at_once)
+            signal.signal(number, _raise_on_signal)
         asyncio.run(_run_until_signalled(read_environment(dict(os.environ))))
     except Exception as error:
         if not isinstance(error, RLJobError):
             log.exception("unexpected error")
-        return _last_words(*_explain(error))
+        return _write_termination_message(*_explain(error))
     return ExitCode.SUCCEEDED
 
 
 def _raise_open_files_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _explain(error: Exception) -> tuple[str, ExitCode]:
-    """Last words and exit code. What nobody expected is worth another try within the role's budget."""
+    """Return the termination message and exit code. An unexpected error is retried within the role's backoff limit."""
     if isinstance(error, UserError):
         return str(error), ExitCode.USER
-    words = str(error) if isinstance(error, TransientError) else f"{type(error).__name__}: {error}"
-    return words, ExitCode.INFRASTRUCTURE
+    message = str(error) if isinstance(error, TransientError) else f"{type(error).__name__}: {error}"
+    return message, ExitCode.INFRASTRUCTURE
 
 
-def _last_words(message: str, code: ExitCode) -> int:
+def _write_termination_message(message: str, code: ExitCode) -> int:
     with contextlib.suppress(OSError):
         _TERMINATION_LOG.write_text(message[:4000])
     print(message, file=sys.stderr, flush=True)

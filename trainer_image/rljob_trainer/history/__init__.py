@@ -1,1 +1,1 @@
-"""What a run keeps: its state, metrics, trajectories, and what it sends to trackers."""
+"""What a run stores: its state, metrics and trajectories; and what it sends to trackers."""

@@ -1,8 +1,7 @@
-"""What a step and an evaluation say of themselves: pure summaries, and the JSON lines that hold them.
+"""Metrics of a step and of an evaluation: pure summaries, and the lines of metrics.jsonl.
 
-Owns the names in metrics.jsonl. Leaves each sample to `trajectory_log`, and TensorBoard, W&B, MLflow and Prometheus to
-`tracking`.
-Invariant: means are over valid samples alone; what is unknown is null, never zero.
+Owns the names in metrics.jsonl. `trajectory_log` stores each sample; `tracking` and `prometheus` export the metrics.
+Invariant: means are over valid samples only; an unknown value is null, never zero.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import average, deviation, has_signal
-from rljob_trainer.episodes.batches import Group, usable_scores
-from rljob_trainer.episodes.types import Trajectory, UpdateMetrics
+from rljob_trainer.episodes.batches import usable_scores
+from rljob_trainer.episodes.types import Group, Trajectory, UpdateMetrics
 from rljob_trainer.history.run_state import disk_errors
 
 Record = dict[str, Any]
@@ -33,15 +32,15 @@ def std(values: Sequence[float]) -> float | None:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank quantile."""
+    """Return the nearest-rank quantile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`score` and the mean of every component over its valid results; with several rewards, each under its name too.
+    """Return the mean score, and the mean of every component over its valid results.
 
-    One reward's components keep their own names; those of several are REWARD/COMPONENT.
+    With several rewards, also return each reward's mean, and prefix its components: REWARD/COMPONENT.
     """
     names = {name for trajectory in trajectories for name in trajectory.results}
     values: dict[str, list[float]] = {"score": [t.score for t in trajectories if t.score is not None]}
@@ -57,7 +56,7 @@ def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
-    """Invalid results by reason."""
+    """Count invalid results by reason."""
     return Counter(
         str(result.reason)
         for trajectory in trajectories
@@ -67,7 +66,7 @@ def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
 
 
 def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, int]:
-    """How many versions of each reward gave the valid scores; one that tells none counts as one."""
+    """Count the versions of each reward among the valid scores. Results without a version count as one version."""
     results = {
         reward.name: [t.results[reward.name] for t in trajectories if reward.name in t.results] for reward in rewards
     }
@@ -82,7 +81,7 @@ def summarize_step(
     rewards: Sequence[Reward],
     zero_std_threshold: float,
 ) -> Record:
-    """All of a step's metrics that its samples and updates tell."""
+    """Return the metrics of a step that follow from its samples and updates."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     scores = [t.score for t in trajectories if t.score is not None]
     results = [result for t in trajectories for result in t.results.values()]
@@ -110,13 +109,13 @@ def summarize_step(
 
 
 def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
-    """Means over the step's optimizer updates; the learning rate is the last one's."""
+    """Return means over the step's optimizer updates, and the learning rate of the last one."""
     if not updates:
         return {}
     names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")
     summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
     return summary | {
-        "logprob_difference": updates[0].logprob_difference,  # later ones differ from the rollout on purpose
+        "logprob_difference": updates[0].logprob_difference,  # later updates differ from the rollout on purpose
         "learning_rate": updates[-1].learning_rate,
         "num_tokens": sum(update.num_tokens for update in updates),
         "num_micro_batches": sum(update.num_micro_batches for update in updates),
@@ -124,7 +123,7 @@ def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
 
 
 def flatten(record: Record, prefix: str = "") -> dict[str, float]:
-    """Numbers of a record by slash-joined name, for trackers."""
+    """Return the numbers of a record by slash-joined name, for trackers."""
     flat: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, dict):
@@ -135,14 +134,14 @@ def flatten(record: Record, prefix: str = "") -> dict[str, float]:
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Append one JSON object. A full disk is said in words."""
+    """Append one JSON object. Raise UserError if the disk is full."""
     line = json.dumps(_finite(record), allow_nan=False)
     with disk_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def _finite(value: Any) -> Any:
-    """`value` with null for what is not finite (the norm of a gradient may be): JSON has no word for it."""
+    """Replace numbers that are not finite by null, since JSON has none. The norm of a gradient may be infinite."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):

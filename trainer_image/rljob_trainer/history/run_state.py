@@ -1,7 +1,7 @@
-"""The files of a run that make it resumable: checkpoints, driver.json, and histories cut back to them.
+"""The files that make a run resumable: checkpoints, driver.json, and histories truncated to them.
 
-Owns the order of writing (trainer's part, driver.json, COMPLETE) and the way back (newest complete one; everything
-later is cut). Leaves the trainer's folder to the trainer group. Invariant: metrics.jsonl and trajectories/ tell one
+Owns the order of writing (trainer's folder, driver.json, COMPLETE) and of resuming (newest complete checkpoint; later
+entries are removed). The trainer group writes its own folder. Invariant: metrics.jsonl and trajectories/ hold one
 history, in which each prompt was trained on exactly once, whatever died in between.
 """
 
@@ -27,27 +27,27 @@ FILE_COMPLETE = "COMPLETE"
 FILE_METRICS = "metrics.jsonl"
 FILE_SUMMARY = "driver-summary.json"
 _TRAJECTORY_NAME = re.compile(r"step-(\d+)\.(train|eval)\.parquet")
-_BYTES_A_PARAMETER = 12
-"""Of a checkpoint: fp32 weights and two Adam moments."""
+_BYTES_PER_PARAMETER = 12
+"""In a checkpoint: fp32 weights and two Adam moments."""
 
 
 class History(BaseModel):
-    """All that the driver must remember to go on exactly where a checkpoint was taken.
+    """The driver's state in a checkpoint, from which it resumes exactly.
 
-    Seeds of sampling and of data order are functions of schedule.seed and the step, so no generator's state is needed.
+    The seeds of sampling and data order depend only on schedule.seed and the step, so no generator's state is needed.
     """
 
-    # Constants: a log-prob may be infinite, and a null in its place could not be read again.
+    # Constants: a log-prob may be infinite, and a null in its place would not validate.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     step: int = 0
-    """Steps done; also the version of the weights."""
+    """Completed steps; also the version of the weights."""
     epoch: int = 0
     position: int = 0
-    """Data cursor: where the next step begins."""
+    """Data cursor: where the next step starts."""
     seed: int = 0
     metrics_bytes: int = 0
-    """Length of metrics.jsonl at this point."""
+    """Length of metrics.jsonl at the checkpoint."""
     accuracy_before: float | None = None
     accuracy_after: float | None = None
     eval_before: dict[str, float] | None = None
@@ -56,7 +56,7 @@ class History(BaseModel):
     """Step of the last evaluation."""
     step_rewards: list[float | None] = []
     prompts_trained: list[list[int]] = []
-    """[steps][prompts] Rows of the data set."""
+    """[steps][prompts] Rows of the dataset."""
     phase_seconds: dict[str, float] = {}
     samples_trained: int = 0
     rewards_served: int = 0
@@ -64,9 +64,10 @@ class History(BaseModel):
     pause_seconds: list[float] = []
     transfer_seconds: list[float] = []
     logprob_difference: list[float] = []
-    life: str = ""
-    """Of the job: what `restarts` counts."""
+    head_job_uid: str = ""
+    """Of the Kubernetes Job of the head that wrote the checkpoint."""
     restarts: dict[str, int] = {"trainer": 0}
+    """Within that Job."""
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
@@ -74,7 +75,7 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
 
 
 class TrajectoryFile(NamedTuple):
-    """One file of the trajectory log. They sort by age."""
+    """One file of the trajectory log. Files sort by age."""
 
     step: int
     lane: str
@@ -86,30 +87,30 @@ def trajectory_file(run_dir: Path, step: int, lane: Lane) -> Path:
 
 
 def list_trajectory_files(run_dir: Path) -> list[TrajectoryFile]:
-    """All whole files of the trajectory log, oldest first."""
+    """Return the complete files of the trajectory log, oldest first."""
     paths = (run_dir / "trajectories").glob("step-*.parquet")
     named = [(match, path) for path in paths if (match := _TRAJECTORY_NAME.fullmatch(path.name))]
     return sorted(TrajectoryFile(int(match[1]), match[2], path) for match, path in named)
 
 
-def checkpoint_is_there(run_dir: Path, step: int) -> bool:
-    """Whether the checkpoint after `step` steps is complete."""
+def checkpoint_exists(run_dir: Path, step: int) -> bool:
+    """Return whether the checkpoint after `step` steps is complete."""
     return (checkpoint_folder(run_dir, step) / FILE_COMPLETE).exists()
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """Return the newest complete checkpoint."""
     return next(reversed(_complete_checkpoints(run_dir)), None)
 
 
 def _complete_checkpoints(run_dir: Path) -> list[Path]:
-    """Folders of the complete ones, the oldest first. By number: from step 1,000,000 on names sort otherwise."""
+    """Return the folders of complete checkpoints, oldest first: by number, as names of 7 digits sort differently."""
     folders = (file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))
     return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
 
 
 def resume(run_dir: Path) -> tuple[History, Path | None]:
-    """The newest complete checkpoint's history, with all files cut back to it; a fresh one where there is none."""
+    """Return the newest complete checkpoint and its history, or a new history. Truncate all files to it."""
     folder = newest_checkpoint(run_dir)
     history = History()
     if folder is not None:
@@ -117,14 +118,14 @@ def resume(run_dir: Path) -> tuple[History, Path | None]:
             history = History.model_validate_json((folder / FILE_DRIVER).read_text())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{folder / FILE_DRIVER}: cannot be read ({error}): remove {folder} to use the one before"
+                f"{folder / FILE_DRIVER}: cannot read it ({error}); remove {folder} to use the previous checkpoint"
             ) from error
-    cut_back(run_dir, history)
+    truncate_to_history(run_dir, history)
     return history, folder
 
 
-def cut_back(run_dir: Path, history: History) -> None:
-    """Remove what was written after `history`."""
+def truncate_to_history(run_dir: Path, history: History) -> None:
+    """Remove everything that was written after `history`."""
     for folder in (run_dir / "checkpoints").glob("step-*"):
         if not (folder / FILE_COMPLETE).exists():
             shutil.rmtree(folder)
@@ -144,7 +145,7 @@ def cut_back(run_dir: Path, history: History) -> None:
 async def save_checkpoint(
     run_dir: Path, history: History, save_trainer: Callable[[Path], Awaitable[None]], *, keep: int
 ) -> Path:
-    """Write a checkpoint; it counts from the moment COMPLETE is there. Then remove all but the newest `keep`."""
+    """Write a checkpoint, which counts once COMPLETE exists. Then remove all but the newest `keep`."""
     folder = checkpoint_folder(run_dir, history.step)
     with disk_errors(folder):
         if folder.exists():
@@ -157,30 +158,30 @@ async def save_checkpoint(
         write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
         write_durably(folder / FILE_COMPLETE, "")
     for old in _complete_checkpoints(run_dir)[:-keep]:
-        (old / FILE_COMPLETE).unlink()  # first, so that a half-removed one is never taken for complete
+        (old / FILE_COMPLETE).unlink()  # first: a half-removed checkpoint must not look complete
         shutil.rmtree(old)
     return folder
 
 
 def _sync(path: Path) -> int:
-    """Have a file on the disk as it is now; its size."""
+    """Flush a file to the disk, and return its size."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file so that it is there as a whole, or not at all, after a crash of the process or of the node."""
+    """Write a file atomically: after a crash of the process or the node it is complete, or it does not exist."""
     temporary = path.with_name(f".{path.name}.partial")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    put_in_place(temporary, path)
+    rename_durably(temporary, path)
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a file that is on the disk its name, for good."""
+def rename_durably(temporary: Path, path: Path) -> None:
+    """Rename a file that is flushed to the disk, and flush the rename."""
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -191,34 +192,34 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """A full disk, also where a remote process met it, is said in words."""
+    """Raise UserError if the disk is full, here or in a remote process."""
     try:
         yield
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
             raise UserError(
-                f"{where}: no space left on the disk: free some, or lower spec.checkpoint.keep; the job resumes from "
-                f"the checkpoint before"
+                f"{where}: no space left on device: free disk space, or lower spec.checkpoint.keep; the job resumes "
+                f"from the previous checkpoint"
             ) from error
         raise
 
 
-def check_room(run_dir: Path, model: Path, *, keep: int) -> None:
-    """Refuse to start where the checkpoints cannot fit. A model that is not a local folder is not judged."""
+def check_disk_space(run_dir: Path, model: Path, *, keep: int) -> None:
+    """Raise UserError if the checkpoints do not fit. The size of a model that is not a local folder is unknown."""
     num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
-    checkpoint = num_bytes // 2 * _BYTES_A_PARAMETER  # stored with 2 bytes a parameter, as nearly all are
+    checkpoint = num_bytes // 2 * _BYTES_PER_PARAMETER  # nearly all models are stored with 2 bytes per parameter
     existing = len(_complete_checkpoints(run_dir))
     needed = checkpoint * max(1, keep + 1 - existing) + 2 * num_bytes  # the export, and the published weights
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         raise UserError(
             f"{run_dir}: {free / 2**30:.1f} GiB free, but {keep} checkpoints (one more while writing) and the "
-            f"export need about {needed / 2**30:.1f} GiB: free some space, or lower spec.checkpoint.keep"
+            f"export need about {needed / 2**30:.1f} GiB; free some space, or lower spec.checkpoint.keep"
         )
 
 
 def write_summary(run_dir: Path, history: History, *, weight_digests: dict[str, str], export: Path | None) -> None:
-    """driver-summary.json: what `rljob run` makes summary.json of."""
+    """Write driver-summary.json, from which `rljob run` builds summary.json."""
     pauses, transfers = history.pause_seconds, history.transfer_seconds
     summary = history.model_dump(
         include={

@@ -1,8 +1,8 @@
-"""The trajectory log: every sample of a step or an evaluation with all of its scores, one Parquet file a step and lane.
+"""The trajectory log: every sample with all of its scores, in one Parquet file per step and lane.
 
-Owns the columns, the bound on the log's size, and that writing costs the event loop nothing. Leaves to `state` where
-the files are and which of them a restart keeps. Invariants: a file is there as a whole or not at all; a step that is
-done again replaces its file; an invalid result has a reason and no score; what is unknown is null.
+Owns the columns and the limit of the log's size, and writes in a thread so that the event loop never waits. `run_state`
+decides where the files are and which ones a restart keeps. Invariants: a file is complete or does not exist; a repeated
+step replaces its file; an invalid result has a reason and no score; an unknown value is null.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_api.wire.protocol import Lane, ScoreResult
-from rljob_trainer.episodes.batches import Group
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Scored, Trajectory
-from rljob_trainer.history.run_state import disk_errors, list_trajectory_files, put_in_place, trajectory_file
+from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_trainer.history.run_state import disk_errors, list_trajectory_files, rename_durably, trajectory_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = "1"
-"""In each file's metadata; changes when a column changes its meaning or goes."""
-_ROWS_A_BATCH = 128
-"""Converted at once: pyarrow holds the interpreter's lock meanwhile, and the event loop waits for it."""
+"""In each file's metadata. Change it when a column is removed or changes its meaning."""
+_ROWS_PER_BATCH = 128
+"""Rows to convert at once: pyarrow holds the GIL meanwhile, and the event loop waits."""
 
 _REWARD = pa.struct(
     [
         ("name", pa.string()),
         ("valid", pa.bool_()),
         ("score", pa.float64()),
-        ("components", pa.map_(pa.string(), pa.float64())),  # a map: each result may have keys of its own
+        ("components", pa.map_(pa.string(), pa.float64())),  # a map: the keys differ between results
         ("reason", pa.string()),
         ("message", pa.string()),
         ("version", pa.string()),
@@ -72,7 +70,7 @@ SCHEMA = pa.schema(
 
 
 class TrajectoryLog:
-    """Takes samples at once and writes them in a thread of its own, in order."""
+    """Accepts samples immediately, and writes them in order in a separate thread."""
 
     def __init__(self, run_dir: Path, max_mib: int) -> None:
         self._run_dir = run_dir
@@ -81,19 +79,19 @@ class TrajectoryLog:
         self._pending: list[Future[None]] = []
 
     def record(self, lane: Lane, step: int, groups: Sequence[Group]) -> None:
-        """Have `groups` written; they must not change any more."""
+        """Schedule the writing of `groups`, which must not change afterwards."""
         if self._max_bytes and groups:
             self._pending.append(self._thread.submit(self._write, lane, step, list(groups)))
 
     async def flush(self) -> None:
-        """Wait until all that was recorded is on disk. Raises UserError when it is full."""
-        # Who is cancelled here leaves all of it to the next one: the checkpoint before the end counts it as well.
+        """Wait until everything recorded is on the disk. Raise UserError if the disk is full."""
+        # A cancelled call leaves all of it to the next one: the checkpoint before exit counts it as well.
         pending = list(self._pending)
         await asyncio.shield(asyncio.gather(*map(asyncio.wrap_future, pending)))
         del self._pending[: len(pending)]
 
     async def close(self) -> None:
-        """Nothing is written any more once this returns."""
+        """Wait for the writes. Nothing is written after this returns."""
         await asyncio.to_thread(self._thread.shutdown)
 
     def _write(self, lane: Lane, step: int, groups: list[Group]) -> None:
@@ -102,12 +100,12 @@ class TrajectoryLog:
             try:
                 write_file(path, lane, step, groups)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                # Samples that no file can hold are our mistake, and no reason to lose a training run.
-                log.exception("%s could not be written: this step is missing in the trajectory log", path)
+                # Samples that do not fit the schema are a bug here, and no reason to lose a training run.
+                log.exception("cannot write %s: this step is missing in the trajectory log", path)
             self._remove_oldest(path)
 
     def _remove_oldest(self, newest: Path) -> None:
-        """Keep within the bound. The newest file stays, however large."""
+        """Delete the oldest files until the log is within its limit. The newest file stays, however large."""
         sizes = {file.path: file.path.stat().st_size for file in list_trajectory_files(self._run_dir)}
         total = sum(sizes.values())
         for path, num_bytes in sizes.items():
@@ -117,7 +115,7 @@ class TrajectoryLog:
 
 
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group]) -> None:
-    """Write one step's samples, in the order of the data, so that the file is there as a whole or not at all."""
+    """Write one step's samples atomically, in the order of the data."""
     rows = (describe_sample(lane, step, group.prompt, t) for group in groups for t in group.trajectories)
     table = pa.Table.from_batches(_convert(rows), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,16 +123,16 @@ def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group]) -> No
     pq.write_table(table, temporary, compression="zstd")
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    put_in_place(temporary, path)
+    rename_durably(temporary, path)
 
 
 def _convert(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    while some := list(islice(rows, _ROWS_A_BATCH)):
+    while some := list(islice(rows, _ROWS_PER_BATCH)):
         yield pa.RecordBatch.from_pylist(some, schema=SCHEMA)
 
 
 def describe_sample(lane: Lane, step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
-    """One row."""
+    """Return one row."""
     return {
         "step": step,
         "lane": lane,
@@ -164,14 +162,14 @@ def _describe_result(name: str, result: ScoreResult) -> dict[str, Any]:
         "reason": None if result.reason is None else str(result.reason),
         "message": _text(result.message),
         "version": _text(result.version),
-        "attempts": result.attempts if isinstance(result, Scored) else None,
+        "attempts": result.attempts if isinstance(result, ScoredResult) else None,
         "queue_seconds": result.queue_seconds,
         "execute_seconds": result.execute_seconds,
-        "latency_seconds": result.latency_seconds if isinstance(result, Scored) else None,
+        "latency_seconds": result.latency_seconds if isinstance(result, ScoredResult) else None,
     }
 
 
 def _text(value: Any) -> str:
-    """A string as it is, anything else as JSON; halves of surrogate pairs, which no file can hold, become '?'."""
+    """Return a string unchanged, and anything else as JSON. Lone surrogates, which UTF-8 cannot encode, become '?'."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text.encode("utf-8", "replace").decode()

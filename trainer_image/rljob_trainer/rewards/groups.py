@@ -1,9 +1,9 @@
-"""One group's way through all rewards of the job: which reward sees a sample alone, and which sees them together.
+"""One group's way through all rewards of the job: which reward sees a sample alone, and which sees samples together.
 
 Consumes: the group's trajectories as they end, each as a request. Produces: their results by reward. Waits for: with
 scope group the group's last trajectory, with sampleThenGroup the last result of its samples; then for the rewards.
-Unblocked by: their clients, each of which has a deadline. Invariant: an invalid sample stays invalid, and is in no
-group that is scored together after it.
+Unblocked by: their clients, by the deadline at the latest. Invariant: an invalid sample stays invalid, and no later
+group request contains it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest, ScoreResult
-from rljob_trainer.episodes.types import Scored
+from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.rewards.client import RewardClient
 
-_Member = tuple[ScoreRequest, Scored | None]
-"""A sample of a group, and what it got alone where the reward scores it alone first."""
+_Member = tuple[ScoreRequest, ScoredResult | None]
+"""A sample of a group, and its own result if the reward scores samples first."""
 
 
 class GroupScorer:
@@ -26,15 +26,19 @@ class GroupScorer:
     def __init__(self, clients: Mapping[str, RewardClient], group_id: str, lane: Lane, size: int) -> None:
         self._clients = clients
         self._group_id, self._lane = group_id, lane
-        self._meetings = {
-            name: _Meeting(size, self._build_step(client))
+        self._barriers = {
+            name: _GroupBarrier(size, self._build_step(client))
             for name, client in clients.items()
             if client.reward.scope != "sample"
         }
 
-    async def score(self, position: int, request: ScoreRequest, ended_at: float | None = None) -> dict[str, Scored]:
-        """Results of all rewards for the sample at `position`, whose trajectory ended at `ended_at` (now). Each
-        position is asked for once, and all of them are."""
+    async def score(
+        self, position: int, request: ScoreRequest, ended_at: float | None = None
+    ) -> dict[str, ScoredResult]:
+        """Return the results of all rewards for one sample, whose trajectory ended at `ended_at` (default: now).
+
+        Call it exactly once for each position of the group.
+        """
         ended_at = time.monotonic() if ended_at is None else ended_at
         async with asyncio.TaskGroup() as tasks:
             running = {
@@ -42,47 +46,46 @@ class GroupScorer:
             }
         return {name: task.result() for name, task in running.items()}
 
-    async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> Scored:
+    async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> ScoredResult:
         client = self._clients[name]
         result = None if client.reward.scope == "group" else await client.score(request)
         if result is None or client.reward.scope == "sampleThenGroup":
-            result = await self._meetings[name].join(position, (request, result))
-        # A sample's wait is its own: the first of a group waited for the last one, too.
-        return Scored.model_construct(**{**dict(result), "latency_seconds": time.monotonic() - ended_at})
+            result = await self._barriers[name].join(position, (request, result))
+        # Each sample's latency starts at its own end: the first of a group also waited for the last one.
+        return ScoredResult.model_construct(**{**dict(result), "latency_seconds": time.monotonic() - ended_at})
 
-    def _build_step(self, client: RewardClient) -> Callable[[Sequence[_Member]], Awaitable[list[Scored]]]:
-        async def together(members: Sequence[_Member]) -> list[Scored]:
+    def _build_step(self, client: RewardClient) -> Callable[[Sequence[_Member]], Awaitable[list[ScoredResult]]]:
+        async def score_group(members: Sequence[_Member]) -> list[ScoredResult]:
             samples = [request for request, _ in members]
             return await client.score_group(GroupRequest(id=self._group_id, lane=self._lane, samples=samples))
 
-        async def afterwards(members: Sequence[_Member]) -> list[Scored]:
-            alone = [result for _, result in members if result is not None]
+        async def score_valid_samples(members: Sequence[_Member]) -> list[ScoredResult]:
+            sample_results = [result for _, result in members if result is not None]
             valid = [(request, result) for request, result in members if result is not None and result.valid]
             if not valid:
-                return alone
+                return sample_results
+            fields = set(ScoreResult.model_fields)
             request = GroupRequest(
                 id=self._group_id,
                 lane=self._lane,
                 samples=[request for request, _ in valid],
-                results=[
-                    ScoreResult(**result.model_dump(include=set(ScoreResult.model_fields))) for _, result in valid
-                ],
+                results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
             )
-            together = iter(await client.score_group(request))
-            return [merge(result, next(together)) if result.valid else result for result in alone]
+            group_results = iter(await client.score_group(request))
+            return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
 
-        return together if client.reward.scope == "group" else afterwards
+        return score_group if client.reward.scope == "group" else score_valid_samples
 
 
-class _Meeting:
-    """Where the samples of a group wait for each other. The last one to come does the work of all."""
+class _GroupBarrier:
+    """Where the samples of a group wait for each other. The last one runs `work` for all."""
 
-    def __init__(self, size: int, work: Callable[[Sequence[_Member]], Awaitable[list[Scored]]]) -> None:
+    def __init__(self, size: int, work: Callable[[Sequence[_Member]], Awaitable[list[ScoredResult]]]) -> None:
         self._work = work
         self._members: dict[int, _Member] = {}
-        self._results: list[asyncio.Future[Scored]] = [asyncio.Future() for _ in range(size)]
+        self._results: list[asyncio.Future[ScoredResult]] = [asyncio.Future() for _ in range(size)]
 
-    async def join(self, position: int, member: _Member) -> Scored:
+    async def join(self, position: int, member: _Member) -> ScoredResult:
         self._members[position] = member
         if len(self._members) < len(self._results):
             return await self._results[position]
@@ -104,16 +107,20 @@ class _Meeting:
         return results[position]
 
 
-def merge(alone: Scored, together: Scored) -> Scored:
-    """A sample's result after its group was scored: the group's word counts, the components of both are kept, and so
-    is the older version where they differ, by which a step sees that it has two."""
-    return Scored.model_construct(
+def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResult:
+    """Return a sample's result after its group was scored.
+
+    The group's score counts, and the components of both are kept. The version is the older one, so that a step whose
+    two halves were scored by different versions is noticed.
+    """
+    components = {**sample_result.components, **group_result.components} if group_result.valid else {}
+    return ScoredResult.model_construct(
         **{
-            **dict(together),
-            "components": {**alone.components, **together.components} if together.valid else {},
-            "queue_seconds": alone.queue_seconds + together.queue_seconds,
-            "execute_seconds": alone.execute_seconds + together.execute_seconds,
-            "version": alone.version or together.version,
-            "attempts": alone.attempts + together.attempts,
+            **dict(group_result),
+            "components": components,
+            "queue_seconds": sample_result.queue_seconds + group_result.queue_seconds,
+            "execute_seconds": sample_result.execute_seconds + group_result.execute_seconds,
+            "version": sample_result.version or group_result.version,
+            "attempts": sample_result.attempts + group_result.attempts,
         }
     )

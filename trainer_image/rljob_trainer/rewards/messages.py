@@ -1,7 +1,7 @@
-"""What a reward is asked, and what its answer means: one sample or one group, in our protocol or OpenRLHF's. Pure.
+"""Requests to rewards and their responses: one sample or one group, in RLJob's protocol or OpenRLHF's. Pure.
 
-Owns payloads and parsing. Leaves sending to `reward_client`. Invariant: an answer gives each sample asked about one
-result, and what breaks the protocol is an invalid result with a reason.
+Owns payloads and parsing; `transport` sends. Invariant: a response gives each sample of the request one result, and a
+response that breaks the protocol becomes invalid results with a reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_RETRY_AFTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request to a reward. A retry and a hedge are the same one."""
+class RewardCall:
+    """One request to a reward. Retries and hedges send the same one."""
 
     request: ScoreRequest | GroupRequest
     protocol: Literal["rljob", "openrlhf"] = "rljob"
@@ -47,7 +47,7 @@ class Ask:
         }
 
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
-        """The results of an answer with status 200.  [samples]"""
+        """Return the results of a response with status 200.  [samples]"""
         ids = [sample.id for sample in self.samples]
         if self.protocol == "openrlhf":
             return parse_openrlhf(ids, text, seconds)
@@ -56,52 +56,52 @@ class Ask:
         return [parse_result(self.request.id, text, seconds)]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
-        """The same invalid result for each sample.  [samples]"""
+        """Return the same invalid result for each sample.  [samples]"""
         return [invalid(sample.id, reason, message, seconds) for sample in self.samples]
 
 
 def is_final(results: Sequence[ScoreResult]) -> bool:
-    """Whether asking again could change nothing: the same function on the same text abstains again."""
+    """Return whether a retry is useless. The same function on the same text abstains again."""
     return all(result.valid or result.reason is InvalidReason.ABSTAINED for result in results)
 
 
 def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float = 0.0) -> ScoreResult:
-    """An invalid result of the client's own making."""
+    """Return an invalid result that the client makes itself."""
     return ScoreResult(id=request_id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
 
 
 def parse_result(request_id: str, text: str, seconds: float) -> ScoreResult:
-    """A reward server's answer; one that breaks the protocol is an invalid result."""
+    """Return the result in a reward server's response; invalid if it breaks the protocol."""
     try:
         result = ScoreResult.model_validate_json(text)
         _check_components([result])
     except ValueError as error:
         return invalid(request_id, InvalidReason.BAD_RETURN, f"not a ScoreResult: {error}", seconds)
     if result.id != request_id:
-        return invalid(request_id, InvalidReason.BAD_RETURN, f"the answer is for {result.id}", seconds)
+        return invalid(request_id, InvalidReason.BAD_RETURN, f"the response is for {result.id}", seconds)
     return result
 
 
 def parse_group_result(group_id: str, ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
-    """A reward server's answer for a group; one that breaks the protocol makes all of it invalid."""
+    """Return the results in a reward server's response for a group; all invalid if it breaks the protocol."""
     try:
         group = GroupResult.model_validate_json(text)
         if group.id != group_id:
-            raise ValueError(f"the answer is for {group.id}")
+            raise ValueError(f"the response is for {group.id}")
         if [result.id for result in group.results] != list(ids):
-            raise ValueError(f"{len(group.results)} results for {len(ids)} samples, or in another order")
+            raise ValueError(f"got {len(group.results)} results for {len(ids)} samples, or in a different order")
         _check_components(group.results)
     except ValueError as error:
-        return [invalid(each, InvalidReason.BAD_RETURN, f"not the group's result: {error}", seconds) for each in ids]
+        return [invalid(each, InvalidReason.BAD_RETURN, f"not a GroupResult: {error}", seconds) for each in ids]
     return group.results
 
 
 def parse_openrlhf(ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
-    """`{"rewards": [0.5, ...]}`, one number a sample, the list and its entries possibly nested once more."""
+    """Parse `{"rewards": [0.5, ...]}`: one number per sample; the list and its entries may be nested once more."""
     try:
         numbers = _unnest(json.loads(text)["rewards"], len(ids))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        message = f"no {len(ids)} rewards in {text[:200]}: {error}"
+        message = f"expected {len(ids)} rewards, got {text[:200]}: {error}"
         return [invalid(each, InvalidReason.BAD_RETURN, message, seconds) for each in ids]
     return [_number_result(each, number, seconds) for each, number in zip(ids, numbers, strict=True)]
 
@@ -115,11 +115,11 @@ def busy_seconds(retry_after: str | None) -> float:
 
 
 def _check_components(results: Sequence[ScoreResult]) -> None:
-    """Raises ValueError where one is no finite number: JSON has none, but Python's parsers take them."""
+    """Raise ValueError if a component is not finite. Python's JSON parsers accept NaN and Infinity."""
     for result in results:
         for name, value in result.components.items():
             if not math.isfinite(value):
-                raise ValueError(f"component {name} of {result.id} is {value}: leave it out, or return a finite number")
+                raise ValueError(f"component {name} of {result.id} is {value}; omit it, or return a finite number")
 
 
 def _unnest(value: Any, num: int) -> list[float]:

@@ -1,9 +1,8 @@
-"""Which version of a reward scores a collection. Pure: what the replicas said they serve comes in, the clock is the
-caller's.
+"""Selects the version of a reward that scores a collection. Pure: the caller passes the versions and the time.
 
-Owns the choice, and when it is made again. Leaves asking the replicas to `version_watch`, and scoring samples again to
-`collection`. Invariant: the pinned version changes only at the begin of a collection, or after no replica has served it
-for a while in which another version had one.
+Owns the choice, and when it changes. `version_tracker` queries the replicas, the driver's `collection` rescores
+samples. Invariant: the pinned version changes only at the start of a collection, or after it has had no replica for a
+while in which another version had one.
 """
 
 from __future__ import annotations
@@ -11,49 +10,49 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-UNTOLD = "(unknown)"
-"""Stands for the version of a server that tells none."""
+UNKNOWN_VERSION = "(unknown)"
+"""The version of a server that reports none."""
 PENDING = "(pending)"
-"""What to want of replicas while no version is known: none serves it."""
-GONE_SECONDS = 3.0
-"""How long the pinned version must have had no replica: one that failed a request has told its version again by then,
-and a rollout that has finished does not hold up the step for longer."""
+"""What to require from replicas while no version is known: none serves it."""
+ABSENT_SECONDS = 3.0
+"""How long the pinned version must have had no replica. A replica that failed a request has reported its version again
+by then, and a finished rolling update delays the step no longer than this."""
 
 
-class Pin:
-    """The version that one reward's results must be of."""
+class VersionPin:
+    """The version that must have scored one reward's results."""
 
-    def __init__(self, gone_seconds: float = GONE_SECONDS) -> None:
+    def __init__(self, absent_seconds: float = ABSENT_SECONDS) -> None:
         self.version: str | None = None
-        """None: no replica has told one yet."""
-        self._gone_seconds = gone_seconds
-        self._gone_since: float | None = None
+        """None: no replica has reported one yet."""
+        self._absent_seconds = absent_seconds
+        self._absent_since: float | None = None
 
     def begin(self, versions: Sequence[str]) -> None:
-        """A collection begins. `versions`: what each replica serves, in the order in which replicas appeared."""
-        self.version, self._gone_since = choose(versions), None
+        """Start a collection. `versions`: of each replica, in the order in which the replicas appeared."""
+        self.version, self._absent_since = choose_version(versions), None
 
     def observe(self, versions: Sequence[str], now: float) -> bool:
-        """What the replicas serve now; whether another version is pinned from here on."""
+        """Record the replicas' versions. Return whether another version is pinned from now on."""
         if self.version is None:
-            self.version = choose(versions)
+            self.version = choose_version(versions)
             return self.version is not None
         if not versions or self.version in versions:
-            self._gone_since = None
+            self._absent_since = None
             return False
-        self._gone_since = now if self._gone_since is None else self._gone_since
-        if now - self._gone_since < self._gone_seconds:
+        self._absent_since = now if self._absent_since is None else self._absent_since
+        if now - self._absent_since < self._absent_seconds:
             return False
         self.begin(versions)
         return True
 
     def accepts(self, version: str) -> bool:
-        """Whether a result of `version` counts. One that names none (the client's own, or an old server's) does."""
-        return not version or self.version in (None, UNTOLD, version)
+        """Return whether a result of `version` counts. A result without a version does: the client made it."""
+        return not version or self.version in (None, UNKNOWN_VERSION, version)
 
 
-def choose(versions: Sequence[str]) -> str | None:
-    """What most replicas serve; of equals, what the newest replica of them does. None without any."""
+def choose_version(versions: Sequence[str]) -> str | None:
+    """Return the version of most replicas; on a tie, the one with the newest replica. None without replicas."""
     counts = Counter(versions)
     newest = {version: place for place, version in enumerate(versions)}
     return max(counts, key=lambda version: (counts[version], newest[version]), default=None)

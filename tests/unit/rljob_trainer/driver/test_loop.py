@@ -14,9 +14,9 @@ from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from tests.support.driver_harness import run_undisturbed, wait_until
 
 
-async def test_a_job_runs_to_its_end_and_says_so(make_world):
-    async with make_world() as world:
-        summary = await world.run()
+async def test_a_job_runs_to_its_end_and_says_so(make_harness):
+    async with make_harness() as harness:
+        summary = await harness.run()
     assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
     assert sorted(list(itertools.chain(*summary["prompts_trained"]))[:10]) == list(range(10)), (
         "the first epoch sees each prompt once"
@@ -30,72 +30,72 @@ async def test_a_job_runs_to_its_end_and_says_so(make_world):
     assert len(summary["weight_digests"]) == 3
     assert summary["pause_seconds"] == 0.25
     assert summary["transfer_seconds"] == 0.5
-    assert summary["export"] == str(world.run_dir / "export")
-    assert [line["type"] for line in world.metrics()] == ["eval"] + ["step"] * 6 + ["eval"]
-    assert world.board.snapshot().phase == "done"
-    assert world.board.snapshot().step == 6
-    assert all(rollout.num_served for rollout in world.rollouts), "the load is spread"
+    assert summary["export"] == str(harness.run_dir / "export")
+    assert [line["type"] for line in harness.metrics()] == ["eval"] + ["step"] * 6 + ["eval"]
+    assert harness.board.snapshot().phase == "done"
+    assert harness.board.snapshot().step == 6
+    assert all(rollout.num_served for rollout in harness.rollouts), "the load is spread"
 
 
-async def test_runs_of_the_same_job_are_the_same(make_world):
-    first, one = await run_undisturbed(make_world)
-    async with make_world("second") as second:
+async def test_runs_of_the_same_job_are_the_same(make_harness):
+    first, one = await run_undisturbed(make_harness)
+    async with make_harness("second") as second:
         two = await second.run()
     assert one["prompts_trained"] == two["prompts_trained"]
     assert first.final_weight() == second.final_weight(), "the same samples, in the same order, with the same scores"
 
 
-async def test_raised_steps_are_adopted_while_the_job_runs(make_world):
-    longer, expected = await run_undisturbed(make_world, schedule={"steps": 8})
-    async with make_world(schedule={"steps": 3}) as world:
-        world.read_steps = lambda: 8 if len(world.updates) >= 2 else 3
-        summary = await world.run()
-    assert world.board.snapshot().total_steps == 8
-    assert world.told_steps == [8], "the ranks need it for the learning rate"
+async def test_raised_steps_are_adopted_while_the_job_runs(make_harness):
+    longer, expected = await run_undisturbed(make_harness, schedule={"steps": 8})
+    async with make_harness(schedule={"steps": 3}) as harness:
+        harness.read_steps = lambda: 8 if len(harness.updates) >= 2 else 3
+        summary = await harness.run()
+    assert harness.board.snapshot().total_steps == 8
+    assert harness.trainer_steps == [8], "the ranks need it for the learning rate"
     assert summary["prompts_trained"] == expected["prompts_trained"], "as if it had been so from the beginning"
-    assert world.final_weight() == longer.final_weight()
+    assert harness.final_weight() == longer.final_weight()
 
 
-async def test_steps_that_are_raised_during_the_last_evaluation_are_trained(make_world):
-    async with make_world(schedule={"steps": 2}) as world:
+async def test_steps_that_are_raised_during_the_last_evaluation_are_trained(make_harness):
+    async with make_harness(schedule={"steps": 2}) as harness:
         taken = []
-        world.read_steps = lambda: taken[-1] if taken else None
+        harness.read_steps = lambda: taken[-1] if taken else None
 
         def judge(reward, body):
             if body["lane"] == "eval" and body["id"].split("/")[2] == "2":
                 taken.append(3)
 
-        world.judge = judge
-        summary = await world.run()
+        harness.judge = judge
+        summary = await harness.run()
     assert len(summary["prompts_trained"]) == 3
 
 
-async def test_steps_below_the_present_one_end_the_job_after_it(make_world):
-    async with make_world(schedule={"steps": 100}) as world:
-        world.read_steps = lambda: 2 if len(world.updates) >= 4 else 100
-        summary = await world.run()
+async def test_steps_below_the_present_one_end_the_job_after_it(make_harness):
+    async with make_harness(schedule={"steps": 100}) as harness:
+        harness.read_steps = lambda: 2 if len(harness.updates) >= 4 else 100
+        summary = await harness.run()
     assert len(summary["prompts_trained"]) == 4
     assert summary["accuracy_after"] is not None, "the last step is evaluated"
-    assert (world.run_dir / "checkpoints" / "step-000004" / "COMPLETE").exists()
-    assert world.board.snapshot().total_steps == 2
+    assert (harness.run_dir / "checkpoints" / "step-000004" / "COMPLETE").exists()
+    assert harness.board.snapshot().total_steps == 2
 
 
-async def test_a_trainer_group_that_starts_again_is_told_of_the_steps_too(make_world):
-    async with make_world(schedule={"steps": 3}) as world:
-        world.read_steps = lambda: 4
+async def test_a_trainer_group_that_starts_again_is_told_of_the_steps_too(make_harness):
+    async with make_harness(schedule={"steps": 3}) as harness:
+        harness.read_steps = lambda: 4
         dead = []
 
         def kill(what):
-            return what == "update" and len(world.updates) == 2 and not dead and (dead.append(what) or True)
+            return what == "update" and len(harness.updates) == 2 and not dead and (dead.append(what) or True)
 
-        world.kill_trainer = kill
-        await world.run()
+        harness.kill_trainer = kill
+        await harness.run()
     assert dead
-    assert world.told_steps == [4, 4]
+    assert harness.trainer_steps == [4, 4]
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_rollouts_and_rewards_that_fail_change_nothing(make_world, seed):
+async def test_rollouts_and_rewards_that_fail_change_nothing(make_harness, seed):
     from aiohttp import web
 
     draw = random.Random(seed)
@@ -114,163 +114,163 @@ async def test_rollouts_and_rewards_that_fail_change_nothing(make_world, seed):
         "rewards": [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"retries": 20}}],
         "schedule": {"steps": 3},
     }
-    undisturbed, expected = await run_undisturbed(make_world, **settings)
-    async with make_world(**settings) as world:
-        world.judge = judge
-        world.break_completion = lambda rollout: draw.random() < 0.05
-        summary = await world.run()
+    undisturbed, expected = await run_undisturbed(make_harness, **settings)
+    async with make_harness(**settings) as harness:
+        harness.judge = judge
+        harness.break_completion = lambda rollout: draw.random() < 0.05
+        summary = await harness.run()
     assert summary["prompts_trained"] == expected["prompts_trained"]
     assert summary["invalid_by_reason"] == {}, "each was valid in the end"
-    assert world.final_weight() == undisturbed.final_weight()
+    assert harness.final_weight() == undisturbed.final_weight()
 
 
-async def test_invalid_samples_are_masked_and_counted(make_world):
+async def test_invalid_samples_are_masked_and_counted(make_harness):
     def judge(reward, body):
         if int(body["id"].rpartition("/")[2]) == 3 and body["lane"] == "train":
             return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.TIMEOUT, message="too slow")
         return None
 
-    async with make_world(schedule={"steps": 2}) as world:
-        world.judge = judge
-        summary = await world.run()
+    async with make_harness(schedule={"steps": 2}) as harness:
+        harness.judge = judge
+        summary = await harness.run()
     assert summary["invalid_by_reason"] == {"timeout": 2 * 4}
     assert summary["samples_trained"] == 2 * 4 * 3
-    for samples in world.updates:
+    for samples in harness.updates:
         for i, sample in enumerate(samples):
             masked = i % 4 == 3
             assert (sum(sample.loss_mask) == 0) == masked
             assert not masked or sample.advantage == 0.0
-    num_attempts = sum(body["id"].endswith("/train/1/0/3") for body in world.requests)
+    num_attempts = sum(body["id"].endswith("/train/1/0/3") for body in harness.requests)
     assert num_attempts == 3, "the policy's two retries"
 
 
-async def test_fail_job_ends_it_with_the_rewards_message(make_world):
+async def test_fail_job_ends_it_with_the_rewards_message(make_harness):
     rewards = [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"action": "failJob", "retries": 0}}]
-    async with make_world(rewards=rewards) as world:
-        world.judge = lambda reward, body: ScoreResult(
+    async with make_harness(rewards=rewards) as harness:
+        harness.judge = lambda reward, body: ScoreResult(
             id=body["id"], valid=False, reason=InvalidReason.EXCEPTION, message="KeyError: 'x'"
         )
         with pytest.raises(UserError, match=r"KeyError: 'x'.*failJob"):
-            await world.run()
+            await harness.run()
 
 
-async def test_a_rollout_with_a_wrong_digest_is_not_used(make_world):
-    async with make_world(schedule={"steps": 2}) as world:
-        world.rollouts[0].wrong_digest = True
-        summary = await world.run()
-    assert world.rollouts[0].num_served == 0
+async def test_a_rollout_with_a_wrong_digest_is_not_used(make_harness):
+    async with make_harness(schedule={"steps": 2}) as harness:
+        harness.rollouts[0].wrong_digest = True
+        summary = await harness.run()
+    assert harness.rollouts[0].num_served == 0
     assert len(summary["weight_digests"]) == 2
-    assert b"rljob_weight_mismatches_total 3.0" in world.prometheus.render(), "one a publication"
+    assert b"rljob_weight_mismatches_total 3.0" in harness.prometheus.render(), "one a publication"
 
 
-async def test_a_rollout_that_joins_late_is_used(make_world):
-    async with make_world(schedule={"steps": 10_000}) as world, world.driver() as driver, asyncio.timeout(30):
-        late = world.rollouts[1]
-        await world.stop(late)
+async def test_a_rollout_that_joins_late_is_used(make_harness):
+    async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
+        late = harness.rollouts[1]
+        await harness.stop(late)
         running = asyncio.create_task(driver.run())
-        await wait_until(lambda: world.rollouts[0].num_served > 20)
-        await world.serve_rollout(late)
+        await wait_until(lambda: harness.rollouts[0].num_served > 20)
+        await harness.serve_rollout(late)
         await wait_until(lambda: late.num_served > 20)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_world):
-    undisturbed, expected = await run_undisturbed(make_world)
-    async with make_world() as world:
-        first, second = world.rollouts
+async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_harness):
+    undisturbed, expected = await run_undisturbed(make_harness)
+    async with make_harness() as harness:
+        first, second = harness.rollouts
         dead = []
 
         def break_completion(rollout):
             if rollout is first and first.num_served >= 30 and not dead:
                 first.down = True
-                dead.append(len(world.requests))
+                dead.append(len(harness.requests))
             return rollout.down
 
-        world.break_completion = break_completion
-        summary = await world.run()
+        harness.break_completion = break_completion
+        summary = await harness.run()
     assert dead, "it must have died during the run"
     assert second.num_served > first.num_served
     assert summary["prompts_trained"] == expected["prompts_trained"]
-    assert world.final_weight() == undisturbed.final_weight()
+    assert harness.final_weight() == undisturbed.final_weight()
 
 
-async def test_replicas_that_come_and_go_by_discovery_lose_no_prompt(make_world):
+async def test_replicas_that_come_and_go_by_discovery_lose_no_prompt(make_harness):
     """Each turn a rollout and a reward leave the list, are stopped in the midst of their requests, and come back."""
-    undisturbed, expected = await run_undisturbed(make_world, schedule={"steps": 12})
-    async with make_world(schedule={"steps": 12}) as world, world.driver() as driver, asyncio.timeout(60):
-        everybody = [*world.rollouts, *world.rewards]
+    undisturbed, expected = await run_undisturbed(make_harness, schedule={"steps": 12})
+    async with make_harness(schedule={"steps": 12}) as harness, harness.driver() as driver, asyncio.timeout(60):
+        everybody = [*harness.rollouts, *harness.rewards]
         running = asyncio.create_task(driver.run())
 
         async def serve_again(server):
-            await (world.serve_rollout if server in world.rollouts else world.serve_reward)(server)
+            await (harness.serve_rollout if server in harness.rollouts else harness.serve_reward)(server)
 
         for turn in range(4):
-            gone = [world.rollouts[turn % 2], world.rewards[turn % 2]]
-            step = world.board.status.step
-            await wait_until(lambda: running.done() or world.board.status.step > step + 1)  # noqa: B023
-            world.write_hosts(without=gone)
+            gone = [harness.rollouts[turn % 2], harness.rewards[turn % 2]]
+            step = harness.board.status.step
+            await wait_until(lambda: running.done() or harness.board.status.step > step + 1)  # noqa: B023
+            harness.write_hosts(without=gone)
             for server in gone:
-                await world.stop(server)
-            await wait_until(lambda: running.done() or world.board.status.step > step + 2)  # noqa: B023
+                await harness.stop(server)
+            await wait_until(lambda: running.done() or harness.board.status.step > step + 2)  # noqa: B023
             for server in gone:
                 await serve_again(server)
-            world.write_hosts()
+            harness.write_hosts()
         await running
-        summary = world.summary()
+        summary = harness.summary()
     assert all(server.num_served for server in everybody)
     assert summary["prompts_trained"] == expected["prompts_trained"]
     assert summary["invalid_by_reason"] == {}
-    assert world.final_weight() == undisturbed.final_weight()
+    assert harness.final_weight() == undisturbed.final_weight()
 
 
-async def test_replicas_that_discovery_names_later_get_requests(make_world):
-    async with make_world(schedule={"steps": 10_000}) as world, world.driver() as driver, asyncio.timeout(30):
-        late = [world.rollouts[1], world.rewards[1]]
-        world.write_hosts(without=late)
+async def test_replicas_that_discovery_names_later_get_requests(make_harness):
+    async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
+        late = [harness.rollouts[1], harness.rewards[1]]
+        harness.write_hosts(without=late)
         running = asyncio.create_task(driver.run())
-        await wait_until(lambda: world.board.status.step == 2)
+        await wait_until(lambda: harness.board.status.step == 2)
         before = [server.num_served for server in late]
-        world.write_hosts()
+        harness.write_hosts()
         await wait_until(lambda: all(server.num_served > 20 for server in late))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert before[0] < 20
 
 
-async def test_several_updates_a_step_use_the_log_probs_from_before_the_first(make_world):
-    async with make_world(schedule={"steps": 2, "miniBatches": 2}) as world:
-        summary = await world.run()
-    assert len(world.updates) == 4
-    assert all(sample.old_logprobs is not None for samples in world.updates for sample in samples)
+async def test_several_updates_a_step_use_the_log_probs_from_before_the_first(make_harness):
+    async with make_harness(schedule={"steps": 2, "miniBatches": 2}) as harness:
+        summary = await harness.run()
+    assert len(harness.updates) == 4
+    assert all(sample.old_logprobs is not None for samples in harness.updates for sample in samples)
     assert sorted(summary["prompts_trained"][0] + summary["prompts_trained"][1]) == sorted(
         set(summary["prompts_trained"][0] + summary["prompts_trained"][1])
     )
 
 
-async def test_one_update_a_step_needs_no_old_log_probs(make_world):
-    async with make_world(schedule={"steps": 1}) as world:
-        await world.run()
-    assert all(sample.old_logprobs is None for samples in world.updates for sample in samples)
+async def test_one_update_a_step_needs_no_old_log_probs(make_harness):
+    async with make_harness(schedule={"steps": 1}) as harness:
+        await harness.run()
+    assert all(sample.old_logprobs is None for samples in harness.updates for sample in samples)
 
 
-async def test_training_and_evaluation_never_share_an_id(make_world):
-    async with make_world(schedule={"steps": 2}, evaluation={"accuracy": "exact", "everySteps": 1}) as world:
-        await world.run()
-    ids = [body["id"] for body in world.requests]
+async def test_training_and_evaluation_never_share_an_id(make_harness):
+    async with make_harness(schedule={"steps": 2}, evaluation={"accuracy": "exact", "everySteps": 1}) as harness:
+        await harness.run()
+    ids = [body["id"] for body in harness.requests]
     assert len(set(ids)) == len(ids)
-    assert {body["lane"] for body in world.requests} == {"train", "eval"}
-    assert all(f"/{body['lane']}/" in body["id"] for body in world.requests)
+    assert {body["lane"] for body in harness.requests} == {"train", "eval"}
+    assert all(f"/{body['lane']}/" in body["id"] for body in harness.requests)
 
 
-async def test_the_driver_says_before_each_burst_what_will_be_scored(make_world):
+async def test_the_driver_says_before_each_burst_what_will_be_scored(make_harness):
     """The operator reads this while the step is generated, and scales by it."""
-    async with make_world(schedule={"steps": 2}, evaluation={"atStart": False}) as world:
+    async with make_harness(schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
         early, bursts = [], []
-        world.break_completion = lambda _: early.append(world.board.snapshot().demand["correct"])
-        world.judge = lambda _, body: bursts.append(world.board.snapshot().demand["correct"])
-        await world.run()
-    first, last = early[0], world.board.snapshot().demand["correct"]
+        harness.break_completion = lambda _: early.append(harness.board.snapshot().demand["correct"])
+        harness.judge = lambda _, body: bursts.append(harness.board.snapshot().demand["correct"])
+        await harness.run()
+    first, last = early[0], harness.board.snapshot().demand["correct"]
     assert (first.samples, first.expected, first.is_open, first.in_flight) == (16, 16, True, 0), "before any is scored"
     assert first.due_seconds is None, "the first step is the first to tell"
     assert all(demand.is_open and 0 < demand.expected <= demand.samples for demand in bursts)
@@ -282,65 +282,65 @@ async def test_the_driver_says_before_each_burst_what_will_be_scored(make_world)
     assert (last.samples, last.expected, last.is_open) == (0, 0, False), "no step comes after the last"
 
 
-def roll_out_in_step_two(world):
+def roll_out_in_step_two(harness):
     """Both reward servers take a new version once some of the second step's first samples are scored."""
-    for reward in world.rewards:
+    for reward in harness.rewards:
         reward.version = "v1"
 
     def judge(reward, body):
         if body["id"].endswith("/train/2/3/0"):
-            for each in world.rewards:
+            for each in harness.rewards:
                 each.version = "v2"
 
-    world.judge = judge
+    harness.judge = judge
 
 
-def versions_of_step(world, step):
-    [path] = (world.run_dir / "trajectories").glob(f"*{step}.train.parquet")
+def versions_of_step(harness, step):
+    [path] = (harness.run_dir / "trajectories").glob(f"*{step}.train.parquet")
     return {row["rewards"][0]["version"] for row in pq.read_table(path).to_pylist()}
 
 
-async def test_an_update_sees_scores_of_one_version_whenever_a_new_one_comes(make_world):
-    async with make_world(schedule={"steps": 3}) as world:
-        roll_out_in_step_two(world)
-        await world.run()
-    steps = [line for line in world.metrics() if line["type"] == "step"]
+async def test_an_update_sees_scores_of_one_version_whenever_a_new_one_comes(make_harness):
+    async with make_harness(schedule={"steps": 3}) as harness:
+        roll_out_in_step_two(harness)
+        await harness.run()
+    steps = [line for line in harness.metrics() if line["type"] == "step"]
     assert [step["reward_versions"] for step in steps] == [{"correct": 1}] * 3
-    assert [versions_of_step(world, i) for i in (1, 2, 3)] == [{"v1"}, {"v2"}, {"v2"}]
+    assert [versions_of_step(harness, i) for i in (1, 2, 3)] == [{"v1"}, {"v2"}, {"v2"}]
     assert [step["num_invalid"] for step in steps] == [0, 0, 0]
     assert steps[1]["num_samples"] == 16
 
 
-async def test_a_step_whose_first_part_was_used_before_the_new_version_came_says_so(make_world, caplog):
-    async with make_world(schedule={"steps": 2, "miniBatches": 4}) as world:
-        for reward in world.rewards:
+async def test_a_step_whose_first_part_was_used_before_the_new_version_came_says_so(make_harness, caplog):
+    async with make_harness(schedule={"steps": 2, "miniBatches": 4}) as harness:
+        for reward in harness.rewards:
             reward.version = "v1"
 
         def roll_out(what):
-            if what == "after update" and len(world.updates) == 5:
-                for each in world.rewards:
+            if what == "after update" and len(harness.updates) == 5:
+                for each in harness.rewards:
                     each.version = "v2"
             return False
 
-        world.kill_trainer = roll_out
-        world.judge = lambda reward, body: hold_back(world, body)
-        await world.run()
-    steps = [line for line in world.metrics() if line["type"] == "step"]
+        harness.kill_trainer = roll_out
+        harness.judge = lambda reward, body: hold_back(harness, body)
+        await harness.run()
+    steps = [line for line in harness.metrics() if line["type"] == "step"]
     assert [step["reward_versions"] for step in steps] == [{"correct": 1}, {"correct": 2}]
-    assert "step 2: 2 versions of reward correct scored it" in caplog.text
+    assert "step 2: scored by 2 versions of reward correct" in caplog.text
 
 
-def hold_back(world, body):
+def hold_back(harness, body):
     """In the second step nothing but the first group is scored before the first update."""
     *_, lane, step, group, _ = body["id"].split("/")
-    if (lane, step) == ("train", "2") and group != "0" and len(world.updates) < 5:
+    if (lane, step) == ("train", "2") and group != "0" and len(harness.updates) < 5:
         return web.Response(status=429, headers={"Retry-After": "0.05"})
     return None
 
 
-async def test_a_sample_that_fails_while_a_mini_batch_waits_for_the_last_completion_ends_the_step(make_world):
-    async with make_world(schedule={"steps": 1, "miniBatches": 2}) as world, world.driver() as driver:
-        rollouts, collector = driver._parts.rollouts, driver._parts.collector
+async def test_a_sample_that_fails_while_a_mini_batch_waits_for_the_last_completion_ends_the_step(make_harness):
+    async with make_harness(schedule={"steps": 1, "miniBatches": 2}) as harness, harness.driver() as driver:
+        rollouts, collector = driver._components.rollouts, driver._components.collector
         complete, first_prompts = rollouts.complete, []
 
         async def fail_late(token_ids, *rest):

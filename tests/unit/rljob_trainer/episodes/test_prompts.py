@@ -92,9 +92,9 @@ def test_a_column_may_lie_in_a_column_and_verls_extra_info_is_spread():
 
 
 def test_a_missing_column_is_said_with_those_that_are_there():
-    with pytest.raises(UserError, match=r"spec.data.train.prompt names the column q,.*question, a"):
+    with pytest.raises(UserError, match=r"spec.data.train.prompt: column q not found; .*question, a"):
         prompt_of({"question": "x", "a": 1})
-    with pytest.raises(UserError, match=r"spec.data.eval.answer names the column a"):
+    with pytest.raises(UserError, match=r"spec.data.eval.answer: column a not found"):
         prompt_of({"q": "x"}, split="test")
 
 

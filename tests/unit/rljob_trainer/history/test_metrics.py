@@ -10,7 +10,8 @@ from rljob_api.wire.protocol import ScoreResult
 from rljob_trainer.driver.evaluation import pick_accuracy
 from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.history.metrics import append_line, count_invalid, flatten, mean, quantile, std, summarize_scores
-from rljob_trainer.history.tracking import Prometheus, Trackers
+from rljob_trainer.history.prometheus import PrometheusMetrics
+from rljob_trainer.history.tracking import Trackers
 
 
 def trajectory(score=None, **results):
@@ -46,7 +47,7 @@ def test_accuracy_is_the_component_asked_for_else_acc_else_the_score():
     assert pick_accuracy({"score": 0.7, "exact": 0.5}, "exact") == 0.5
     assert pick_accuracy({"score": 0.7, "acc": 0.4}, None) == 0.4
     assert pick_accuracy({"score": 0.7}, None) == 0.7
-    with pytest.raises(UserError, match=r"accuracy names exat.*exact, score"):
+    with pytest.raises(UserError, match=r"spec.evaluation.accuracy: no reward returned the component exat; returned: exact, score"):
         pick_accuracy({"score": 0.7, "exact": 0.5}, "exat")
 
 
@@ -95,7 +96,7 @@ def test_a_tracker_that_fails_is_left_out_and_stops_nothing():
 
         def close(self): ...
 
-    prometheus = Prometheus()
+    prometheus = PrometheusMetrics()
     trackers = Trackers([Broken(), prometheus])
     trackers.log("step", 1, {"reward": 0.5, "phase_seconds/update": 2.0})
     trackers.log("step", 2, {"reward": 0.75})

@@ -12,7 +12,7 @@ from rljob_api.errors import UserError
 from rljob_trainer.history import run_state as state
 from rljob_trainer.history.run_state import (
     History,
-    check_room,
+    check_disk_space,
     newest_checkpoint,
     resume,
     save_checkpoint,
@@ -115,7 +115,7 @@ async def test_a_full_disk_is_said_in_words(tmp_path, error):
     async def fails(folder):
         raise error
 
-    with pytest.raises(UserError, match=r"step-000002: no space left on the disk: .*spec.checkpoint.keep"):
+    with pytest.raises(UserError, match=r"step-000002: no space left on device: .*spec.checkpoint.keep"):
         await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
 
 
@@ -123,10 +123,10 @@ def test_a_job_whose_checkpoints_cannot_fit_is_refused(tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
-    check_room(tmp_path, model, keep=2)
+    check_disk_space(tmp_path, model, keep=2)
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})())
     with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
-        check_room(tmp_path, model, keep=2)
+        check_disk_space(tmp_path, model, keep=2)
 
 
 async def test_a_broken_driver_file_names_the_folder_to_remove(tmp_path):

@@ -2,9 +2,10 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.episodes.types import ScoredResult, Trajectory
 from rljob_trainer.history.metrics import flatten, summarize_scores
-from rljob_trainer.history.tracking import Prometheus, TensorBoard, Trackers
+from rljob_trainer.history.prometheus import PrometheusMetrics
+from rljob_trainer.history.tracking import TensorBoard, Trackers
 
 
 def trajectory(**results):
@@ -12,11 +13,11 @@ def trajectory(**results):
 
 
 def valid(score, latency=0.02, **components):
-    return Scored(id="x", valid=True, score=score, components=components, latency_seconds=latency)
+    return ScoredResult(id="x", valid=True, score=score, components=components, latency_seconds=latency)
 
 
 def invalid(reason, **fields):
-    return Scored(id="x", valid=False, reason=reason, **fields)
+    return ScoredResult(id="x", valid=False, reason=reason, **fields)
 
 
 def read(prometheus):
@@ -74,12 +75,12 @@ def test_a_tracker_whose_server_is_down_does_not_spoil_the_end_of_a_job():
             raise ConnectionError
 
     broken = Broken()
-    Trackers([broken, Prometheus()]).close()
+    Trackers([broken, PrometheusMetrics()]).close()
     assert broken.num_ends == 1
 
 
 def test_results_are_counted_by_reward_lane_and_outcome():
-    prometheus = Prometheus()
+    prometheus = PrometheusMetrics()
     prometheus.record_scored("train", trajectory(a=valid(1.0), b=invalid("timeout", attempts=3, latency_seconds=40.0)))
     labels = {"reward": "a", "lane": "train", "outcome": "valid"}
     assert value(prometheus, "rljob_reward_latency_seconds_count", **labels) == 1
@@ -90,13 +91,13 @@ def test_results_are_counted_by_reward_lane_and_outcome():
 
 
 def test_an_invalid_result_is_in_no_score_histogram():
-    prometheus = Prometheus()
+    prometheus = PrometheusMetrics()
     prometheus.record_scored("train", trajectory(a=invalid("exception")))
     assert not any(name.startswith("rljob_reward_score") for name, _ in read(prometheus))
 
 
 def test_zero_and_one_have_buckets_of_their_own():
-    prometheus = Prometheus()
+    prometheus = PrometheusMetrics()
     for score in (-0.01, 0.0, 0.0, 0.95, 1.0):
         prometheus.record_scored("eval", trajectory(a=valid(score, exact=score)))
     labels = {"reward": "a", "lane": "eval", "component": "exact"}
@@ -107,7 +108,7 @@ def test_zero_and_one_have_buckets_of_their_own():
 
 
 def test_ever_new_components_make_a_bounded_number_of_series():
-    prometheus = Prometheus()
+    prometheus = PrometheusMetrics()
     for i in range(100):
         prometheus.record_scored("train", trajectory(a=valid(1.0, **{f"key{i}": 1.0})))
     components = {dict(labels)["component"] for name, labels in read(prometheus) if name == "rljob_reward_score_count"}
@@ -121,10 +122,10 @@ def test_ever_new_components_make_a_bounded_number_of_series():
     assert value(prometheus, "rljob_step_grad_norm") == 0.5
 
 
-async def test_the_driver_counts_what_it_scored_and_where_its_time_went(make_world):
-    async with make_world(schedule={"steps": 2}) as world:
-        await world.run()
-    text = world.prometheus
+async def test_the_driver_counts_what_it_scored_and_where_its_time_went(make_harness):
+    async with make_harness(schedule={"steps": 2}) as harness:
+        await harness.run()
+    text = harness.prometheus
     assert value(text, "rljob_samples_total", lane="train") == 2 * 4 * 4
     assert value(text, "rljob_samples_total", lane="eval") == 2 * 4
     labels = {"reward": "correct", "lane": "train", "outcome": "valid"}

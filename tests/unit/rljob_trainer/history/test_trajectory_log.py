@@ -9,9 +9,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
-from rljob_trainer.episodes.batches import Group
-from rljob_trainer.episodes.prompts import Prompt
-from rljob_trainer.episodes.types import Scored, Trajectory
+from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
 from rljob_trainer.history import trajectory_log
 from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
 from rljob_trainer.history.trajectory_log import TrajectoryLog
@@ -26,7 +24,7 @@ def sample(index, group=0, *, text="42", score=1.0, advantage=0.5, **results):
 
 
 def valid(score, **fields):
-    return Scored(id="x", valid=True, score=score, **fields)
+    return ScoredResult(id="x", valid=True, score=score, **fields)
 
 
 def group_of(*trajectories, prompt="6 x 7?"):
@@ -61,7 +59,7 @@ async def test_a_row_says_all_that_is_known_of_a_sample(tmp_path):
 
 
 async def test_an_invalid_result_has_a_reason_and_is_no_zero(tmp_path):
-    result = Scored(id="x", valid=False, reason=InvalidReason.TIMEOUT, message="too long", attempts=3)
+    result = ScoredResult(id="x", valid=False, reason=InvalidReason.TIMEOUT, message="too long", attempts=3)
     [row] = await write(tmp_path, group_of(sample(0, score=None, advantage=None, correct=result)))
     assert (row["score"], row["advantage"]) == (None, None)
     [reward] = row["rewards"]
@@ -219,28 +217,28 @@ def essence(row):
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_log_of_a_run_that_died_is_that_of_an_undisturbed_one(make_world, seed):
-    async with make_world("undisturbed") as undisturbed:
+async def test_the_log_of_a_run_that_died_is_that_of_an_undisturbed_one(make_harness, seed):
+    async with make_harness("undisturbed") as undisturbed:
         await undisturbed.run()
     draw = random.Random(seed)
-    async with make_world() as world:
-        world.kill_trainer = lambda what: draw.random() < 0.06
-        await world.run()
-    expected, found = read_all(undisturbed.run_dir), read_all(world.run_dir)
+    async with make_harness() as harness:
+        harness.kill_trainer = lambda what: draw.random() < 0.06
+        await harness.run()
+    expected, found = read_all(undisturbed.run_dir), read_all(harness.run_dir)
     assert len(expected) == 6 * 4 * 4 + 2 * 4, "six steps of 4 x 4 samples, two evaluations of four prompts"
     assert {key: essence(row) for key, row in found.items()} == {key: essence(row) for key, row in expected.items()}
 
 
-async def test_the_log_holds_the_advantages_that_the_updates_used(make_world):
-    async with make_world(schedule={"steps": 1}) as world:
-        world.judge = lambda reward, body: (
+async def test_the_log_holds_the_advantages_that_the_updates_used(make_harness):
+    async with make_harness(schedule={"steps": 1}) as harness:
+        harness.judge = lambda reward, body: (
             ScoreResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
             if body["id"].endswith("/2/1")
             else None
         )
-        await world.run()
-    rows = {key: row for key, row in read_all(world.run_dir).items() if key[1] == "train"}
-    used = [s.advantage if any(s.loss_mask) else None for samples in world.updates for s in samples]
+        await harness.run()
+    rows = {key: row for key, row in read_all(harness.run_dir).items() if key[1] == "train"}
+    used = [s.advantage if any(s.loss_mask) else None for samples in harness.updates for s in samples]
     assert [row["advantage"] for _, row in sorted(rows.items())] == used
     masked = rows[1, "train", 2, 1]
     assert (masked["advantage"], masked["score"], masked["rewards"][0]["reason"]) == (None, None, "abstained")

@@ -7,7 +7,7 @@ from aiohttp import web
 from rljob_api.wire.protocol import InvalidReason
 from rljob_trainer.replicas import http as http_client
 from rljob_trainer.rewards.client import RewardClient
-from rljob_trainer.rewards.forecast import Outlook
+from rljob_trainer.rewards.forecast import DemandForecast
 from tests.support.reward_harness import make_request, make_reward, until
 
 
@@ -15,74 +15,74 @@ async def score(rewards, i=1):
     return (await rewards.score(make_request(i)))["r"]
 
 
-async def test_without_any_replica_a_sample_ends_at_its_deadline(reward_world):
+async def test_without_any_replica_a_sample_ends_at_its_deadline(reward_harness):
     spec = make_reward(deadlineSeconds=0.3, autoscaling={"minReplicas": 0, "maxReplicas": 2})
-    async with reward_world.rewards(spec) as rewards:
+    async with reward_harness.rewards(spec) as rewards:
         found = await score(rewards)
         assert not rewards.clients["r"].in_flight
     assert (found.valid, found.reason) == (False, InvalidReason.DEADLINE)
     assert found.message == "no result within 0.3 s and 0 requests; waited for a replica"
 
 
-async def test_a_replica_that_never_answers_costs_the_deadline_and_is_told_to_stop(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_a_replica_that_never_answers_costs_the_deadline_and_is_told_to_stop(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.open.clear()
-    async with reward_world.rewards(make_reward(deadlineSeconds=2)) as rewards:
+    async with reward_harness.rewards(make_reward(deadlineSeconds=2)) as rewards:
         found = await score(rewards)
         await until(lambda: server.num_left == 1)
         assert not rewards.clients["r"].in_flight
-        demand = rewards.clients["r"].demand(Outlook())
+        demand = rewards.clients["r"].demand(DemandForecast())
         assert demand.latency_seconds is None, "nothing is known of how long an execution takes"
     assert found.reason is InvalidReason.DEADLINE
-    assert f"waited for the answer of {server.address}" in found.message
+    assert f"waited for the response of {server.address}" in found.message
 
 
-async def test_a_full_server_is_asked_until_the_deadline(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_a_full_server_is_asked_until_the_deadline(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.fault = lambda body: web.Response(status=429, headers={"Retry-After": "0.05"})
-    async with reward_world.rewards(make_reward(deadlineSeconds=1)) as rewards:
+    async with reward_harness.rewards(make_reward(deadlineSeconds=1)) as rewards:
         found = await score(rewards)
     assert found.reason is InvalidReason.DEADLINE
     assert found.attempts > 1
 
 
-async def test_executions_that_may_take_long_are_waited_for_long(reward_world):
+async def test_executions_that_may_take_long_are_waited_for_long(reward_harness):
     """One replica failed, the other executes for longer than patience: who waits beside it must not give up."""
-    async with reward_world.rewards(make_reward(timeoutSeconds=3600)) as rewards:
-        assert rewards.clients["r"].replicas.patience_seconds == 7200
-    async with reward_world.rewards(make_reward(timeoutSeconds=1)) as rewards:
-        assert rewards.clients["r"].replicas.patience_seconds == 600
+    async with reward_harness.rewards(make_reward(timeoutSeconds=3600)) as rewards:
+        assert rewards.clients["r"].replicas.unavailable_timeout_seconds == 7200
+    async with reward_harness.rewards(make_reward(timeoutSeconds=1)) as rewards:
+        assert rewards.clients["r"].replicas.unavailable_timeout_seconds == 600
 
 
-async def test_a_request_behind_a_whole_execution_is_not_given_up(reward_world):
+async def test_a_request_behind_a_whole_execution_is_not_given_up(reward_harness):
     """A replica gets two requests a slot: the second may wait for as long as the first executes."""
-    async with reward_world.rewards(make_reward(timeoutSeconds=3600)) as rewards:
-        assert rewards.clients["r"].answer_seconds == 2 * 3600
-    async with reward_world.rewards(make_reward(timeoutSeconds=30)) as rewards:
-        assert rewards.clients["r"].answer_seconds == 30 + 600
+    async with reward_harness.rewards(make_reward(timeoutSeconds=3600)) as rewards:
+        assert rewards.clients["r"].transport.timeout_seconds == 2 * 3600
+    async with reward_harness.rewards(make_reward(timeoutSeconds=30)) as rewards:
+        assert rewards.clients["r"].transport.timeout_seconds == 30 + 600
     endpoint = make_reward(function=None, http={"url": "http://127.0.0.1:1/any"}, timeoutSeconds=3600)
-    async with reward_world.rewards(endpoint) as rewards:
-        assert rewards.clients["r"].answer_seconds == 3600, "how it queues is nobody's knowledge"
+    async with reward_harness.rewards(endpoint) as rewards:
+        assert rewards.clients["r"].transport.timeout_seconds == 3600, "how it queues is nobody's knowledge"
 
 
-async def test_a_group_has_its_deadline_together(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_a_group_has_its_deadline_together(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.open.clear()
-    async with reward_world.rewards(make_reward(scope="group", deadlineSeconds=1)) as rewards:
+    async with reward_harness.rewards(make_reward(scope="group", deadlineSeconds=1)) as rewards:
         scorer = rewards.open_group("g", "train", 3)
         found = await asyncio.gather(*[scorer.score(i, make_request(i)) for i in range(3)])
         await until(lambda: server.num_left == 1)
     assert [each["r"].reason for each in found] == [InvalidReason.DEADLINE] * 3
 
 
-async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_leave_nothing(reward_world, monkeypatch):
+async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_leave_nothing(reward_harness, monkeypatch):
     monkeypatch.setattr(http_client, "IDLE_SECONDS", 3.0)
-    servers = [await reward_world.serve(), await reward_world.serve()]
-    reward_world.list(*servers)
-    async with reward_world.rewards(make_reward(slots=4)) as rewards:
+    servers = [await reward_harness.serve(), await reward_harness.serve()]
+    reward_harness.list(*servers)
+    async with reward_harness.rewards(make_reward(slots=4)) as rewards:
         client = rewards.clients["r"]
         await until(lambda: len(client.replicas.fleet.versions()) == 2)
         rewards.begin()
@@ -93,16 +93,16 @@ async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_lea
             assert all(1 <= server.most_connected <= 8 + 1 for server in servers)
             assert (client.in_flight, client.replicas.num_waiting) == (set(), 0)
         await until(lambda: not any(server.num_connected for server in servers))  # idle ones are closed
-        pool = client._session.connector
+        pool = client.transport._session.connector
         assert not pool._acquired
         assert sum(map(len, pool._conns.values())) == 0
 
 
-async def test_requests_that_are_given_up_leave_no_connection(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_requests_that_are_given_up_leave_no_connection(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.open.clear()
-    async with reward_world.rewards(make_reward(slots=8)) as rewards:
+    async with reward_harness.rewards(make_reward(slots=8)) as rewards:
         client = rewards.clients["r"]
         for burst in range(3):
             tasks = [asyncio.create_task(score(rewards, f"{burst}{i}")) for i in range(50)]
@@ -112,7 +112,7 @@ async def test_requests_that_are_given_up_leave_no_connection(reward_world):
             await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: server.num_left == len(server.asked))
             assert (client.in_flight, server.num_connected) == (set(), 0)
-        assert not client._session.connector._acquired
+        assert not client.transport._session.connector._acquired
         assert client.replicas.fleet.replicas[server.address].in_flight == 0
 
 

@@ -16,12 +16,12 @@ from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient
-from rljob_trainer.rewards.clients import Rewards
-from rljob_trainer.rewards.forecast import Outlook
+from rljob_trainer.rewards.clients import RewardClients
+from rljob_trainer.rewards.forecast import DemandForecast
 from rljob_trainer.rewards.messages import busy_seconds, parse_group_result, parse_openrlhf, parse_result
 
 ADDRESSES = ("127.13.251.1", "127.13.251.2")
-OUTLOOK = Outlook(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
+OUTLOOK = DemandForecast(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
 REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
 
 
@@ -135,7 +135,7 @@ async def test_a_reward_models_own_token_is_sent(monkeypatch):
     monkeypatch.setenv("RLJOB_REWARD_TOKEN_0", "shared")
     spec = Reward.model_validate({"name": "r", "rewardModelRef": {"name": "judge"}})
     async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
-        rewards = Rewards([spec, reward(name="s")], session)
+        rewards = RewardClients([spec, reward(name="s")], session)
         await rewards.start()
         await rewards.score(REQUEST)
         await rewards.close()
@@ -145,7 +145,7 @@ async def test_a_reward_models_own_token_is_sent(monkeypatch):
 async def test_a_token_that_is_not_there_is_said_at_the_start(monkeypatch):
     monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
     async with open_session() as session:
-        with pytest.raises(UserError, match=r"r: .* RLJOB_REWARD_TOKEN_0 .* not set: look whether the Secret"):
+        with pytest.raises(UserError, match=r"r: RLJOB_REWARD_TOKEN_0.* not set; check that the Secret"):
             RewardClient(reward(), session)
 
 
@@ -177,7 +177,7 @@ async def test_a_replica_that_has_vanished_costs_a_retry_and_no_sample():
 
 
 async def test_an_endpoint_that_cannot_be_connected_to_uses_up_no_retry(monkeypatch, caplog):
-    monkeypatch.setattr("rljob_trainer.rewards.client.CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("rljob_trainer.rewards.transport.CONNECT_SECONDS", 0.1)
     url = f"http://{ADDRESSES[1]}:{PORT_REWARD}/v1/score"
     spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0}, deadlineSeconds=2)
     with vanished(ADDRESSES[1]):
@@ -215,7 +215,7 @@ def test_a_component_that_is_no_finite_number_breaks_the_protocol(number):
 
 async def test_refused_requests_are_the_users_to_mend():
     async with Servers([lambda: web.Response(status=422, text="no completion")]):
-        with pytest.raises(UserError, match="answered 422: no completion"):
+        with pytest.raises(UserError, match="returned 422: no completion"):
             await score(reward())
 
 
@@ -243,7 +243,7 @@ async def test_http_rewards_get_no_token_and_may_speak_openrlhfs_protocol():
 async def test_several_rewards_are_asked_at_once_and_keep_their_own_results():
     specs = [reward(), reward(name="s", weight=2.0)]
     async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
-        rewards = Rewards(specs, session)
+        rewards = RewardClients(specs, session)
         await rewards.start()
         found = await rewards.score(REQUEST)
         await rewards.close()
@@ -320,11 +320,11 @@ async def test_scaled_to_zero_the_samples_wait_and_none_is_lost():
     scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
         servers.go.set()
-        rewards = Rewards([scaled], session, unavailable_timeout_seconds=0.0)
+        rewards = RewardClients([scaled], session, unavailable_timeout_seconds=0.0)
         await rewards.start()
         asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
         await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
-        assert "no replica is there yet" in rewards.describe_wait(5, 5)
+        assert "no replica exists yet" in rewards.describe_wait(5, 5)
         demand = rewards.demand(OUTLOOK)["r"]
         assert (demand.waiting, demand.oldest_in_flight_seconds) == (5, 0.0), "waiting says nothing of scoring"
         client = rewards.clients["r"]

@@ -8,7 +8,7 @@ from aiohttp import web
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
-from rljob_trainer.rewards.forecast import Outlook
+from rljob_trainer.rewards.forecast import DemandForecast
 from rljob_trainer.rewards.messages import parse_group_result, parse_openrlhf
 from tests.support.reward_harness import make_request, make_reward, until
 
@@ -18,10 +18,10 @@ async def score_group(rewards, requests):
     return await asyncio.gather(*[scorer.score(i, request) for i, request in enumerate(requests)])
 
 
-async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
-    async with reward_world.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
+async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    async with reward_harness.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
         scorer = rewards.open_group("g", "eval", 3)
         first = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (2, 0)]
         await until(lambda: len(server.asked) == 2)  # the reward of single samples does not wait
@@ -35,12 +35,12 @@ async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_world):
     assert all(each["s"].components == {"alone": 1.0} for each in found)
 
 
-async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "exception", "message": "m"} if body["id"] == "s1" else None
     server.judge_group = lambda samples, results: [10 * result.score for result in results]
-    async with reward_world.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 0})) as rewards:
+    async with reward_harness.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 0})) as rewards:
         found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
     [group] = server.groups
     assert [sample.id for sample in group.samples] == ["s0", "s2"]
@@ -52,56 +52,56 @@ async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(r
     assert (found[1].attempts, found[2].attempts) == (1, 2)
 
 
-async def test_a_group_step_that_fails_makes_the_valid_ones_invalid_with_its_reason(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_a_group_step_that_fails_makes_the_valid_ones_invalid_with_its_reason(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "abstained"} if body["id"] == "s0" else None
     server.judge_group = lambda samples, results: ["timeout"] * len(samples)
-    async with reward_world.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 1})) as rewards:
+    async with reward_harness.rewards(make_reward(scope="sampleThenGroup", failurePolicy={"retries": 1})) as rewards:
         found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
     assert [str(result.reason) for result in found] == ["abstained", "timeout", "timeout"]
     assert all(result.components == {} for result in found[1:])
     assert len(server.groups) == 2
 
 
-async def test_a_group_whose_samples_are_all_invalid_is_not_posted(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_a_group_whose_samples_are_all_invalid_is_not_posted(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "abstained"}
-    async with reward_world.rewards(make_reward(scope="sampleThenGroup")) as rewards:
+    async with reward_harness.rewards(make_reward(scope="sampleThenGroup")) as rewards:
         found = await score_group(rewards, [make_request(i) for i in range(3)])
     assert not server.groups
     assert all(each["r"].reason is InvalidReason.ABSTAINED for each in found)
 
 
-async def test_any_invalid_sample_sends_the_group_elsewhere_and_then_the_valid_ones_are_kept(reward_world):
-    servers = [await reward_world.serve(), await reward_world.serve()]
-    reward_world.list(*servers)
+async def test_any_invalid_sample_sends_the_group_elsewhere_and_then_the_valid_ones_are_kept(reward_harness):
+    servers = [await reward_harness.serve(), await reward_harness.serve()]
+    reward_harness.list(*servers)
     for server, judged in zip(servers, ([1.0, "exception", 3.0], ["exception"] * 3), strict=True):
         server.judge_group = lambda samples, results, judged=judged: judged
-    async with reward_world.rewards(make_reward(scope="group", failurePolicy={"retries": 1})) as rewards:
+    async with reward_harness.rewards(make_reward(scope="group", failurePolicy={"retries": 1})) as rewards:
         found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(3)])]
     assert [len(server.groups) for server in servers] == [1, 1], "once on each"
     assert [result.score for result in found] == [1.0, None, 3.0]
     assert all(result.attempts == 2 for result in found)
 
 
-async def test_an_abstention_in_a_group_is_not_asked_again(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_an_abstention_in_a_group_is_not_asked_again(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.judge_group = lambda samples, results: [1.0, "abstained"]
-    async with reward_world.rewards(make_reward(scope="group")) as rewards:
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
         found = [each["r"] for each in await score_group(rewards, [make_request(i) for i in range(2)])]
     assert [result.valid for result in found] == [True, False]
     assert len(server.groups) == 1
 
 
-async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.judge_group = lambda samples, results: [1.0, "exception"]
     spec = make_reward(scope="group", failurePolicy={"retries": 0, "action": "failJob"})
-    async with reward_world.rewards(spec) as rewards:
+    async with reward_harness.rewards(spec) as rewards:
         scorer = rewards.open_group("g", "train", 2)
         tasks = [asyncio.create_task(scorer.score(i, make_request(i))) for i in range(2)]
         await asyncio.wait(tasks)
@@ -109,39 +109,39 @@ async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward
         assert task.exception().subgroup(UserError), "each says why, and none was merely cancelled"
 
 
-async def test_demand_of_a_group_reward_counts_executions(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
+async def test_demand_of_a_group_reward_counts_executions(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
     server.open.clear()
-    outlook = Outlook(
+    forecast = DemandForecast(
         samples=80, expected=30, is_open=True, due_seconds=100.0, group_size=4, ends=(1.0, 2.0), group_ends=(90.0, 95.0)
     )
-    async with reward_world.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
+    async with reward_harness.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
         scoring = asyncio.create_task(score_group(rewards, [make_request(i) for i in range(4)]))
         await until(lambda: server.groups and len(server.asked) == 4)
-        demand = rewards.demand(outlook)
+        demand = rewards.demand(forecast)
         assert (demand["r"].samples, demand["r"].expected, demand["r"].in_flight) == (20, 8, 1)
         assert (demand["s"].samples, demand["s"].expected, demand["s"].in_flight) == (80, 30, 4)
         assert demand["r"].window_seconds < demand["s"].window_seconds, "groups end later than samples"
         assert rewards.clients["r"].num_samples_in_flight == 4
         server.open.set()
         await scoring
-        assert rewards.demand(outlook)["r"].latency_seconds == 3.0
+        assert rewards.demand(forecast)["r"].latency_seconds == 3.0
         assert rewards.clients["r"].num_requests["train"] == 1
 
 
-async def test_demand_of_sample_then_group_counts_samples_and_not_the_short_step_after_them(reward_world):
-    server = await reward_world.serve()
-    reward_world.list(server)
-    async with reward_world.rewards(make_reward(scope="sampleThenGroup")) as rewards:
+async def test_demand_of_sample_then_group_counts_samples_and_not_the_short_step_after_them(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    async with reward_harness.rewards(make_reward(scope="sampleThenGroup")) as rewards:
         await score_group(rewards, [make_request(i) for i in range(4)])
-        demand = rewards.demand(Outlook(samples=80, expected=30, group_size=4))["r"]
+        demand = rewards.demand(DemandForecast(samples=80, expected=30, group_size=4))["r"]
     assert (demand.samples, demand.expected, demand.latency_seconds) == (80, 30, 1.0)
 
 
 @pytest.mark.parametrize("protocol", ["rljob", "openrlhf"])
-async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_world, protocol):
-    server = await reward_world.serve()
+async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_harness, protocol):
+    server = await reward_harness.serve()
     bodies = []
 
     async def handle(request):
@@ -159,7 +159,7 @@ async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_world
     await site.start()
     url = f"http://{server.address}:{PORT_REWARD + 1}/any"
     spec = make_reward(function=None, scope="group", http={"url": url, "protocol": protocol})
-    async with reward_world.rewards(spec) as rewards:
+    async with reward_harness.rewards(spec) as rewards:
         found = await score_group(rewards, [make_request(i, ground_truth=i) for i in range(2)])
     await runner.cleanup()
     assert [each["r"].score for each in found] == [0.25, 0.5]

@@ -8,7 +8,8 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.protocol import DriverStatus, WeightManifest
-from rljob_trainer.driver.status import Board, StatusServer
+from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.head.status_server import StatusServer
 
 ADDRESS = "127.13.252.1"
 URL = f"http://{ADDRESS}:{PORT_DRIVER}"
@@ -24,7 +25,7 @@ def manifest(version, generation="g"):
 @pytest.fixture
 async def board(monkeypatch):
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
-    board = Board()
+    board = StatusBoard()
     server = StatusServer(board, lambda: b"metric 1\n")
     await server.start(ADDRESS)
     yield board
@@ -73,5 +74,8 @@ async def test_a_lower_version_of_a_new_generation_is_news(board):
 
 
 async def test_a_port_in_use_is_said(board):
-    with pytest.raises(UserError, match=f"{ADDRESS}:{PORT_DRIVER}: the driver's port cannot be had"):
-        await StatusServer(Board(), lambda: b"").start(ADDRESS)
+    with pytest.raises(
+        UserError,
+        match=rf"cannot listen on {ADDRESS}:{PORT_DRIVER} \(driver\): .*; stop the process that holds the port",
+    ):
+        await StatusServer(StatusBoard(), lambda: b"").start(ADDRESS)

@@ -1,0 +1,41 @@
+"""What the driver needs from the trainer group and from the rollouts, and how the trainer group fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from rljob_api.errors import TransientError
+from rljob_api.manifest.roles import Sampling
+from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_trainer.episodes.types import Completion, TrainSample, UpdateMetrics
+
+
+class TrainerGroupDiedError(TransientError):
+    """A rank died. Close the group; a new one resumes from the last checkpoint."""
+
+
+class Trainer(Protocol):
+    """All ranks of the trainer, as one. Each method raises TrainerGroupDiedError if a rank dies."""
+
+    async def update(self, samples: list[TrainSample]) -> UpdateMetrics: ...
+    async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]: ...
+    async def set_steps(self, steps: int) -> None: ...
+    async def publish(self, version: int) -> WeightManifest: ...
+    async def save(self, folder: Path) -> None: ...
+    async def export(self, folder: Path, tokenizer_source: str) -> None: ...
+    async def watch(self) -> NoReturn: ...
+    async def close(self) -> None: ...
+
+
+class Rollouts(Protocol):
+    """All rollout replicas, as one."""
+
+    on_mismatch: Callable[[str], None]
+
+    @property
+    def num_waiting(self) -> int: ...
+    async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion: ...
+    async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]: ...
+    def describe_wait(self) -> str: ...

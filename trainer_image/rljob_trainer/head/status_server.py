@@ -1,0 +1,74 @@
+"""The driver's HTTP server: /status, /metrics, /weights/current, /rljob/ready. It serves a StatusBoard."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Callable
+
+from aiohttp import web
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
+from rljob_trainer.driver.status import StatusBoard
+
+_MAX_POLL_SECONDS = 60.0
+_PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.METRICS.value)
+
+
+class StatusServer:
+    """Serves a status board and the metrics."""
+
+    def __init__(self, board: StatusBoard, render_metrics: Callable[[], bytes]) -> None:
+        self._board = board
+        self._render_metrics = render_metrics
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, address: str, port: int = PORT_DRIVER) -> None:
+        app = web.Application(middlewares=[require_token])
+        app.router.add_get(UrlPath.READY.value, self._ready)
+        app.router.add_get(UrlPath.METRICS.value, self._metrics)
+        app.router.add_get(UrlPath.STATUS.value, self._status)
+        app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, address, port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UserError(
+                f"cannot listen on {address}:{port} (driver): {error.strerror}; stop the process that holds the port"
+            ) from error
+
+    async def close(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._render_metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._board.snapshot().model_dump_json(), content_type="application/json")
+
+    async def _weights(self, request: web.Request) -> web.Response:
+        try:
+            timeout = min(float(request.query.get("timeout", "0")), _MAX_POLL_SECONDS)
+        except ValueError:
+            return web.Response(status=422, text="timeout must be a number of seconds\n")
+        manifest = await self._board.wait_for_manifest(request.query.get("after", ""), timeout)
+        if manifest is None:
+            return web.Response(status=204)
+        return web.Response(text=manifest.model_dump_json(), content_type="application/json")
+
+
+@web.middleware
+async def require_token(request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
+    """Reject requests without the job's token, except for readiness and metrics."""
+    expected = f"Bearer {os.environ.get(ENV_TOKEN, '')}".encode()
+    given = request.headers.get("Authorization", "").encode()
+    if request.path not in _PUBLIC_PATHS and not hmac.compare_digest(given, expected):
+        return web.Response(status=401, text="the job's token is required\n")
+    return await handler(request)  # type: ignore[misc]

@@ -1,0 +1,207 @@
+"""The driver's Prometheus metrics: what a step did, what the rewards returned, and what they are doing now."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rljob_api.wire.protocol import InvalidReason, Lane
+from rljob_trainer.episodes.types import ScoredResult, Trajectory
+
+log = logging.getLogger(__name__)
+
+LATENCY_BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+"""The chart's values.schema.json lists them: an alert's latency must be one of the buckets."""
+SCORE_BUCKETS = (
+    *(-10, -5, -2, -1, -0.75, -0.5, -0.25, -0.1, -0.001, 0, 0.1, 0.25, 0.5, 0.75, 0.9),
+    *(0.999, 1, 2, 5, 10),  # most rewards return 0 and 1: each has a (nearly) separate bucket
+)
+SCORE = "score"
+VALID = "valid"
+PHASES = ("starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint")
+_MAX_COMPONENTS = 32
+"""Per reward."""
+_MAX_GAUGES = 256
+"""Per part of a step's or an evaluation's record, such as its components."""
+
+
+class RewardStatistics(Protocol):
+    """What a scrape reads from the client of one reward."""
+
+    num_rescored: int
+
+    @property
+    def num_requests(self) -> Mapping[Lane, int]: ...
+    @property
+    def num_samples_in_flight(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def oldest_waiting_seconds(self) -> float: ...
+    @property
+    def num_replicas(self) -> int: ...
+    @property
+    def num_hedges(self) -> int: ...
+    @property
+    def num_hedge_wins(self) -> int: ...
+
+
+class PrometheusMetrics:
+    """The driver's /metrics.
+
+    Gauges hold the last step's numbers. Counters and histograms also move during a step.
+    """
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._num_gauges: dict[str, int] = {}
+        self._components: dict[str, set[str]] = {}
+        self._latency = Histogram(
+            "rljob_reward_latency_seconds",
+            "From a trajectory's end to this reward's result, waits and retries included.",
+            ["reward", "lane", "outcome"],
+            registry=registry,
+            buckets=LATENCY_BUCKETS_SECONDS,
+        )
+        self._score = Histogram(
+            "rljob_reward_score",
+            "Valid scores (component: score) and what else the reward returned.",
+            ["reward", "lane", "component"],
+            registry=registry,
+            buckets=SCORE_BUCKETS,
+        )
+        # A histogram with bounds below 0 has no sum, and a counter cannot fall: a gauge, for delta().
+        self._score_sum = Gauge(
+            "rljob_reward_score_accumulated",
+            "Sum of what rljob_reward_score counts.",
+            ["reward", "lane", "component"],
+            registry=registry,
+        )
+        self._invalid = Counter(
+            "rljob_reward_invalid",
+            "Samples without a valid score, after the last attempt.",
+            ["reward", "lane", "reason"],
+            registry=registry,
+        )
+        self._samples = Counter("rljob_samples", "Samples scored.", ["lane"], registry=registry)
+        self._tokens = Counter("rljob_sampled_tokens", "Tokens sampled.", ["lane"], registry=registry)
+        self._phases = Counter(
+            "rljob_phase_seconds", "Where the driver's time went; of a step, known at its end.", ["phase"],
+            registry=registry,
+        )  # fmt: skip
+        self._mismatches = Counter(
+            "rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.", registry=registry
+        )
+        self._restarts = Counter("rljob_restarts", "Restarts by the driver.", ["role"], registry=registry)
+        for phase in PHASES:
+            self._phases.labels(phase)
+
+    def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
+        """Export the counters of all rewards, and read their clients at each scrape.
+
+        Counters start at 0, so that rate() works for the first event.
+        """
+        for name in clients:
+            for lane in get_args(Lane):
+                self._latency.labels(name, lane, VALID)
+                for reason in InvalidReason:
+                    self._invalid.labels(name, lane, reason.value)
+        self.registry.register(_RewardCollector(clients))
+
+    def record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
+        """Record a sample whose last reward has arrived."""
+        self._samples.labels(lane).inc()
+        self._tokens.labels(lane).inc(trajectory.num_sampled)
+        for name, result in trajectory.results.items():
+            if isinstance(result, ScoredResult):
+                outcome = VALID if result.reason is None else result.reason.value
+                self._latency.labels(name, lane, outcome).observe(result.latency_seconds)
+            if result.reason is not None:
+                self._invalid.labels(name, lane, result.reason.value).inc()
+            elif result.score is not None:
+                self._record_value(name, lane, SCORE, result.score)
+                for component, value in result.components.items():
+                    if self._has_room(name, component):
+                        self._record_value(name, lane, component, value)
+
+    def _record_value(self, reward: str, lane: Lane, component: str, value: float) -> None:
+        self._score.labels(reward, lane, component).observe(value)
+        self._score_sum.labels(reward, lane, component).inc(value)
+
+    def _has_room(self, reward: str, component: str) -> bool:
+        """Return whether a component gets a histogram. User code may return ever new keys, and each stays a series."""
+        known = self._components.setdefault(reward, set())
+        if component not in known and len(known) < _MAX_COMPONENTS:
+            known.add(component)
+            if len(known) == _MAX_COMPONENTS:
+                log.warning("reward %s: /metrics exports only its first %d components", reward, _MAX_COMPONENTS)
+        return component in known
+
+    def record_phase(self, phase: str, seconds: float) -> None:
+        self._phases.labels(phase).inc(seconds)
+
+    def record_mismatch(self) -> None:
+        self._mismatches.inc()
+
+    def record_restart(self, role: str) -> None:
+        self._restarts.labels(role).inc()
+
+    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        for name, value in {**numbers, "number": step}.items():
+            metric = f"rljob_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
+            if metric not in self._gauges:
+                part = f"{kind}/{name.partition('/')[0]}"
+                if self._num_gauges.get(part, 0) == _MAX_GAUGES:
+                    continue
+                self._num_gauges[part] = self._num_gauges.get(part, 0) + 1
+                self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
+            self._gauges[metric].set(value)
+
+    def close(self) -> None:
+        """Do nothing: scrapers pull."""
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _RewardCollector(Collector):
+    """Reads the reward clients at each scrape."""
+
+    def __init__(self, clients: Mapping[str, RewardStatistics]) -> None:
+        self._clients = clients
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Callable[[RewardStatistics], float]]] = {
+            "in_flight": ("Samples that wait for this reward.", lambda client: client.num_samples_in_flight),
+            "waiting": ("Requests that wait for a free replica.", lambda client: client.num_waiting),
+            "waiting_oldest_seconds": ("Age of the oldest waiting request.", lambda client: client.oldest_waiting_seconds),
+            "replicas": ("Ready replicas that were found.", lambda client: client.num_replicas),
+        }
+        counters: dict[str, tuple[str, Callable[[RewardStatistics], float]]] = {
+            "hedges": ("Hedged requests for slow samples.", lambda client: client.num_hedges),
+            "hedge_wins": ("Hedged requests whose result counted.", lambda client: client.num_hedge_wins),
+            "rescored": ("Samples rescored because the version changed.", lambda client: client.num_rescored),
+        }
+        for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for suffix, (text, read) in rows.items():
+                metric = family(f"rljob_reward_{suffix}", text, labels=["reward"])
+                for name, client in self._clients.items():
+                    metric.add_metric([name], read(client))
+                yield metric
+        attempts = CounterMetricFamily(
+            "rljob_reward_attempts", "Requests for scores, one per sample or group.", labels=["reward", "lane"]
+        )
+        for name, client in self._clients.items():
+            for lane in get_args(Lane):
+                attempts.add_metric([name, lane], client.num_requests[lane])
+        yield attempts

@@ -37,16 +37,16 @@ _UNREACHABLE = re.compile(
 )
 _DISK_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _NUM_LINES_SHOWN = 12
-# uv does not read pip's variables.
-_UV_NAMES = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
-    "PIP_CERT": "SSL_CERT_FILE",
-}
+_PIP_INSTALL = ("pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
+_INSTALLER_VARIABLES = (
+    ("PIP_INDEX_URL", ("UV_DEFAULT_INDEX", "UV_INDEX_URL")),
+    ("PIP_EXTRA_INDEX_URL", ("UV_INDEX", "UV_EXTRA_INDEX_URL")),
+    ("PIP_FIND_LINKS", ("UV_FIND_LINKS",)),
+    ("PIP_CERT", ("SSL_CERT_FILE",)),
+)
+"""pip's variable, and uv's for the same setting (newest first). Neither installer reads the other's."""
 _FILE_VARIABLES = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
 """uv's variables that name files; their contents are part of the environment's digest."""
-_UV_OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
 
 def ensure_environment(lines: Sequence[str], cache: Path | None = None) -> str:
@@ -83,15 +83,13 @@ def _digest(lines: Sequence[str]) -> str:
 
 def _create(folder: Path, python: Path, lines: Sequence[str]) -> None:
     uv = shutil.which("uv")
-    if uv:
-        _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], lines)
-        install = [uv, "pip", "install", "--quiet", "--python", str(python)]
-    else:
-        _run([sys.executable, "-m", "venv", str(folder)], lines)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    create = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+    install = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else [str(python), "-m", *_PIP_INSTALL]
+    environment = _build_environment(uses_uv=uv is not None)
+    _run([*create, str(folder)], environment, lines)
     requirements = folder / "requirements.txt"
     requirements.write_text("".join(f"{line}\n" for line in lines))
-    _run([*install, "--requirement", str(requirements)], lines)
+    _run([*install, "--requirement", str(requirements)], environment, lines)
     _link_worker(folder)
 
 
@@ -105,10 +103,10 @@ def _link_worker(folder: Path) -> None:
     (folder / "lib" / version / "site-packages" / f"{_WORKER_FOLDER}.pth").write_text(f"{worker}\n")
 
 
-def _run(command: list[str], lines: Sequence[str]) -> None:
+def _run(command: list[str], environment: dict[str, str], lines: Sequence[str]) -> None:
     done = subprocess.run(
         command,
-        env=_environment(),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -120,13 +118,17 @@ def _run(command: list[str], lines: Sequence[str]) -> None:
         raise _explain(done.stdout, lines)
 
 
-def _environment() -> dict[str, str]:
+def _build_environment(*, uses_uv: bool) -> dict[str, str]:
     """Return the installer's environment, without the token: building a package runs its code."""
-    environment = {name: value for name, value in os.environ.items() if name != ENV_TOKEN}
-    for pip_name, uv_name in _UV_NAMES.items():
-        if pip_name in environment and _UV_OLDER_NAMES.get(uv_name) not in environment:
-            environment.setdefault(uv_name, environment[pip_name])
-    return {"UV_PYTHON_DOWNLOADS": "never"} | environment
+    environment = {"UV_PYTHON_DOWNLOADS": "never"} | dict(os.environ)
+    environment.pop(ENV_TOKEN, None)
+    for pip_name, uv_names in _INSTALLER_VARIABLES:
+        uv_value = next((environment[name] for name in uv_names if name in environment), None)
+        if uses_uv and uv_value is None and pip_name in environment:
+            environment[uv_names[0]] = environment[pip_name]
+        elif not uses_uv and uv_value:
+            environment.setdefault(pip_name, uv_value)
+    return environment
 
 
 def _explain(output: str, lines: Sequence[str]) -> RLJobError:

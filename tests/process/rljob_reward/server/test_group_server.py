@@ -34,7 +34,7 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos):
 """
 LENGTH_PENALTY = (ROOT / "examples" / "length" / "reward.py").read_text()
 
-# Leaves a mark in the folder when it runs, and goes on when the file `go` is there.
+# Creates a file `ran-...` when it runs, and continues when the file `go` exists.
 GATED = """
 import os, time
 def reward(prompts, completions, answer):
@@ -58,10 +58,10 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def relative(start_server: StartServer) -> Server:
-    return start_server(RELATIVE, scope="group", slots=2, timeoutSeconds=2)
+    return start_server(RELATIVE, scope="group", slots=2, timeoutSeconds=0.5)
 
 
-def test_a_group_is_scored_in_one_call(relative: Server) -> None:
+def test_group_is_scored_in_one_call(relative: Server) -> None:
     first, second = relative.score_group(build_group("ab", "abcd")).results
     assert (first.score, second.score) == (0.5, 1.0)
     assert first.components == {"length": 2.0}
@@ -69,7 +69,7 @@ def test_a_group_is_scored_in_one_call(relative: Server) -> None:
     assert first.execute_seconds == second.execute_seconds
 
 
-def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relative: Server) -> None:
+def test_sample_without_a_score_is_invalid_and_each_sample_is_counted(relative: Server) -> None:
     name = 'rljob_reward_execute_seconds_count{lane="eval",outcome="%s",reward="test"}'
     before = {outcome: relative.metric(name % outcome) for outcome in ("valid", "abstained")}
     assert reasons(relative.score_group(build_group("none", "ab", "abcd", lane="eval"))) == ["abstained", None, None]
@@ -82,10 +82,10 @@ def test_a_sample_without_a_score_is_invalid_alone_and_each_sample_counts(relati
     [
         ("raise", "exception", "ValueError: no"),
         ("exit", "worker_died", "exit code 3"),
-        ("hang", "timeout", "longer than 2 s (timeoutSeconds)"),
+        ("hang", "timeout", "longer than 0.5 s (timeoutSeconds)"),
     ],
 )
-def test_a_group_that_fails_as_a_whole_gives_each_sample_the_reason(
+def test_failure_of_the_group_is_the_reason_of_each_sample(
     relative: Server, completion: str, reason: str, expected: str
 ) -> None:
     result = relative.score_group(build_group("fine", completion, "fine"))
@@ -94,7 +94,7 @@ def test_a_group_that_fails_as_a_whole_gives_each_sample_the_reason(
     assert reasons(relative.score_group(build_group("next"))) == [None], "the next group is served"
 
 
-def test_a_retried_group_joins_the_one_under_way_and_is_remembered(start_server: StartServer, folder: Path) -> None:
+def test_retried_group_joins_the_running_one_and_is_remembered(start_server: StartServer, folder: Path) -> None:
     server = start_server(GATED, scope="group", slots=2)
     request = build_group("a", "b", name="same", ground_truth=str(folder))
     ran = lambda: len(list(folder.glob("ran-*")))  # noqa: E731
@@ -115,9 +115,7 @@ def post_in_thread(threads: ThreadPoolExecutor, server: Server, name: str, folde
     return threads.submit(server.score_group, request).result
 
 
-def test_a_group_takes_one_slot_and_a_full_queue_refuses_one_as_it_does_a_sample(
-    start_server: StartServer, folder: Path
-) -> None:
+def test_group_takes_one_slot_and_is_refused_by_a_full_queue(start_server: StartServer, folder: Path) -> None:
     server = start_server(GATED, scope="group", slots=1, queueLength=1)
     with ThreadPoolExecutor(3) as threads:
         running = threads.submit(server.score_group, build_group("a", "b", "c", ground_truth=str(folder)))
@@ -130,7 +128,7 @@ def test_a_group_takes_one_slot_and_a_full_queue_refuses_one_as_it_does_a_sample
         assert [len(future.result().results) for future in (running, waiting)] == [3, 2]
 
 
-def test_a_group_that_was_accepted_is_answered_before_the_server_goes(start_server: StartServer, folder: Path) -> None:
+def test_accepted_group_is_answered_before_the_server_exits(start_server: StartServer, folder: Path) -> None:
     server = start_server(GATED, scope="group", slots=1)
     with ThreadPoolExecutor(1) as threads:
         accepted = threads.submit(server.score_group, build_group("a", "b", ground_truth=str(folder)))
@@ -144,7 +142,7 @@ def test_a_group_that_was_accepted_is_answered_before_the_server_goes(start_serv
 
 
 @pytest.mark.parametrize(
-    ("path", "request_", "words"),
+    ("path", "request_", "expected"),
     [
         (
             "/v1/score",
@@ -156,19 +154,19 @@ def test_a_group_that_was_accepted_is_answered_before_the_server_goes(start_serv
         (
             "/v1/score-group",
             build_group("a") | {"results": [{"id": "1", "valid": True, "score": 1.0}]},
-            "results: must be null: with scope: group",
+            "results: must be null; with scope: group",
         ),
     ],
 )
-def test_what_is_no_request_of_a_group_is_refused_with_the_remedy(
-    relative: Server, path: str, request_: dict[str, Any], words: str
+def test_invalid_group_request_is_refused_with_a_remedy(
+    relative: Server, path: str, request_: dict[str, Any], expected: str
 ) -> None:
     status, answer, _ = relative.request("POST", path, request_)
     assert status == 422
-    assert words in answer["detail"]
+    assert expected in answer["detail"]
 
 
-def test_a_group_needs_the_token_and_a_post(relative: Server) -> None:
+def test_group_needs_the_token_and_a_post(relative: Server) -> None:
     assert relative.request("POST", "/v1/score-group", build_group("a"), token="wrong")[0] == 401
     connection = http.client.HTTPConnection(relative.host, 8080, timeout=60)
     connection.request("GET", "/v1/score-group", headers={"Authorization": f"Bearer {TOKEN}"})
@@ -177,7 +175,7 @@ def test_a_group_needs_the_token_and_a_post(relative: Server) -> None:
     connection.close()
 
 
-def test_a_reward_of_samples_refuses_groups_and_says_what_to_set(start_server: StartServer) -> None:
+def test_reward_with_scope_sample_refuses_groups_with_a_remedy(start_server: StartServer) -> None:
     server = start_server("def compute_score(solution_str): return 1.0", slots=1)
     status, answer, _ = server.request("POST", "/v1/score-group", build_group("a"))
     assert (status, answer["detail"]) == (
@@ -187,7 +185,7 @@ def test_a_reward_of_samples_refuses_groups_and_says_what_to_set(start_server: S
     assert server.request("GET", "/v1/info")[1]["scope"] == "sample"
 
 
-def test_a_class_scores_samples_when_they_come_and_then_their_group(start_server: StartServer) -> None:
+def test_class_scores_samples_and_then_their_group(start_server: StartServer) -> None:
     server = start_server(
         LENGTH_PENALTY, scope="sampleThenGroup", slots=2, cache=True, function={"kwargs": {"penalty": 0.5}}
     )
@@ -199,7 +197,7 @@ def test_a_class_scores_samples_when_they_come_and_then_their_group(start_server
     assert [result["score"] for result in alone] == [1.0, 1.0, 0.0]
     status, answer, _ = server.request("POST", "/v1/score-group", request)
     assert status == 422
-    assert "what each sample got at /v1/score" in answer["detail"]
+    assert "must be the result of each sample from /v1/score" in answer["detail"]
     results = server.score_group(request | {"results": alone}).results
     assert [result.score for result in results] == [1.0, 0.5, 0.0], "the longest right answer loses the penalty"
     assert [result.components for result in results] == [
@@ -209,12 +207,12 @@ def test_a_class_scores_samples_when_they_come_and_then_their_group(start_server
     ]
 
 
-def test_an_invalid_sample_has_no_place_in_what_follows(start_server: StartServer) -> None:
+def test_group_step_refuses_invalid_results(start_server: StartServer) -> None:
     server = start_server(LENGTH_PENALTY, scope="sampleThenGroup", slots=1)
     failed = ScoreResult(id="x", valid=False, reason="timeout").model_dump(mode="json")
     status, answer, _ = server.request("POST", "/v1/score-group", build_group("4") | {"results": [failed]})
     assert status == 422
-    assert "one valid result for each of samples" in answer["detail"]
+    assert "one valid result per sample" in answer["detail"]
 
 
 def test_scope_is_part_of_the_version(start_server: StartServer) -> None:

@@ -1,4 +1,4 @@
-"""The real server over HTTP: every way in which a function can fail costs one invalid result and nothing else."""
+"""The real server over HTTP: each failure of a function costs one invalid result and nothing else."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def answer_neither():
             pass
     hang()
 
-def part_in_a_moment():
-    def part():
+def close_pipe_later():
+    def close():
         time.sleep(0.2)
         for descriptor in range(3, 64):
             try:
@@ -69,7 +69,7 @@ def part_in_a_moment():
             except OSError:
                 pass
         os.kill(os.getpid(), signal.SIGSTOP)
-    threading.Thread(target=part).start()
+    threading.Thread(target=close).start()
     return 1.0
 
 def fork_and_return():
@@ -99,7 +99,7 @@ BEHAVIOURS = {
     "print": print_garbage,
     "write": write_everywhere,
     "neither": answer_neither,
-    "part": part_in_a_moment,
+    "close later": close_pipe_later,
     "fork": fork_and_return,
     "child": hang_with_a_child,
     "token": lambda: float("RLJOB_TOKEN" in os.environ),
@@ -109,7 +109,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return BEHAVIOURS[solution_str]()
 """
 
-# Each call waits until its file `go-ID` exists, and leaves `ran-ID` behind when it starts.
+# Each call creates the file `ran-ID` when it starts, and waits until `go-ID` exists.
 GATED = """
 import os, time
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -123,14 +123,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A function may write to its scratch directory and to shared memory, which test and function can both see."""
+    """Shared memory: besides its scratch directory, a function may write only there."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def failing(start_server: StartServer) -> Server:
-    return start_server(FAILING, slots=2, timeoutSeconds=1.0)
+    return start_server(FAILING, slots=2, timeoutSeconds=0.5)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def failing(start_server: StartServer) -> Server:
         ("close", "worker_died", "pipe|exit code"),
         ("deep", "exception", "RecursionError"),
         ("memory", "exception", r"MemoryError.*maxMemoryMiB is 2048 MiB"),
-        ("hang", "timeout", r"longer than 1 s \(timeoutSeconds\)"),
+        ("hang", "timeout", r"longer than 0.5 s \(timeoutSeconds\)"),
         ("sleep", "timeout", "was killed"),
         ("write", "worker_died", "garbage"),
         ("neither", "worker_died", "garbage"),
         ("child", "timeout", "was killed"),
     ],
 )
-def test_a_failure_costs_one_invalid_result_with_its_reason(
+def test_failure_costs_one_invalid_result_with_its_reason(
     failing: Server, behaviour: str, reason: str, expected: str
 ) -> None:
     result = failing.score(behaviour)
@@ -165,40 +165,38 @@ def test_a_failure_costs_one_invalid_result_with_its_reason(
 
 
 @pytest.mark.parametrize(("behaviour", "score"), [("fine", 1.0), ("zero", 0.0), ("print", 1.0), ("fork", 1.0)])
-def test_what_a_function_prints_or_forks_does_not_disturb_its_result(
-    failing: Server, behaviour: str, score: float
-) -> None:
+def test_printing_or_forking_does_not_disturb_the_result(failing: Server, behaviour: str, score: float) -> None:
     result = failing.score(behaviour)
     assert (result["valid"], result["score"]) == (True, score), result
 
 
-def test_a_request_for_a_worker_whose_pipe_has_closed_gets_its_verdict(start_server: StartServer) -> None:
+def test_request_to_a_worker_with_a_closed_pipe_gets_a_result(start_server: StartServer) -> None:
     server = start_server(FAILING, slots=1)
     [worker] = server.children()
-    server.score("part")
-    wait_for(lambda: not worker.is_running() or worker.status() == "stopped", "the worker to part")
-    assert server.score("fine")["reason"] in ("worker_died", None), "None: it had been replaced by then"
+    server.score("close later")
+    wait_for(lambda: not worker.is_running() or worker.status() == "stopped", "the worker to close its pipe")
+    assert server.score("fine")["reason"] in ("worker_died", None), "None: a new worker had replaced it"
 
 
-def test_a_timeout_ends_the_work_and_what_it_started(failing: Server) -> None:
+def test_timeout_kills_the_worker_and_its_children(failing: Server) -> None:
     failing.score("child")
     wait_for(
         lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]],
-        "the child of the killed worker to be gone",
+        "the child of the killed worker to end",
     )
 
 
-def test_user_code_does_not_see_the_jobs_token(failing: Server) -> None:
+def test_user_code_does_not_see_the_token(failing: Server) -> None:
     assert failing.score("token")["score"] == 0.0
 
 
-def test_the_log_of_what_a_function_prints_is_bounded(failing: Server) -> None:
+def test_logged_output_of_a_function_is_bounded(failing: Server) -> None:
     for _ in range(4):
         failing.score("print")
     assert failing.log.stat().st_size < 2 << 20, "4 MB were printed"
 
 
-def test_metrics_tell_outcomes_restarts_and_slots(failing: Server) -> None:
+def test_metrics_count_outcomes_restarts_and_slots(failing: Server) -> None:
     failing.score("fine", lane="eval")
     failing.score("os._exit")
     count = 'rljob_reward_execute_seconds_count{lane="%s",outcome="%s",reward="test"}'
@@ -226,7 +224,7 @@ def test_requests_without_the_token_are_refused(failing: Server) -> None:
         ({"id": "1", "prompt": "p", "completion": "c", "extra": 1}, "extra: Extra inputs"),
     ],
 )
-def test_a_malformed_request_is_answered_422_with_the_place(failing: Server, body: Any, expected: str) -> None:
+def test_malformed_request_is_answered_422_with_the_field(failing: Server, body: Any, expected: str) -> None:
     status, answer, _ = failing.request("POST", "/v1/score", body)
     assert status == 422
     assert expected in answer["detail"]
@@ -244,8 +242,8 @@ def test_info_describes_the_function(failing: Server) -> None:
     assert re.fullmatch("[0-9a-f]{64}", info["version"])
 
 
-class Gate:
-    """A server whose executions end when told to."""
+class GatedServer:
+    """A server whose executions end when their gate opens."""
 
     def __init__(self, start: StartServer, folder: Path, **fields: Any) -> None:
         self.folder = folder
@@ -272,8 +270,8 @@ class Gate:
             (self.folder / f"go-{name}").touch()
 
 
-def test_a_full_queue_answers_429_and_the_lanes_do_not_share_it(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=1, queueLength=1)
+def test_full_queue_answers_429_and_lanes_do_not_share_it(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=1, queueLength=1)
     running = gate.send("a")
     gate.wait_running("a")
     queued = gate.send("b")
@@ -288,8 +286,8 @@ def test_a_full_queue_answers_429_and_the_lanes_do_not_share_it(start_server: St
     assert [f.result()[0] for f in (running, queued, evaluation)] == [200] * 3
 
 
-def test_an_evaluation_runs_beside_a_full_train_lane(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=4)
+def test_evaluation_runs_while_the_train_lane_is_full(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=4)
     burst = [gate.send(f"t{number}") for number in range(6)]
     gate.wait_queued(3)
     gate.open("e")
@@ -298,8 +296,8 @@ def test_an_evaluation_runs_beside_a_full_train_lane(start_server: StartServer, 
     assert all(future.result()[1]["valid"] for future in burst)
 
 
-def test_a_retry_joins_the_first_and_a_late_one_gets_the_same_result(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=4)
+def test_retry_joins_the_first_and_a_late_one_gets_the_same_result(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=4)
     first = gate.send("a")
     gate.wait_running("a")
     second = gate.send("a")
@@ -313,15 +311,15 @@ def test_a_retry_joins_the_first_and_a_late_one_gets_the_same_result(start_serve
     assert gate.num_runs("a") == 2, "another request under the same id is not the same request"
 
 
-def test_a_failed_result_is_not_remembered(failing: Server) -> None:
+def test_failed_result_is_not_remembered(failing: Server) -> None:
     before = failing.metric('rljob_reward_execute_seconds_count{lane="train",outcome="exception"')
     for _ in range(2):
         failing.score("raise", id="again")
     assert failing.metric('rljob_reward_execute_seconds_count{lane="train",outcome="exception"') == before + 2
 
 
-def test_a_client_that_leaves_the_queue_takes_its_request_with_it(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=1)
+def test_request_of_a_disconnected_client_is_dropped_from_the_queue(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=1)
     running = gate.send("a")
     gate.wait_running("a")
     body = json.dumps({"id": "b", "prompt": "p", "completion": "b", "ground_truth": str(tmp_path)}).encode()
@@ -339,13 +337,13 @@ def test_a_client_that_leaves_the_queue_takes_its_request_with_it(start_server: 
     assert gate.num_runs("b") == 0
 
 
-def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=2)
+def test_sigterm_finishes_accepted_requests_and_leaves_no_process(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=2)
     accepted = [gate.send(name) for name in ("a", "b", "c")]
     gate.wait_queued(1)
     workers = gate.server.children()
     gate.server.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: not gate.server.is_ready(), "readiness to go down")
+    wait_for(lambda: not gate.server.is_ready(), "the server to be unready")
     assert gate.send("d").result()[0] == 503
     gate.open("a", "b", "c")
     assert [future.result()[1]["valid"] for future in accepted] == [True] * 3
@@ -353,7 +351,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start_server: 
     assert not [worker for worker in workers if worker.is_running()]
 
 
-def test_a_request_whose_body_ends_after_sigterm_is_refused_and_not_left_waiting(start_server: StartServer) -> None:
+def test_request_whose_body_ends_after_sigterm_is_refused(start_server: StartServer) -> None:
     server = start_server("def compute_score(solution_str): return 1.0")
     body = json.dumps({"id": "a", "prompt": "p", "completion": "c"}).encode()
     with contextlib.closing(http.client.HTTPConnection(server.host, 8080, timeout=60)) as connection:
@@ -361,16 +359,16 @@ def test_a_request_whose_body_ends_after_sigterm_is_refused_and_not_left_waiting
         connection.putheader("Authorization", f"Bearer {TOKEN}")
         connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body[:10])
-        server.score("the server has read what came before")
+        server.score("so that the server has read the first part")
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: not server.children(), "the workers to be gone")
+        wait_for(lambda: not server.children(), "the workers to exit")
         connection.send(body[10:])
         assert connection.getresponse().status == 503
     assert server.process.wait(30) == ExitCode.SUCCEEDED
 
 
-def test_work_that_outlasts_the_grace_is_cancelled(start_server: StartServer, tmp_path: Path) -> None:
-    gate = Gate(start_server, tmp_path, slots=1, arguments=["--grace", "0.2"])
+def test_requests_that_outlast_the_grace_period_are_cancelled(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=1, arguments=["--grace", "0.2"])
     running = gate.send("a")
     gate.wait_running("a")
     queued = gate.send("b")
@@ -395,24 +393,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_processes_that_a_function_left_behind_are_reaped_and_end_with_the_worker(start_server: StartServer) -> None:
+def test_orphans_of_a_function_are_reaped_and_end_with_the_worker(start_server: StartServer) -> None:
     server = start_server(LEAVING, slots=1)
     first, second = (psutil.Process(int(server.score("leave")["score"])) for _ in range(2))
     assert first.ppid() == second.ppid() == server.pid, "as under process 1 of a container"
     first.kill()
-    wait_for(lambda: not psutil.pid_exists(first.pid), "the dead one to leave the table")
+    wait_for(lambda: not psutil.pid_exists(first.pid), "the dead process to be reaped")
     server.score("exit")
-    wait_for(lambda: not psutil.pid_exists(second.pid), "the living one to end with its worker")
+    wait_for(lambda: not psutil.pid_exists(second.pid), "the living process to end with its worker")
 
 
-def test_reaping_takes_no_workers_exit_status(start_server: StartServer) -> None:
+def test_reaping_orphans_keeps_the_exit_status_of_workers(start_server: StartServer) -> None:
     server = start_server(LEAVING, slots=4, failurePolicy={"retries": 0})
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(server.score, ["exit"] * 20))
     assert {result["message"] for result in results} == {"the worker process ended with exit code 3"}
     wait_for(
         lambda: not any(_is_zombie(child) for child in server.children()),
-        "the dead to leave the table",
+        "all zombies to be reaped",
     )
 
 
@@ -430,22 +428,22 @@ def test_sigterm_during_a_long_import_ends_the_server(start_server: StartServer)
     assert not worker.is_running()
 
 
-def test_a_server_that_is_killed_leaves_no_worker_behind(start_server: StartServer) -> None:
+def test_killed_server_leaves_no_worker_behind(start_server: StartServer) -> None:
     server = start_server(FAILING, slots=2)
-    threading.Thread(target=_score_in_vain, args=(server,), daemon=True).start()
+    threading.Thread(target=_score_until_killed, args=(server,), daemon=True).start()
     wait_for(lambda: server.metric('rljob_reward_slots_in_use{lane="train"') == 1, "the hanging call to run")
     workers = server.children()
     assert workers
     os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: not [w for w in workers if w.is_running() and w.status() != "zombie"], "the workers to be gone")
+    wait_for(lambda: not [w for w in workers if w.is_running() and w.status() != "zombie"], "the workers to exit")
 
 
-def _score_in_vain(server: Server) -> None:
+def _score_until_killed(server: Server) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
         server.score("hang")
 
 
-def test_slots_that_nobody_needs_have_no_process(start_server: StartServer) -> None:
+def test_unused_slots_have_no_process(start_server: StartServer) -> None:
     server = start_server("def compute_score(solution_str): return 1.0", slots=64)
     server.score("x")
     assert len(server.children()) <= 2
@@ -454,13 +452,16 @@ def test_slots_that_nobody_needs_have_no_process(start_server: StartServer) -> N
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("def compute_score(x): return 1", r"function\.inline:1: compute_score: cannot tell the convention"),
+        (
+            "def compute_score(x): return 1",
+            r"function\.inline:1: compute_score: no known convention has",
+        ),
         ("def compute_score(:", r"function\.inline:1: SyntaxError"),
         ("import nowhere", "ModuleNotFoundError"),
         ("import os; os._exit(0)", "while it was imported, the worker process ended with exit code 0"),
     ],
 )
-def test_a_function_that_cannot_be_served_ends_the_server_before_it_listens(
+def test_unservable_function_ends_the_server_before_it_listens(
     start_server: StartServer, source: str, expected: str
 ) -> None:
     server = start_server(source, wait=False)
@@ -470,13 +471,13 @@ def test_a_function_that_cannot_be_served_ends_the_server_before_it_listens(
     assert "Traceback" not in log
 
 
-def test_a_port_in_use_is_an_error_with_a_remedy(start_server: StartServer, failing: Server) -> None:
+def test_port_in_use_is_an_error_with_a_remedy(start_server: StartServer, failing: Server) -> None:
     server = start_server(FAILING, wait=False, arguments=["--host", failing.host])
     assert server.process.wait(60) == ExitCode.INFRASTRUCTURE
     assert f"cannot listen on {failing.host}:8080: Address already in use" in server.log.read_text()
 
 
-def test_check_says_what_the_function_is_without_serving_it(start_server: StartServer) -> None:
+def test_check_prints_the_function_without_serving_it(start_server: StartServer) -> None:
     server = start_server(FAILING, wait=False, arguments=["--check"])
     assert server.process.wait(60) == ExitCode.SUCCEEDED
     assert "test: compute_score, verl signature, version" in server.log.read_text()

@@ -1,4 +1,4 @@
-"""Workers under another user than the server's, and a server without privileges as a Pod has it.
+"""Workers with dedicated users, and a server without privileges as in a Pod.
 
 Both need an interpreter and packages that every user can read, so the server runs from a copy with the system's Python.
 """
@@ -27,7 +27,7 @@ PACKAGES = (
     *("rljob_api", "rljob_reward", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "yaml"),
     *("starlette", "anyio", "idna", "uvicorn", "click", "h11", "httptools", "uvloop", "prometheus_client", "aiohttp"),
     *("multidict", "yarl", "frozenlist", "aiosignal", "attr", "attrs", "aiohappyeyeballs", "propcache", "jinja2"),
-    *("markupsafe", "jsonschema"),
+    *("markupsafe", "jsonschema", "psutil", "cachetools"),
 )
 SOURCE = r"""
 import os, signal, socket, subprocess
@@ -118,68 +118,68 @@ def server(request: pytest.FixtureRequest, packages: Path) -> Iterator[Server]:
             started.stop()
 
 
-def test_each_worker_has_a_user_of_its_own_where_the_server_may_give_it(server: Server) -> None:
+def test_each_worker_has_a_dedicated_user_when_the_server_may_switch(server: Server) -> None:
     server.score("uid")
     if server.user == 0:
-        users = wait_for(lambda: _own_users(server), "two workers with two users of their own")
+        users = wait_for(lambda: _dedicated_users(server), "two workers with dedicated users")
         assert server.score("uid")["score"] in users
     else:
         assert {child.uids().real for child in server.children()} == {NOBODY}
         assert "uid: the server lacks CAP_" in server.log.read_text()
 
 
-def _own_users(server: Server) -> set[int]:
-    """A worker begins as root, and changes before it runs any user code."""
+def _dedicated_users(server: Server) -> set[int]:
+    """A worker starts as root, and switches before it runs any user code."""
     users = {child.uids().real for child in server.children()}
     return users if len(users) == 2 and min(users) >= 20_000 else set()
 
 
 @pytest.mark.parametrize("behaviour", ["read", "files"])
-def test_it_cannot_look_into_the_server_and_works_in_its_own_directory(server: Server, behaviour: str) -> None:
+def test_worker_cannot_read_the_server_and_works_in_its_directory(server: Server, behaviour: str) -> None:
     for _ in range(3):
         result = server.score(behaviour, ground_truth=str(server.pid))
         assert result["score"] == 1.0, result["message"]
 
 
-def test_it_cannot_end_the_server_or_another_worker(server: Server) -> None:
+def test_worker_cannot_kill_the_server_or_another_worker(server: Server) -> None:
     pids = " ".join(str(pid) for pid in (server.pid, *(child.pid for child in server.children())))
     result = server.score("touch", ground_truth=pids)
     assert result["score"] == 1.0, result["message"]
     assert server.is_ready()
 
 
-def test_it_cannot_write_to_what_its_user_could_write_to(server: Server) -> None:
+def test_worker_cannot_write_to_a_file_that_its_user_may_write(server: Server) -> None:
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         os.chmod(file.name, 0o666)
         assert server.score("write", ground_truth=file.name)["score"] == 1.0
 
 
-def test_a_fork_bomb_costs_one_result(server: Server) -> None:
+def test_fork_bomb_costs_one_result(server: Server) -> None:
     result = server.score("fork_bomb")
     assert result["reason"] == "worker_died"
     assert "more than 20 processes and threads (maxProcesses)" in result["message"]
     assert server.score("read", ground_truth=str(server.pid))["score"] == 1.0
 
 
-def test_what_it_leaves_ends_with_it_although_its_user_is_another(server: Server) -> None:
+def test_daemon_of_another_user_ends_with_its_worker(server: Server) -> None:
     result = server.score("daemon")
     assert result["valid"], result["message"]
     daemon = psutil.Process(int(result["score"]))
     for _ in range(2):
         server.score("exit")
-    wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to be gone")
+    wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to end")
 
 
-def test_the_token_is_in_no_workers_environment(server: Server) -> None:
-    wait_for(lambda: _look_into_workers(server), "a worker to look into")
+def test_token_is_not_in_the_environment_of_workers(server: Server) -> None:
+    wait_for(lambda: _check_workers(server), "a worker to check")
 
 
-def _look_into_workers(server: Server) -> int:
-    looked = 0
+def _check_workers(server: Server) -> int:
+    num_checked = 0
     for child in server.children():
-        with contextlib.suppress(psutil.Error):  # what a test before this one ended
-            # One that is forked and not yet executed still shows the server's own command and environment.
+        with contextlib.suppress(psutil.Error):  # an earlier test killed it
+            # Between fork and exec it still shows the server's command and environment.
             if "rljob_reward.worker" in child.cmdline():
                 assert TOKEN not in child.environ().values()
-                looked += 1
-    return looked
+                num_checked += 1
+    return num_checked

@@ -1,0 +1,94 @@
+"""The environment of a function's requirements: errors, variables of the installers, completeness. Installs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import TransientError, UserError
+from rljob_reward.worker_pool import requirements
+
+PIP_UNREACHABLE = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
+connection broken by 'NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')'
+ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
+ERROR: No matching distribution found for sympy"""
+UV_UNREACHABLE = """error: Failed to fetch: `http://127.0.0.1:9/simple/sympy/`
+  Caused by: error sending request for url (http://127.0.0.1:9/simple/sympy/)"""
+UV_MISSING = """  x No solution found when resolving dependencies:
+  `-> Because sympy was not found in the package registry, we can conclude that your requirements are unsatisfiable."""
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "remedy"),
+    [
+        (PIP_UNREACHABLE, TransientError, "the package index cannot be reached; set UV_INDEX_URL"),
+        (UV_UNREACHABLE, TransientError, "the package index cannot be reached; set UV_INDEX_URL"),
+        ("error: No space left on device (os error 28)", TransientError, "give the Pod more ephemeral storage"),
+        ("ERROR: No matching distribution found for sympy", UserError, "correct the lines, or build an image"),
+        (UV_MISSING, UserError, "correct the lines, or build an image"),
+    ],
+)
+def test_error_depends_on_the_installers_output(output: str, error: type[Exception], remedy: str) -> None:
+    explained = requirements._explain(output, ["sympy"])
+    assert type(explained) is error
+    assert "function.requirements (sympy) cannot be installed" in str(explained)
+    assert remedy in str(explained)
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for pip_name, uv_names in requirements._INSTALLER_VARIABLES:
+        for name in (pip_name, *uv_names):
+            monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_installer_never_gets_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    for uses_uv in (True, False):
+        assert "RLJOB_TOKEN" not in requirements._build_environment(uses_uv=uses_uv)
+
+
+def test_uv_gets_the_index_of_pip_and_keeps_its_own(clean_environment: pytest.MonkeyPatch) -> None:
+    clean_environment.setenv("PIP_INDEX_URL", "http://index/simple")
+    clean_environment.setenv("PIP_EXTRA_INDEX_URL", "http://extra")
+    clean_environment.setenv("UV_INDEX", "http://x")
+    environment = requirements._build_environment(uses_uv=True)
+    assert (environment["UV_DEFAULT_INDEX"], environment["UV_INDEX"]) == ("http://index/simple", "http://x")
+
+
+def test_pip_gets_the_index_of_uv_and_keeps_its_own(clean_environment: pytest.MonkeyPatch) -> None:
+    clean_environment.setenv("UV_INDEX_URL", "http://index/simple")
+    clean_environment.setenv("UV_INDEX", "http://x")
+    clean_environment.setenv("PIP_EXTRA_INDEX_URL", "http://extra")
+    environment = requirements._build_environment(uses_uv=False)
+    assert (environment["PIP_INDEX_URL"], environment["PIP_EXTRA_INDEX_URL"]) == ("http://index/simple", "http://extra")
+
+
+def test_incomplete_environment_is_created_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    created = []
+
+    def create(folder: Path, python: Path, lines: list[str]) -> None:
+        assert not folder.exists()
+        created.append(lines)
+        python.parent.mkdir(parents=True)
+        python.touch()
+
+    monkeypatch.setattr(requirements, "_create", create)
+    python = Path(requirements.ensure_environment(["sympy"], tmp_path))
+    assert requirements.ensure_environment(["sympy"], tmp_path) == str(python)
+    assert len(created) == 1
+    (python.parents[1] / "rljob-complete").unlink()
+    assert requirements.ensure_environment(["sympy"], tmp_path) == str(python)
+    assert len(created) == 2
+
+
+def test_digest_depends_on_the_contents_of_constraint_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "constraints.txt"
+    digests = [requirements._digest(["sympy"])]
+    monkeypatch.setenv("UV_CONSTRAINT", str(file))
+    for text in ("sympy<1.14", "sympy<1.13"):
+        file.write_text(text)
+        digests.append(requirements._digest(["sympy"]))
+    assert len(set(digests)) == 3

@@ -1,43 +1,37 @@
-"""What a judge or a model tells Prometheus beside what every reward tells: calls, tokens, waits for limits."""
+"""Prometheus metrics of classifiers and judges, in addition to those of every reward."""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from rljob_reward.server.metrics import Metrics
-
-_USUAL_OUTCOMES = ("200", "429", "500", "503", "connection")
+_COMMON_OUTCOMES = ("200", "429", "500", "503", "connection")
 
 
-class CallMetrics:
-    """Counters in the reward's own registry."""
+class UpstreamMetrics:
+    """Requests to the model's server, their tokens, and waits for rate limits."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, registry: CollectorRegistry, reward: str) -> None:
         def counter(name: str, text: str, label: str) -> Counter:
-            return Counter(name, text, ("reward", label), registry=metrics.registry)
+            return Counter(name, text, ("reward", label), registry=registry)
 
-        self._reward = metrics.reward
-        self._calls = counter(
-            "rljob_reward_calls", "Requests to the model's server, by its status or `connection`.", "outcome"
+        self._reward = reward
+        self._requests = counter(
+            "rljob_reward_calls", "Requests to the model's server, by HTTP status or `connection`.", "outcome"
         )
-        self._tokens = counter("rljob_reward_tokens", "Tokens that they took, as the server counted them.", "kind")
+        self._tokens = counter("rljob_reward_tokens", "Tokens of these requests, as counted by the server.", "kind")
         self._waits = counter(
-            "rljob_reward_limit_wait_seconds", "Time in which requests waited though slots were free.", "limit"
+            "rljob_reward_limit_wait_seconds", "Time for which requests waited while slots were free.", "limit"
         )
-        self._peers = Gauge(
-            "rljob_reward_limit_peers",
-            "Replicas over which the limits are shared; 0: this one has no share yet.",
-            ("reward",),
-            registry=metrics.registry,
+        self._replicas = Gauge(
+            "rljob_reward_limit_peers", "Replicas that share the rate limits.", ("reward",), registry=registry
         )
-
-        for outcome in _USUAL_OUTCOMES:  # what appears with its first event has no rate
-            self._calls.labels(self._reward, outcome)
+        for outcome in _COMMON_OUTCOMES:  # exported as 0 from the start, so that rate() sees the first event
+            self._requests.labels(reward, outcome)
         for kind in ("prompt", "completion"):
-            self._tokens.labels(self._reward, kind)
+            self._tokens.labels(reward, kind)
 
-    def record_call(self, outcome: str) -> None:
-        self._calls.labels(self._reward, outcome).inc()
+    def record_request(self, outcome: str) -> None:
+        self._requests.labels(self._reward, outcome).inc()
 
     def record_tokens(self, prompt: float, completion: float) -> None:
         self._tokens.labels(self._reward, "prompt").inc(prompt)
@@ -46,5 +40,5 @@ class CallMetrics:
     def record_wait(self, limit: str, seconds: float) -> None:
         self._waits.labels(self._reward, limit).inc(seconds)
 
-    def record_peers(self, number: int) -> None:
-        self._peers.labels(self._reward).set(number)
+    def record_replicas(self, number: int) -> None:
+        self._replicas.labels(self._reward).set(number)

@@ -1,4 +1,4 @@
-"""Prompts as text and as turns, and the beginnings of answers for messages."""
+"""Prompts as text and as messages, and abbreviated answers for error messages."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any
 
 from rljob_api.wire.protocol import Message
 
-_SHOWN_CHARACTERS = 200
+_MAX_SHOWN_CHARACTERS = 200
 
 
-def turns_of(prompt: str | list[Message]) -> list[Message]:
-    """The prompt as a conversation."""
+def to_messages(prompt: str | list[Message]) -> list[Message]:
+    """Return the prompt as a conversation."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def text_of(prompt: str | list[Message]) -> str:
-    """The prompt as text; of a conversation, what its last user turn says."""
+def to_text(prompt: str | list[Message]) -> str:
+    """Return the prompt as text: for a conversation, its last user message."""
     if isinstance(prompt, str):
         return prompt
-    turns = [turn for turn in prompt if turn.get("role") == "user"] or prompt
-    return str(turns[-1].get("content") or "") if turns else ""
+    messages = [message for message in prompt if message.get("role") == "user"] or prompt
+    return str(messages[-1].get("content") or "") if messages else ""
 
 
 def describe(value: Any) -> str:
-    """The beginning of an answer, for messages."""
+    """Return the beginning of an answer, for error messages."""
     text = " ".join(str(value).split())
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+    return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}...")

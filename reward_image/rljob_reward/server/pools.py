@@ -30,16 +30,17 @@ def build_pool(
             on_restart=metrics.record_restart,
             on_fatal_error=on_fatal_error,
         )
-    from rljob_reward.models.metrics import CallMetrics
-    from rljob_reward.models.model_slots import Caller, CallPool
+    from rljob_reward.models.metrics import UpstreamMetrics
+    from rljob_reward.models.model_slots import ModelBackend, ModelSlotPool
 
-    caller: Caller
+    model: ModelBackend
+    upstream_metrics = UpstreamMetrics(metrics.registry, metrics.reward)
     if isinstance(backend, JudgeReward):
-        from rljob_reward.models.judge.caller import JudgeCaller
+        from rljob_reward.models.judge.judge import Judge
 
-        caller = JudgeCaller(backend, reward.slots, reward.timeout_seconds, CallMetrics(metrics))
+        model = Judge(backend, reward.slots, reward.timeout_seconds, upstream_metrics)
     else:
-        from rljob_reward.models.classifier import ModelCaller
+        from rljob_reward.models.classifier import Classifier
 
-        caller = ModelCaller(backend, CallMetrics(metrics))
-    return CallPool(caller, reward.slots, reward.timeout_seconds, on_idle=on_idle)
+        model = Classifier(backend, upstream_metrics)
+    return ModelSlotPool(model, upstream_metrics, reward.slots, reward.timeout_seconds, on_idle=on_idle)

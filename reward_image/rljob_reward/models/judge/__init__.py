@@ -1,1 +1,1 @@
-"""Rewards by a chat model: template, parser, votes, limits, and the caller that puts them together."""
+"""Judges: chat models that score completions."""

@@ -1,8 +1,8 @@
-"""What a judge is asked about a group, and what its answers come to. Pure.
+"""Plan the questions about a group, and combine the answers. Pure.
 
-Every way to compare is questions about some samples and, of each answer, a score for each of those: pairwise asks about
-each two in both orders, so that a liking for the first place cancels out; ranking and listwise ask once about all.
-Invariant: what cannot be read costs the samples that it was about, and is never a zero.
+An answer gives a score to each sample of its question. pairwise asks about each pair in both orders, so that a
+preference for the first place cancels out; ranking and listwise ask once about all samples. Invariant: an unreadable
+answer makes only its samples invalid, and never counts as zero.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.models.judge.parser import Parser, combine, mean_components, mean_value, readable
-from rljob_reward.models.model_slots import NoScoreError, Score
+from rljob_reward.models.execution import NoScoreError, Score
+from rljob_reward.models.judge.parser import Parser, combine, mean_components, mean_value, require_majority
 from rljob_reward.models.texts import describe
 
 Compare = Literal["pairwise", "ranking", "listwise"]
 Scores = list[Score | NoScoreError]
-"""One for each sample that is spoken of."""
+"""One per sample of the question or group."""
 
-ALONE = 0.5
-"""Score of a sample that there is nothing to compare with: the mean of every group, and a tie with itself."""
+SINGLE_SAMPLE_SCORE = 0.5
+"""Score of the only sample of a group: the mean of every group, and a tie with itself."""
 
-NAMES: dict[str, tuple[str, ...]] = {
+TEMPLATE_FIELDS: dict[Compare, tuple[str, ...]] = {
     "pairwise": ("first", "second"),
     "ranking": ("completions",),
     "listwise": ("completions",),
 }
-"""What a template has in place of `completion`."""
+"""Variables of the template, instead of `completion`."""
 
 
-class Ask(NamedTuple):
-    """One question."""
+class ComparisonQuestion(NamedTuple):
+    """One question about some samples of a group."""
 
-    about: tuple[int, ...]
-    """Numbers of the samples, in the order in which it has them."""
+    samples: tuple[int, ...]
+    """Indices of the samples, in the order of the question."""
     fields: dict[str, Any]
-    """What the template has of them."""
+    """Values of TEMPLATE_FIELDS."""
 
 
-def plan_questions(compare: Compare, completions: Sequence[str]) -> list[Ask]:
-    """All that is to be asked; nothing where there is nothing to compare."""
-    numbers = range(len(completions))
+def plan_questions(compare: Compare, completions: Sequence[str]) -> list[ComparisonQuestion]:
+    """Return all questions; none if there is nothing to compare."""
+    indices = range(len(completions))
     if compare == "listwise" or (compare == "ranking" and len(completions) > 1):
-        return [Ask(tuple(numbers), {"completions": list(completions)})]
+        return [ComparisonQuestion(tuple(indices), {"completions": list(completions)})]
     if compare == "ranking":
         return []
-    pairs = permutations(numbers, 2)
-    return [Ask((i, j), {"first": completions[i], "second": completions[j]}) for i, j in pairs]
+    pairs = permutations(indices, 2)
+    return [ComparisonQuestion((i, j), {"first": completions[i], "second": completions[j]}) for i, j in pairs]
 
 
 def read_answer(compare: Compare, parser: Parser, answer: str, num_samples: int) -> Scores:
-    """The scores of the samples that the question was about. NoScoreError where it speaks of none of them."""
+    """Return the scores of the question's samples. Raises NoScoreError if the whole answer is unreadable."""
     if compare == "pairwise":
         return _read_pair(parser.read(answer), answer)
     values, components = parser.read_list(answer)
@@ -64,24 +64,24 @@ def read_answer(compare: Compare, parser: Parser, answer: str, num_samples: int)
 
 
 def combine_votes(votes: Sequence[Scores | NoScoreError], aggregate: str, num_samples: int) -> Scores:
-    """Of each sample, one score of all votes."""
+    """Combine the votes of each sample."""
     return [
         _or_error(combine, [vote if isinstance(vote, NoScoreError) else vote[i] for vote in votes], aggregate)
         for i in range(num_samples)
     ]
 
 
-def score_samples(num_samples: int, questions: Sequence[Ask], answers: Sequence[Scores]) -> Scores:
-    """Of each sample, the mean of its comparisons, of which more than half must have an answer."""
+def score_samples(num_samples: int, questions: Sequence[ComparisonQuestion], answers: Sequence[Scores]) -> Scores:
+    """Return the mean of each sample's comparisons. More than half of them must have an answer."""
     found: list[Scores] = [[] for _ in range(num_samples)]
     for question, answer in zip(questions, answers, strict=True):
-        for number, score in zip(question.about, answer, strict=True):
-            found[number].append(score)
-    return [_or_error(_mean_of, scores) if scores else Score(ALONE) for scores in found]
+        for index, score in zip(question.samples, answer, strict=True):
+            found[index].append(score)
+    return [_or_error(_mean_of, scores) if scores else Score(SINGLE_SAMPLE_SCORE) for scores in found]
 
 
 def _mean_of(comparisons: Scores) -> Score:
-    scores = readable(comparisons, "comparisons")
+    scores = require_majority(comparisons, "comparisons")
     if len(comparisons) == 1:
         return scores[0]
     return Score(mean_value(scores), mean_components(scores) | {"comparisons": float(len(scores))})
@@ -90,8 +90,8 @@ def _mean_of(comparisons: Scores) -> Score:
 def _read_pair(score: Score, answer: str) -> Scores:
     if not 0 <= score.value <= 1:
         raise _unreadable(
-            f"the judge's score is {score.value:g}; with compare: pairwise it is 1 where the first wins, 0 where it "
-            "loses, or between (judge.parser.scores gives words their numbers)",
+            f"the judge's score is {score.value:g}; with compare: pairwise it must be 1 if the first wins, "
+            "0 if it loses, or between (judge.parser.scores maps words to numbers)",
             answer,
         )
     return [score, Score(1 - score.value, score.components)]
@@ -99,7 +99,7 @@ def _read_pair(score: Score, answer: str) -> Scores:
 
 def _read_ranking(ranked: list[float], components: dict[str, float], answer: str) -> Scores:
     if sorted(ranked) != list(range(1, len(ranked) + 1)):
-        raise _unreadable(f"the judge's ranking does not have each of 1 to {len(ranked)} once", answer)
+        raise _unreadable(f"the judge's ranking must contain each of 1 to {len(ranked)} once", answer)
     scores: Scores = [Score(0.0)] * len(ranked)
     for place, number in enumerate(ranked):
         scores[int(number) - 1] = Score(1 - place / (len(ranked) - 1), components)
@@ -113,9 +113,9 @@ def _read_element(parser: Parser, value: Any, components: dict[str, float], answ
         return error
 
 
-def _or_error(make: Callable[..., Score], *arguments: Any) -> Score | NoScoreError:
+def _or_error(function: Callable[..., Score], *arguments: Any) -> Score | NoScoreError:
     try:
-        return make(*arguments)
+        return function(*arguments)
     except NoScoreError as error:
         return error
 

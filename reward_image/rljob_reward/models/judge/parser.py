@@ -1,6 +1,6 @@
-"""From a judge's answer to a score, and from votes to one score. Pure.
+"""Read the score from a judge's answer, and combine votes into one score. Pure.
 
-Invariant: an answer that cannot be read is invalid with its beginning in the message, never a zero.
+Invariant: an unreadable answer is invalid, with its beginning in the message, and never counts as zero.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.scorers import JudgeParser, JudgeReward, find_judge_problems
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.models.model_slots import NoScoreError, Score
+from rljob_reward.models.execution import NoScoreError, Score
 from rljob_reward.models.texts import describe
 from rljob_reward.worker.adapters.outcome import read_components
 
 _MAX_READ_CHARACTERS = 1 << 16
-"""Of an answer's end, what a regular expression is run over."""
+"""Regular expressions are applied to the end of an answer only."""
 _FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 _SCORE_GROUP = "score"
 _SCHEMA_NAME = "verdict"
 
 
 class Parser:
-    """Reads answers."""
+    """Reads scores from answers."""
 
     def __init__(self, judge: JudgeReward) -> None:
-        """UserError where the parser can read no answer at all."""
+        """Raises UserError if the parser cannot read any answer."""
         problems = [f"judge.{field} {problem}" for field, problem in find_judge_problems(judge)]
         if problems:
             raise UserError("; ".join(problems))
@@ -41,7 +41,7 @@ class Parser:
 
     @property
     def response_format(self) -> dict[str, Any] | None:
-        """What makes the model answer by the schema; None without one."""
+        """Field of the request that enforces the schema; None without a schema."""
         schema = self._spec.json_schema
         if schema is None:
             return None
@@ -49,7 +49,7 @@ class Parser:
         return {"type": "json_schema", "json_schema": {"name": _SCHEMA_NAME, "schema": schema, **strict}}
 
     def read(self, answer: str) -> Score:
-        """The score of an answer. NoScoreError says what is wrong with it."""
+        """Return the score of an answer. Raises NoScoreError."""
         return self._read_text(answer) if self._regex else self._read_json(answer)
 
     def _read_text(self, answer: str) -> Score:
@@ -57,15 +57,15 @@ class Parser:
         matches = list(self._regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
         if not matches:
             raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
-        last = matches[-1]  # what comes before is thought
+        last = matches[-1]  # earlier matches belong to the reasoning
         word = last[_SCORE_GROUP] if _SCORE_GROUP in self._regex.groupindex else last[1]
         return Score(self.to_number(word, answer))
 
     def read_list(self, answer: str) -> tuple[list[Any], dict[str, float]]:
-        """What a list at scorePath has, as it is, and the components beside it."""
+        """Return the elements of the list at scorePath, and the components on its level."""
         value, components = self._find(answer)
         if not isinstance(value, list):
-            raise _unreadable(f"the judge's {self._spec.score_path} is no list: {describe(answer)}")
+            raise _unreadable(f"the judge's {self._spec.score_path} is not a list: {describe(answer)}")
         return value, components
 
     def _read_json(self, answer: str) -> Score:
@@ -73,26 +73,26 @@ class Parser:
         return Score(self.to_number(value, answer), components)
 
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
-        """What is at scorePath, and the numbers beside it."""
+        """Return the value at scorePath, and the numbers on its level."""
         fenced = _FENCE.match(answer)
         try:
             value = json.loads(fenced[1] if fenced else answer)
         except (ValueError, RecursionError) as error:
-            raise _unreadable(f"the judge's answer is no JSON ({error}): {describe(answer)}") from None
-        beside: Any = None
+            raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
+        parent: Any = None
         for part in self._path:
-            beside = value
+            parent = value
             try:
                 value = value[int(part)] if isinstance(value, list) else value[part]
             except (KeyError, IndexError, TypeError, ValueError):
                 raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
-        others = beside if isinstance(beside, dict) else {}
-        return value, read_components((name, other) for name, other in others.items() if name != self._path[-1])
+        siblings = parent if isinstance(parent, dict) else {}
+        return value, read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
 
     def to_number(self, value: Any, answer: str) -> float:
-        """A number, or a word's. NoScoreError where it is neither."""
+        """Convert a number, or a word of judge.parser.scores. Raises NoScoreError for other values."""
         if value is None:
-            raise NoScoreError(InvalidReason.ABSTAINED, f"the judge gave no score: {describe(answer)}")
+            raise NoScoreError(InvalidReason.ABSTAINED, f"the judge's score is null: {describe(answer)}")
         word = str(value).strip().casefold()
         if word in self._scores:
             return self._scores[word]
@@ -100,28 +100,28 @@ class Parser:
             number = float(value.strip() if isinstance(value, str) else value)
         except (TypeError, ValueError, OverflowError):
             known = f" (judge.parser.scores has {', '.join(self._spec.scores)})" if self._scores else ""
-            raise _unreadable(f"the judge's score is {describe(value)}, which is no number{known}") from None
+            raise _unreadable(f"the judge's score is {describe(value)}, which is not a number{known}") from None
         if not math.isfinite(number):
             raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
         return number
 
 
 def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:
-    """One score of all votes. With half of them or fewer readable there is none."""
-    scores = readable(votes, "votes")
+    """Combine votes into one score. Raises NoScoreError unless more than half are readable."""
+    scores = require_majority(votes, "votes")
     if len(votes) == 1:
         return scores[0]
     counts = Counter(score.value for score in scores)
-    most = max(counts.values())
+    top_count = max(counts.values())
     value = mean_value(scores)
     if aggregate == "majority":
-        value = mean_value([Score(winner) for winner, count in counts.items() if count == most])
-    components = mean_components(scores) | {"votes": float(len(scores)), "agreement": most / len(scores)}
+        value = mean_value([Score(winner) for winner, count in counts.items() if count == top_count])
+    components = mean_components(scores) | {"votes": float(len(scores)), "agreement": top_count / len(scores)}
     return Score(value, components)
 
 
-def readable(answers: Sequence[Score | NoScoreError], what: str) -> list[Score]:
-    """The answers that are scores. NoScoreError where those are not more than half."""
+def require_majority(answers: Sequence[Score | NoScoreError], what: str) -> list[Score]:
+    """Return the answers that are scores. Raises NoScoreError unless they are more than half."""
     scores = [answer for answer in answers if isinstance(answer, Score)]
     failed = [answer for answer in answers if isinstance(answer, NoScoreError)]
     if 2 * len(scores) > len(answers):
@@ -136,14 +136,14 @@ def mean_value(scores: Sequence[Score]) -> float:
 
 
 def mean_components(scores: Sequence[Score]) -> dict[str, float]:
-    """Each component's mean over the scores that have it."""
+    """Return each component's mean over the scores that have it."""
     names = {name: None for score in scores for name in score.components}
     found = {name: [score.components[name] for score in scores if name in score.components] for name in names}
     return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether a schema meets OpenAI's conditions for `strict`: every object closed, every property required."""
+    """Return whether a schema meets OpenAI's conditions for `strict`: closed objects, all properties required."""
     if isinstance(schema, list):
         return all(map(is_strict, schema))
     if not isinstance(schema, dict):

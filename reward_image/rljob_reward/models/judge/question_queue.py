@@ -1,59 +1,61 @@
-"""The questions about all groups under way, one after another as they came, as limits and slots allow.
+"""Questions of all groups, started in order of arrival as limits and slots allow.
 
-Owns the order and when one may be asked; leaves the limits to their gate. Waits for a free place and for the gate (a
-timer, since nothing else tells); unblocked by a question that ended or by that timer. Invariant: who waits here is not
-being timed, and needs leave for one question alone, however many its group has.
+Waits for a free slot and for the rate limiter (a timer, because it sends no events); unblocked by a finished question
+or by that timer. Invariants: waiting does not count towards timeouts, and a question is admitted alone, regardless of
+the size of its group.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from rljob_reward.models.model_slots import Gate, Progress
+from rljob_reward.models.execution import ExecutionProgress
+from rljob_reward.models.rate_limiter import RateLimiter
 
-_LONGEST_NAP_SECONDS = 1.0
+_MAX_POLL_SECONDS = 1.0
 
 
-class Turns:
-    """At most `size` questions are asked at once."""
+class QuestionQueue:
+    """Runs at most `size` questions at once."""
 
-    def __init__(self, gate: Gate, size: int, timeout_seconds: float, on_wait: Callable[[str, float], None]) -> None:
-        self._gate = gate
+    def __init__(
+        self, limiter: RateLimiter, size: int, timeout_seconds: float, on_wait: Callable[[str, float], None]
+    ) -> None:
+        self._limiter = limiter
         self._timeout_seconds = timeout_seconds
         self._on_wait = on_wait
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._head = asyncio.Lock()
         self._ended = asyncio.Event()
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[Progress]:
-        """A question's turn: its time begins when it has come."""
-        async with self._places:
+    async def acquire(self) -> AsyncIterator[ExecutionProgress]:
+        """Wait until a question may be sent. Its timeout starts then."""
+        async with self._slots:
             async with self._head:
-                await self._wait_for_gate()
-                charged = self._gate.enter()
-            progress = Progress(time.monotonic() + self._timeout_seconds, charged)
+                await self._wait_for_limiter()
+                charged = self._limiter.admit()
+            progress = ExecutionProgress(time.monotonic() + self._timeout_seconds, charged)
             try:
                 yield progress
             finally:
-                self._gate.leave(charged, progress.used)
+                self._limiter.release(charged, progress.used)
                 self._ended.set()
 
-    async def _wait_for_gate(self) -> None:
-        since, waited_for = time.monotonic(), ""
+    async def _wait_for_limiter(self) -> None:
+        since, first_limit = time.monotonic(), ""
         while True:
             self._ended.clear()
-            seconds, limit = self._gate.closed()
+            seconds, limit = self._limiter.required_wait()
             if not seconds:
                 break
-            waited_for = waited_for or limit
-            try:
-                async with asyncio.timeout(min(seconds, _LONGEST_NAP_SECONDS)):
+            first_limit = first_limit or limit
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(seconds, _MAX_POLL_SECONDS)):
                     await self._ended.wait()
-            except TimeoutError:
-                pass
-        if waited_for:
-            self._on_wait(waited_for, time.monotonic() - since)
+        if first_limit:
+            self._on_wait(first_limit, time.monotonic() - since)

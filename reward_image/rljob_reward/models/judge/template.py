@@ -1,7 +1,7 @@
-"""The question to a judge: a Jinja template in a sandbox, over the fields of a ScoreRequest, or those of a group.
+"""The question to a judge: a sandboxed Jinja template over the fields of a ScoreRequest or of a group.
 
-Owns the errors of a template: at the start, each with its line. Invariant: a field that is not there is an error, never
-an empty place in the question.
+Reports errors of the template at startup, with their line. Invariant: a missing field is an error; it is never rendered
+as empty text.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason, Message, ScoreRequest
-from rljob_reward.models.model_slots import NoScoreError
-from rljob_reward.models.texts import text_of, turns_of
+from rljob_reward.models.execution import NoScoreError
+from rljob_reward.models.texts import to_messages, to_text
 
 _FIELDS = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
-_PLACE = "judge.template"
+_FIELD_PATH = "judge.template"
 
 
-class Question:
-    """A template, ready to be filled in."""
+class QuestionTemplate:
+    """A compiled template."""
 
     def __init__(self, template: str, system_prompt: str | None, completions: tuple[str, ...]) -> None:
-        """`completions`: the names of what is to be judged. UserError says in which line what is wrong."""
+        """`completions`: names of the variables to be judged. Raises UserError if the template is invalid."""
         names = (*_FIELDS[:2], *completions, *_FIELDS[2:])
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
         try:
@@ -39,27 +39,27 @@ class Question:
         except TemplateSyntaxError as error:
             lines = template.splitlines()
             line = lines[error.lineno - 1].strip() if 0 < error.lineno <= len(lines) else ""
-            raise UserError(f"{_PLACE}:{error.lineno}: {error.message}: {line}") from error
-        except TemplateError as error:  # a filter or test that does not exist, in some versions
-            raise UserError(f"{_PLACE}: {error}") from error
+            raise UserError(f"{_FIELD_PATH}:{error.lineno}: {error.message}: {line}") from error
+        except TemplateError as error:  # an unknown filter or test, in some versions of Jinja
+            raise UserError(f"{_FIELD_PATH}: {error}") from error
         self._system_prompt = system_prompt
 
     def build_messages(self, fields: dict[str, Any]) -> list[Message]:
-        """The conversation that the judge is sent. NoScoreError where the template fails on this sample."""
+        """Return the messages to send. Raises NoScoreError if the template fails on this sample."""
         try:
             text = self._template.render(fields)
-        except Exception as error:  # a template may do arithmetic, and more, with what the data has
-            message = f"{_PLACE}: {type(error).__name__}: {error}"
+        except Exception as error:  # expressions over the data can raise anything
+            message = f"{_FIELD_PATH}: {type(error).__name__}: {error}"
             raise NoScoreError(InvalidReason.EXCEPTION, message) from error
         system = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
         return [*system, {"role": "user", "content": text}]
 
 
 def fields_of(request: ScoreRequest) -> dict[str, Any]:
-    """What a template has of a sample, its completion left out."""
+    """Return the variables of a sample, except its completion."""
     return {
-        "prompt": text_of(request.prompt),
-        "messages": turns_of(request.prompt),
+        "prompt": to_text(request.prompt),
+        "messages": to_messages(request.prompt),
         "ground_truth": request.ground_truth,
         "data_source": request.data_source,
         "extra_info": request.extra_info,
@@ -67,7 +67,7 @@ def fields_of(request: ScoreRequest) -> dict[str, Any]:
 
 
 def common_fields_of(requests: Sequence[ScoreRequest]) -> dict[str, Any]:
-    """What a template has of a group: its prompt, and of extra_info what is the same for all."""
+    """Return the variables of a group: its prompt, and the entries of extra_info that all samples share."""
     first, *others = requests
     shared = {
         name: value
@@ -82,4 +82,4 @@ def _describe_unknown(parsed: nodes.Template, unknown: set[str], names: tuple[st
     first = min(found, key=lambda node: node.lineno)
     near = difflib.get_close_matches(first.name, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{_PLACE}:{first.lineno}: there is no {first.name}; there are {', '.join(names)}{hint}"
+    return f"{_FIELD_PATH}:{first.lineno}: unknown variable {first.name}; known variables are {', '.join(names)}{hint}"

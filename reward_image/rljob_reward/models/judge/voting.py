@@ -1,7 +1,7 @@
-"""One question, asked as many times as there are votes, with what all requests have in common.
+"""Send one question as many times as there are votes.
 
-Leaves sending to an Asker and reading to who asks. Invariant: a vote that fails is a value, not an exception, so that
-one costs no other.
+The caller reads the answers. Invariant: a failed vote is a value, not an exception, so that it does not affect the
+other votes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,30 @@ from typing import Any, TypeVar
 
 from rljob_api.manifest.scorers import JudgeReward
 from rljob_api.wire.protocol import InvalidReason, Message
-from rljob_reward.models import vllm_sidecar as beside
-from rljob_reward.models.metrics import CallMetrics
-from rljob_reward.models.model_slots import NoScoreError, Progress
+from rljob_reward.models import vllm_sidecar
+from rljob_reward.models.execution import ExecutionProgress, NoScoreError
+from rljob_reward.models.metrics import UpstreamMetrics
 from rljob_reward.models.texts import describe
-from rljob_reward.models.upstream import Asker
+from rljob_reward.models.upstream import UpstreamClient
 
-_MOST_TOKENS = 10**8
-"""No request has more: what claims so is no count, and charging it would close the limit for ever."""
+_MAX_TOKENS = 10**8
+"""Larger counts are ignored: charging them would block the limit indefinitely."""
 
 T = TypeVar("T")
 
 
 class Voting:
-    """Asks the judge's model."""
+    """The votes of a judge's model."""
 
     def __init__(
-        self, judge: JudgeReward, response_format: dict[str, Any] | None, asker: Asker, metrics: CallMetrics
+        self,
+        judge: JudgeReward,
+        response_format: dict[str, Any] | None,
+        upstream: UpstreamClient,
+        metrics: UpstreamMetrics,
     ) -> None:
         self._judge = judge
-        self._asker = asker
+        self._upstream = upstream
         self._metrics = metrics
         self._payload = _build_payload(judge, response_format)
 
@@ -39,32 +43,32 @@ class Voting:
     def model(self) -> str:
         return str(self._payload["model"])
 
-    async def warm_up(self, progress: Progress) -> None:
-        """The least question, with everything that vLLM sets up lazily, the schema's grammar too."""
+    async def warm_up(self, progress: ExecutionProgress) -> None:
+        """Send a minimal question that initializes everything in vLLM, including the grammar of the schema."""
         system = self._judge.system_prompt
         messages = [] if system is None else [{"role": "system", "content": system}]
         warm = self._payload | {"messages": [*messages, {"role": "user", "content": "Hello"}], "max_tokens": 1}
-        await self._asker.post(warm, progress)
+        await self._upstream.post(warm, progress)
 
     async def ask(
-        self, messages: list[Message], read: Callable[[str], T], progress: Progress
+        self, messages: list[Message], read: Callable[[str], T], progress: ExecutionProgress
     ) -> list[T | NoScoreError]:
-        """All votes."""
-        asked = [self._vote(messages, read, progress) for _ in range(self._judge.votes)]
-        votes, tokens = zip(*await asyncio.gather(*asked), strict=True)
+        """Return all votes."""
+        pending = [self._vote(messages, read, progress) for _ in range(self._judge.votes)]
+        votes, tokens = zip(*await asyncio.gather(*pending), strict=True)
         if None not in tokens:
             progress.used = sum(tokens)
         return list(votes)
 
     async def _vote(
-        self, messages: list[Message], read: Callable[[str], T], progress: Progress
+        self, messages: list[Message], read: Callable[[str], T], progress: ExecutionProgress
     ) -> tuple[T | NoScoreError, float | None]:
-        """A vote and its tokens; None: the endpoint did not say how many."""
+        """Return a vote and its tokens; None if the endpoint did not report them."""
         tokens = None
         try:
-            answer = await self._asker.post(self._payload | {"messages": messages}, progress)
+            answer = await self._upstream.post(self._payload | {"messages": messages}, progress)
             tokens = self._count_tokens(answer.get("usage"))
-            return read(_text_of(answer, self._asker.hide_key)), tokens
+            return read(_text_of(answer, self._upstream.hide_key)), tokens
         except NoScoreError as error:
             return error, tokens
 
@@ -75,10 +79,10 @@ class Voting:
 
 
 def _build_payload(judge: JudgeReward, response_format: dict[str, Any] | None) -> dict[str, Any]:
-    """What all requests have in common."""
+    """Return the fields that all requests share."""
     endpoint, sampling = judge.endpoint, judge.sampling
     payload: dict[str, Any] = {
-        "model": endpoint.model if endpoint else beside.SERVED_MODEL_NAME,
+        "model": endpoint.model if endpoint else vllm_sidecar.SERVED_MODEL_NAME,
         "temperature": sampling.temperature,
         endpoint.max_tokens_field if endpoint else "max_tokens": sampling.max_tokens,
     }
@@ -88,14 +92,14 @@ def _build_payload(judge: JudgeReward, response_format: dict[str, Any] | None) -
 
 
 def _text_of(answer: dict[str, Any], hide_key: Callable[[str], str]) -> str:
-    """What the model wrote. NoScoreError where the answer is no chat completion, was refused, or was cut off."""
+    """Return the model's text. Raises NoScoreError if it was refused or cut off, or is not a chat completion."""
     try:
         choice = answer["choices"][0]
         content = choice["message"].get("content")
         refusal = choice["message"].get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         shown = describe(hide_key(str(answer)))
-        raise NoScoreError(InvalidReason.BAD_RETURN, f"no chat completion: {shown}") from None
+        raise NoScoreError(InvalidReason.BAD_RETURN, f"not a chat completion: {shown}") from None
     if isinstance(content, str) and content:
         if choice.get("finish_reason") == "length":
             message = f"the judge's answer was cut off at sampling.maxTokens: {describe(content)}"
@@ -103,10 +107,10 @@ def _text_of(answer: dict[str, Any], hide_key: Callable[[str], str]) -> str:
         return content
     if refusal:
         raise NoScoreError(InvalidReason.BAD_RETURN, f"the judge refused: {describe(refusal)}")
-    why = ": sampling.maxTokens were too few" if choice.get("finish_reason") == "length" else ""
-    raise NoScoreError(InvalidReason.BAD_RETURN, f"the judge wrote nothing{why}")
+    cause = ": sampling.maxTokens is too low" if choice.get("finish_reason") == "length" else ""
+    raise NoScoreError(InvalidReason.BAD_RETURN, f"the judge's answer is empty{cause}")
 
 
 def _count(usage: Any, name: str) -> float:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return float(value) if isinstance(value, int | float) and 0 < value <= _MOST_TOKENS else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value <= _MAX_TOKENS else 0.0

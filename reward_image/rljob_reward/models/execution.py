@@ -1,0 +1,43 @@
+"""One execution of a model's reward: its progress, and its score or the reason why there is none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from rljob_api.wire.protocol import InvalidReason
+
+
+class NoScoreError(Exception):
+    """An execution, or one of its answers, has no score."""
+
+    def __init__(self, reason: InvalidReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Score:
+    """A valid result."""
+
+    value: float
+    components: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ExecutionProgress:
+    """The state of one execution: deadline, current activity, and tokens."""
+
+    deadline: float
+    """Monotonic time at which it is killed."""
+    charged: float = 0.0
+    """Tokens that the rate limiter charged in advance."""
+    used: float | None = None
+    """Tokens that it used. None: unknown."""
+    activity: str = ""
+    """Shown in the message when it is killed."""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()

@@ -1,0 +1,55 @@
+"""Count the ready replicas of this reward, which share the rate limits of an endpoint equally.
+
+Consumes the DNS records of the reward's headless Service, every few seconds. If a lookup fails or finds no address, the
+last count remains. After a change of replicas, counts can be outdated for as long as DNS caches; see docs/judge.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP
+from rljob_api.wire.discovery import resolve
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 2.0
+
+
+class ReplicaCounter:
+    """Reports the number of replicas, this one included."""
+
+    def __init__(self, on_count: Callable[[int], None]) -> None:
+        self._service = os.environ.get(ENV_PEERS, "")
+        self._own_address = os.environ.get(ENV_POD_IP, "")
+        self._on_count = on_count
+        self._poll: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Count once, then keep counting. Without a Service this is the only replica."""
+        self._on_count(1)
+        if self._service:
+            await self._refresh()
+            self._poll = asyncio.get_running_loop().create_task(self._poll_replicas())
+
+    async def close(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+
+    async def _poll_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            addresses = await asyncio.to_thread(resolve, self._service)
+        except (OSError, UnicodeError) as error:  # out of file descriptors, or a hosts file is being written
+            logger.warning("cannot look up %s: %s", self._service, error)
+            return
+        if addresses:
+            self._on_count(len({*addresses, self._own_address}))

@@ -1,4 +1,4 @@
-"""What an installation of the operator decides for every job that does not decide it for itself."""
+"""Defaults that an installation of the operator sets for all jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values of the chart that reach the children."""
+    """Chart values that the children use."""
 
     trainer_image: str = "rljob/trainer:0.1.0"
-    """Head, trainers and rollouts."""
+    """Of head, trainers and rollouts."""
     reward_image: str = "rljob/reward:0.1.0"
 
 

@@ -1,4 +1,4 @@
-"""Every child of a job, as manifests that `kubectl apply` takes. Pure: no cluster, no clock, no randomness."""
+"""The children of a job, as manifests that `kubectl apply` takes. Pure: no cluster, no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rljob_operator.children.trainer import build_trainer
 from rljob_operator.defaults import Defaults
 
 _ORDER = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", *WORKLOAD_KINDS)
-"""Pods come last: their configuration is there when they start, and no Pod runs before its policy."""
+"""Workloads come last: their configuration and NetworkPolicy exist before a Pod starts."""
 
 
 def build_children(
     job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel] = MappingProxyType({})
 ) -> list[Manifest]:
-    """All children, in the order to apply them. `models`: the RewardModels that the job refers to, as far as they
+    """All children, in the order to apply them. `models` are the RewardModels that the job references, as far as they
     exist. Raises UserError for a spec that cannot be built."""
     job = resolve_http(job, models)
     services = find_services(job)
@@ -42,5 +42,5 @@ def build_children(
 
 
 def sort_children(children: list[Manifest]) -> list[Manifest]:
-    """In the order to apply them."""
+    """The children in the order to apply them."""
     return sorted(children, key=lambda child: _ORDER.index(child["kind"]))

@@ -1,7 +1,7 @@
-"""What every child has in common: its name, labels, owner, and the digests that decide whether Pods must roll.
+"""What all children share: names, labels, owner references, and the digests whose change replaces Pods.
 
-Owns naming and metadata. Leaves Pods to `pods`, and each role's shape to the module of its name.
-Invariant: a child's name and selector follow from the job's name alone, so the same job always owns the same objects.
+Leaves Pods to `pods`, and each role to the module of its name. Invariant: a child's name and selector depend on the
+job's name only, so the same job always owns the same objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rljob_api.wire.contract import (
 from rljob_operator.backend import Manifest, Owner
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
-"""Children that have Pods. All else costs nothing, and stays while a job is suspended and after its end."""
+"""Children with Pods. The other children use no resources and stay while a job is suspended and after its end."""
 
 HEAD = "head"
 TRAINER = "trainer"
@@ -35,9 +35,9 @@ ROLLOUT = "rollout"
 REWARD = "reward"
 
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
-"""On Pod templates: digest of what the role reads at its start. It changes, and Pods roll, only when that does."""
+"""On Pod templates: digest of what the role reads at its start. Pods are replaced only when that changes."""
 ANNOTATION_JOB_UID = "rljob.dev/job-uid"
-"""On Pods: which incarnation of their owner they belong to. A Pod of a deleted one of the same name says nothing."""
+"""On Pods: uid of their owner. Pods of a deleted owner with the same name are ignored."""
 
 
 def child_name(owner: Owner, suffix: str) -> str:
@@ -45,18 +45,18 @@ def child_name(owner: Owner, suffix: str) -> str:
 
 
 def reward_name(job: RLJob, reward: Reward) -> str:
-    """Name of a reward's Deployment, Service and ConfigMap."""
+    """The name of a reward's children."""
     return child_name(job, f"{REWARD}-{reward.name}")
 
 
 def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[str, str]:
-    """Labels that find the Pods of a role."""
+    """Labels that select the Pods of a role."""
     labels = {LABEL_JOB: job.metadata.name, LABEL_ROLE: role}
     return labels | ({LABEL_REWARD: reward.name} if reward else {})
 
 
 def build_metadata(owner: Owner, name: str, labels: dict[str, str] | None = None) -> Manifest:
-    """Metadata of a child. Without a uid (an owner that no API server has seen) there is nothing to refer to."""
+    """Metadata of a child. An owner that was never stored has no uid, and its children no owner reference."""
     label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_REWARD_MODEL
     metadata: Manifest = {
         "name": name,
@@ -77,40 +77,20 @@ def build_metadata(owner: Owner, name: str, labels: dict[str, str] | None = None
     return metadata
 
 
-def build_headless_service(
-    owner: Owner, name: str, selector: dict[str, str], ports: dict[str, int], *, publish_not_ready: bool
-) -> Manifest:
-    """A Service whose name resolves to the addresses of its Pods (ready ones, unless publish_not_ready)."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": build_metadata(owner, name, selector),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": publish_not_ready,
-            "selector": selector,
-            "ports": [
-                {"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}
-                for port_name, port in ports.items()
-            ],
-        },
-    }
-
-
 def digest(value: Any) -> str:
     """Short digest of plain data, the same for equal data in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_NUM_TEXTS_KEPT = 256
-"""A job's file is written twice a look, and is the same from look to look."""
-# libyaml's writer is several times as fast. Builds of PyYAML may lack it.
+_NUM_CACHED_TEXTS = 256
+"""Each reconcile writes a job's file twice, and the text seldom changes."""
+# libyaml is several times as fast. Some builds of PyYAML lack it.
 _BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Dumper(_BaseDumper):
-    """Writes strings of several lines as blocks, so that a function's source in a ConfigMap can be read."""
+    """Writes multi-line strings as blocks, so that a function's source in a ConfigMap is readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -124,10 +104,10 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def to_yaml(value: Any) -> str:
-    """Plain data as YAML, keys in their order."""
+    """Plain data as YAML; keys keep their order."""
     return _to_yaml(json.dumps(value))
 
 
-@lru_cache(maxsize=_NUM_TEXTS_KEPT)
+@lru_cache(maxsize=_NUM_CACHED_TEXTS)
 def _to_yaml(value: str) -> str:
     return yaml.dump(json.loads(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -1,6 +1,6 @@
-"""ConfigMaps and the Secret: what the programs read. Every role's file is written here and nowhere else.
+"""The ConfigMaps and the Secret that the programs read.
 
-Invariant: reading job.yaml back gives exactly the same spec, explicit nulls ('no gradient clipping') included.
+Invariant: reading job.yaml back gives the same spec, including explicit nulls ('no gradient clipping').
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import base64
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
-from rljob_operator.backend import Manifest
-from rljob_operator.children.common import Owner, build_metadata, child_name, to_yaml
+from rljob_operator.backend import Manifest, Owner
+from rljob_operator.children.common import build_metadata, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
 from rljob_operator.children.reward import RewardService
 
 
 def build_job_config(job: RLJob) -> Manifest:
-    """ConfigMap NAME-config. Of the metadata only what identifies the job: the rest changes with every write."""
+    """ConfigMap NAME-config, with name and namespace only: other metadata changes with every write of the job."""
     spec = job.spec.model_copy(update={"rewards": [_mask_autoscaled_replicas(reward) for reward in job.spec.rewards]})
     document = {
         "apiVersion": job.api_version,
@@ -34,7 +34,7 @@ def build_job_config(job: RLJob) -> Manifest:
 
 
 def build_reward_config(service: RewardService) -> Manifest:
-    """ConfigMap of a reward's name. A source from the user's own ConfigMap is mounted from there instead."""
+    """ConfigMap of a reward. Source code in a user's ConfigMap is mounted from there."""
     data = {FILE_REWARD: to_yaml(_mask_autoscaled_replicas(service.reward).to_manifest())}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
@@ -47,13 +47,13 @@ def build_reward_config(service: RewardService) -> Manifest:
 
 
 def _mask_autoscaled_replicas(reward: Reward) -> Reward:
-    """Without the number of the moment, which no program reads: an autoscaler's decision changes no file."""
+    """Without the decided replicas, which no program reads: a scaling decision must not change the file."""
     return reward.model_copy(update={"replicas": 1}) if reward.autoscaling else reward
 
 
 def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
-    """Secret with the token. Immutable, so that an operator with an old view of the cluster cannot change it under
-    running Pods: the API server refuses."""
+    """Secret with the token. It is immutable, so that an operator with an outdated cache cannot change it while Pods
+    run."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -65,6 +65,6 @@ def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
 
 
 def read_token(secret: Manifest) -> str | None:
-    """The token that a Secret holds; None when it holds none that can be used."""
+    """The token in a Secret; None if it has none."""
     encoded = secret.get("data", {}).get(TOKEN_KEY)
     return base64.b64decode(encoded).decode() if encoded else None

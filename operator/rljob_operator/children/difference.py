@@ -1,12 +1,11 @@
-"""Whether an observed object already says all that a desired one does, so that an apply would write nothing.
+"""Whether an observed object already contains a desired one, so that an apply would write nothing.
 
-The API server adds defaults, and others may add containers or variables: extra content is no difference. What we no
-longer want is found by the stamp, a digest of the last applied manifest that travels in an annotation.
+The API server adds defaults, and webhooks may add containers or variables: extra content does not count as drift. The
+stamp finds content that is no longer desired. It is an annotation with the digest of the last applied manifest.
 """
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rljob_operator.backend import Manifest
@@ -14,37 +13,29 @@ from rljob_operator.children.common import digest
 
 ANNOTATION_STAMP = "rljob.dev/applied"
 _LIST_KEYS = ("mountPath", "name", "uid")
-"""By which lists of maps are compared, first that all items have: extra items are no difference, nor is order."""
+"""Keys that identify items of lists of maps; the first that all items have. Extra items and order do not count."""
 _QUANTITIES = ("requests", "limits")
-"""Fields that hold quantities by name."""
+"""Maps of quantities."""
 _QUANTITY = ("sizeLimit", "divisor")
-"""Fields that are one: of volumes, and of variables that tell a container's resources."""
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
+"""Quantities: of volumes, and of variables with a container's resources."""
 
 
 def stamp(manifest: Manifest) -> Manifest:
-    """The manifest with the digest of its content."""
+    """The manifest with its digest as an annotation."""
     metadata = manifest["metadata"]
     annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(manifest)}
     return manifest | {"metadata": metadata | {"annotations": annotations}}
 
 
 def is_stamped(observed: Manifest, desired: Manifest) -> bool:
-    """Whether this very manifest was what we applied last."""
+    """Whether `desired` is the last applied manifest."""
     annotations = observed["metadata"].get("annotations") or {}
     return bool(annotations.get(ANNOTATION_STAMP) == digest(desired))
 
 
 def contains(observed: Any, desired: Any) -> bool:
-    """Whether `observed` holds everything that `desired` says."""
-    if observed == desired:  # most parts, below those that the API server adds to, and quick
+    """Whether `observed` has all of `desired`."""
+    if observed == desired:  # fast, and true of most parts
         return True
     if isinstance(desired, dict):
         if not isinstance(observed, dict):
@@ -72,19 +63,12 @@ def _contains_list(observed: Any, desired: list[Any]) -> bool:
 
 
 def _equal_quantities(observed: Any, desired: Any) -> bool:
-    """Quantities by value: the API server writes 0.5 as 500m."""
+    """Compare by value: the API server writes 0.5 as 500m."""
     if str(observed) == str(desired):
         return True
-    first, second = parse_quantity(observed), parse_quantity(desired)
-    return first is not None and first == second
+    from kubernetes.utils.quantity import parse_quantity  # slow to import; `rljob run` does not need it
 
-
-def parse_quantity(quantity: Any) -> Decimal | None:
-    """The value of a Kubernetes quantity; None when it is none."""
-    text = str(quantity).strip()
-    number = text.rstrip("numkKMGTPEi")
-    factor = _SUFFIXES.get(text[len(number) :])
     try:
-        return Decimal(number) * factor if factor is not None else None
-    except InvalidOperation:
-        return None
+        return bool(parse_quantity(str(observed)) == parse_quantity(str(desired)))
+    except ValueError:
+        return False

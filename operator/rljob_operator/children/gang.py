@@ -1,8 +1,7 @@
-"""What spec.scheduling adds to Pods, and the PodGroup that Volcano and coscheduling want.
+"""The labels, annotations and scheduler fields that spec.scheduling adds to Pods, and the PodGroup.
 
-Owns the field names of other schedulers; its test says where each comes from. Invariant: what is added follows from
-the spec alone, and a running workload keeps what it has (`keep_gang`), since a change of the template would restart
-its Pods for nothing.
+Owns the field names of other schedulers; its test names their sources. Invariant: they depend on the spec only, and a
+running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ LABEL_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 LABEL_KUEUE_MANAGED = "kueue.x-k8s.io/managed"
 GATE_KUEUE = "kueue.x-k8s.io/admission"
-"""Kueue puts it on a Pod and takes it away when it admits the group."""
+"""Kueue adds it to a Pod and removes it when it admits the group."""
 ANNOTATION_KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 ANNOTATION_KUEUE_PARENT = "kueue.x-k8s.io/pod-suspending-parent"
-"""Says that a controller replaces these Pods. Without it Kueue puts a finalizer on each and keeps a dead Pod until
-another has taken its place, which a StatefulSet never makes while the dead one has the name."""
+"""Declares that a controller replaces these Pods. Without it Kueue keeps a failed Pod by a finalizer until its
+replacement exists, but a StatefulSet never creates that while the failed Pod has the name."""
 ANNOTATION_KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
-"""false: the group is through, and its quota free, once no Pod of it runs. Else only when every Pod has succeeded,
-which rollouts and rewards never do."""
+"""false: the group is finished, and its quota released, when none of its Pods runs. Otherwise all Pods would have to
+succeed, which rollouts and rewards never do."""
 _LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED)
 _ANNOTATIONS = (
     ANNOTATION_VOLCANO_GROUP,
@@ -36,11 +35,11 @@ _ANNOTATIONS = (
 )
 _GATE = {"name": SCHEDULING_GATE}
 _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
-"""Names that these schedulers have in their own charts."""
+"""The scheduler names in their own charts."""
 
 
-def count_wanted_pods(job: RLJob) -> int:
-    """Pods of the whole job. Rewards that others serve have none, and of autoscaled ones the fewest count."""
+def count_desired_pods(job: RLJob) -> int:
+    """Pods of the whole job. Rewards served elsewhere have none; autoscaled rewards count with their minReplicas."""
     spec = job.spec
     of_rewards = sum(_min_replicas(reward) for reward in spec.rewards if reward.is_served)
     return 1 + spec.trainer.replicas + spec.rollout.replicas + of_rewards
@@ -51,7 +50,7 @@ def _min_replicas(reward: Reward) -> int:
 
 
 def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations of every Pod."""
+    """Labels and annotations for every Pod."""
     scheduling, name = job.spec.scheduling, job.metadata.name
     if scheduling.gang == "volcano":
         return {}, {ANNOTATION_VOLCANO_GROUP: name}
@@ -60,7 +59,7 @@ def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
     if scheduling.gang == "kueue":
         labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_GROUP: name, LABEL_KUEUE_MANAGED: "true"}
         return labels, {
-            ANNOTATION_KUEUE_COUNT: str(count_wanted_pods(job)),
+            ANNOTATION_KUEUE_COUNT: str(count_desired_pods(job)),
             ANNOTATION_KUEUE_PARENT: "rljob",
             ANNOTATION_KUEUE_RETRIABLE: "false",
         }
@@ -76,9 +75,9 @@ def build_gang_spec(job: RLJob) -> Manifest:
 
 
 def build_pod_group(job: RLJob) -> list[Manifest]:
-    """The PodGroup, for the schedulers that have one."""
+    """The PodGroup, for schedulers that have one."""
     scheduling = job.spec.scheduling
-    spec: Manifest = {"minMember": count_wanted_pods(job)}
+    spec: Manifest = {"minMember": count_desired_pods(job)}
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
@@ -93,20 +92,20 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
 
 
 def _common_priority(job: RLJob) -> str | None:
-    """The PriorityClass that all roles' templates name: Volcano orders groups by their own, not by their Pods'."""
+    """The PriorityClass that all templates name. Volcano orders groups by their own class, not by their Pods'."""
     spec = job.spec
     roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.is_served)]
     first, *others = [(role.template.get("spec") or {}).get("priorityClassName") for role in roles]
     return first if isinstance(first, str) and all(other == first for other in others) else None
 
 
-def keep_gang(wanted: Manifest, running: Manifest | None) -> Manifest:
-    """`wanted`, a workload, with the gang's part of the template that `running` has."""
+def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:
+    """The workload `desired` with the gang fields of the template of `running`."""
     if running is None:
-        return wanted
-    old, new = running["spec"]["template"], wanted["spec"]["template"]
+        return desired
+    old, new = running["spec"]["template"], desired["spec"]["template"]
     if _gang_of(old) == _gang_of(new):
-        return wanted
+        return desired
     labels, annotations, gated = _gang_of(old)
     metadata = dict(new["metadata"])
     metadata["labels"] = _without(metadata.get("labels") or {}, _LABELS) | labels
@@ -116,7 +115,7 @@ def keep_gang(wanted: Manifest, running: Manifest | None) -> Manifest:
         spec["schedulerName"] = old["spec"]["schedulerName"]
     gates = [gate for gate in new["spec"].get("schedulingGates") or [] if gate != _GATE] + [_GATE] * gated
     spec |= {"schedulingGates": gates} if gates else {}
-    return wanted | {"spec": wanted["spec"] | {"template": new | {"metadata": metadata, "spec": spec}}}
+    return desired | {"spec": desired["spec"] | {"template": new | {"metadata": metadata, "spec": spec}}}
 
 
 def _gang_of(template: Manifest) -> tuple[dict[str, str], dict[str, str], bool]:

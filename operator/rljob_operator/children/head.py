@@ -1,7 +1,7 @@
-"""The head: a Job of one Pod with the Ray head, the driver and the agent loops, and the Service that names it.
+"""The head: a Job with one Pod (Ray head, driver, agent loops), and its Service.
 
-A Job, because the head alone ends: its success is the job's. Exit code 78 (the user's mistake) is never retried,
-an eviction never counts, anything else counts against head.backoffLimit.
+It is a Job because only the head ends; its success is the success of the RLJob. Exit code 78 (user error) is never
+retried, evictions do not count, all other failures count against head.backoffLimit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import (
     HEAD,
     ROLLOUT,
-    build_headless_service,
-    build_metadata,
     build_selector,
     child_name,
     digest,
@@ -39,34 +37,25 @@ from rljob_operator.defaults import Defaults
 
 _PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}
 _GRACE_SECONDS = 60
-_LIFE = "metadata.labels['batch.kubernetes.io/controller-uid']"
-"""The uid of the head's Job: another one whenever someone has looked at the job, and kept while Pods are replaced."""
+_HEAD_JOB_UID_FIELD = "metadata.labels['batch.kubernetes.io/controller-uid']"
+"""The uid of the head's Job. It stays when a Pod is replaced, and changes when a user restarts the job."""
 _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
 """Fields of spec that the driver does not read."""
 _READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
-"""Fields of a reward that its server alone reads."""
+"""Fields of a reward that only its server reads."""
 
 
 def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> list[Manifest]:
-    """The head's Service and Job. Trainers join before the driver is ready, so its address is published at once."""
-    selector = build_selector(job, HEAD)
-    name = child_name(job, HEAD)
-    return [
-        build_headless_service(job, name, selector, _PORTS, publish_not_ready=True),
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": build_metadata(job, name, selector),
-            "spec": {
-                "parallelism": 1,
-                "completions": 1,
-                "backoffLimit": job.spec.head.backoff_limit,
-                "podReplacementPolicy": "Failed",  # two drivers would write one run's folder
-                "podFailurePolicy": {"rules": _build_failure_rules()},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults, models)),
-            },
-        },
-    ]
+    """The head's Service and Job. Trainers join before the driver is ready, so the Service publishes it earlier."""
+    spec: Manifest = {
+        "parallelism": 1,
+        "completions": 1,
+        "backoffLimit": job.spec.head.backoff_limit,
+        "podReplacementPolicy": "Failed",  # two drivers must not write to the same run folder
+        "podFailurePolicy": {"rules": _build_failure_rules()},
+    }
+    parts = _build_parts(job, token, defaults, models)
+    return pods.build_workload(job, "Job", child_name(job, HEAD), parts, spec, publish_not_ready=True)
 
 
 def _build_failure_rules() -> list[Manifest]:
@@ -79,9 +68,7 @@ def _build_failure_rules() -> list[Manifest]:
     ]
 
 
-def _build_parts(
-    job: RLJob, token: str, selector: dict[str, str], defaults: Defaults, models: Mapping[str, RewardModel]
-) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:
     data = job.spec.data
     sources = [job.spec.model.source, data.train.source] + ([data.eval.source] if data.eval else [])
     return pods.PodParts(
@@ -90,14 +77,14 @@ def _build_parts(
         spec_path="spec.head",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.head"],
-        labels=selector,
+        labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
         ports=_PORTS,
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
-        + [{"name": ENV_HEAD_JOB_UID, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _LIFE}}}],
-        # No liveness probe: the driver ends by itself when it fails, and a needless kill costs all GPUs a restart.
+        + [pods.build_field_env(ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
+        # No liveness probe: a failing driver exits, and a needless kill would restart all GPU Pods.
         probes={"readinessProbe": pods.build_readiness("driver")},
         volumes=[
             pods.build_job_volume(job),
@@ -124,8 +111,8 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
 
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:
-    """What must restart the driver when it changes: all that it reads but what it reads again (steps) or finds
-    out by itself (who serves), and its own Pod's fields, since a Job's template cannot be changed in place."""
+    """What restarts the driver when it changes: all that it reads except for what it reloads (steps) or discovers
+    (replicas), and the fields of its own Pod, because the template of a Job is immutable."""
     spec = job.spec
     read = pods.read_settings(spec, _NOT_READ)
     return read | {
@@ -138,5 +125,5 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
 
 
 def _not_read(reward: Reward) -> frozenset[str]:
-    """A RewardModel's slots are but a hint to the driver: they restart nothing."""
+    """The slots of a RewardModel are only a hint to the driver, so they restart nothing."""
     return pods.POD_FIELDS | _READ_BY_REWARD | ({"slots"} if reward.reward_model_ref else set())

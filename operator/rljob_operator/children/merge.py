@@ -1,4 +1,4 @@
-"""The strategic merge of a user's partial Pod template over the built one.
+"""Strategic merge of a user's partial Pod template into the built one.
 
 Maps merge by key and null deletes one, as in Kubernetes' strategic merge patch. Lists merge by the key that Kubernetes
 merges them by; those in _APPENDED grow; every other list (command, args) is replaced whole.
@@ -34,7 +34,7 @@ _APPENDED = {
 
 
 def merge(base: Manifest, patch: Manifest, path: str) -> Manifest:
-    """`base` with `patch` over it. `path` names the patch in errors. Neither argument is changed."""
+    """`base` with `patch` merged in; both stay unchanged. `path` is the path of the patch, for errors."""
     if not isinstance(patch, dict):
         raise UserError(f"{path} must be a mapping, got {type(patch).__name__}")
     merged = dict(base)
@@ -71,5 +71,5 @@ def _merge_list(key: str, base: list[Any], patch: Any, path: str) -> list[Any]:
 
 
 def _replace_or_merge(key: str, old: Manifest, new: Manifest, path: str) -> Manifest:
-    """A volume or variable of the same name is another one: `value` beside `valueFrom` would be refused."""
+    """Volumes and variables are replaced: the API server rejects `value` together with `valueFrom`."""
     return new if key in ("volumes", "env") else merge(old, new, path)

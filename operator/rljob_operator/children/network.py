@@ -1,10 +1,9 @@
-"""NetworkPolicies: closed by default, open for the arrows of the design alone. And PodDisruptionBudgets.
+"""NetworkPolicies, closed by default, and PodDisruptionBudgets.
 
-Arrows: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head -> rollout,
-head -> rewards, rollout -> head and trainers (weights). Beyond the job: DNS, what the spec itself names (hf://, an
-http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from namespaces that are labelled
-for it. Reward functions are user code: they reach nothing at all, unless function.network says so; with requirements
-the package index.
+Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
+rollouts, head -> rewards, rollouts -> head and trainers (weights). Open beyond it: DNS, what the spec names (hf://, an
+http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from labelled namespaces. Reward
+functions are user code: they reach nothing, unless function.network is set, or requirements need the package index.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import (
     HEAD,
     REWARD,
     ROLLOUT,
     TRAINER,
-    Owner,
     build_metadata,
     build_selector,
     child_name,
@@ -32,15 +30,15 @@ from rljob_operator.children.reward import RewardService, build_model_selector, 
 from rljob_operator.children.reward_refs import served_models
 
 LABEL_MONITORING = "rljob.dev/monitoring"
-"""A namespace that carries it with the value `true` may scrape /metrics. The token guards every other path."""
+"""A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
 _HTTPS_PORT = 443
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
-"""To anywhere: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
+"""To any address: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
 
 
 def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
-    """One policy a role, one a reward that we serve. `models` have their own, for which this opens the head's."""
+    """One policy per role and per served reward. The head's also opens egress to the RewardModels in `models`."""
     spec = job.spec
     head, trainer, rollout = (
         {"podSelector": {"matchLabels": build_selector(job, r)}} for r in (HEAD, TRAINER, ROLLOUT)
@@ -85,7 +83,7 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
 
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
-    """The policy of a reward's Pods. `head`: who may ask them for scores."""
+    """The policy of a reward's Pods. `head` selects the Pods that may request scores."""
     return _build_policy(
         service.owner,
         service.name,
@@ -96,7 +94,7 @@ def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
 
 
 def _build_reward_egress(reward: Reward) -> list[Manifest]:
-    """A function's Pods: everything, the index of its requirements, or nothing. Others: what their env names."""
+    """For a function: everything, the package index of its requirements, or nothing. For others: URLs in their env."""
     function = reward.function
     if function and function.network:
         return [{}]
@@ -108,7 +106,7 @@ def _build_reward_egress(reward: Reward) -> list[Manifest]:
 
 
 def _scorer_ports(reward: Reward) -> set[int]:
-    """A judge's endpoint; the hub that a model comes from."""
+    """Ports of a judge's endpoint, and of the hub that a model comes from."""
     ports = _source_ports(reward.served_model.source) if reward.served_model else set()
     endpoint = reward.judge.endpoint if reward.judge else None
     return ports | (_url_ports(endpoint.url) if endpoint else set())
@@ -143,13 +141,13 @@ def _monitoring_peers() -> list[Manifest]:
 
 
 def _driver_clients() -> list[Manifest]:
-    """Who may ask the driver: the operator, wherever it runs, and monitoring."""
+    """Clients of the driver: the operator, in any namespace, and monitoring."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
     return [operator, *_monitoring_peers()]
 
 
 def _egress_anywhere(ports: set[int]) -> list[Manifest]:
-    """Egress to anywhere on some ports: a NetworkPolicy cannot name hosts."""
+    """Egress to any address on some ports: a NetworkPolicy cannot name hosts."""
     return [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}] if ports else []
 
 
@@ -172,12 +170,12 @@ def _source_ports(source: str) -> set[int]:
 
 
 def _env_ports(role: Role) -> set[int]:
-    """Ports of the URLs that a role's env names (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
+    """Ports of the URLs in a role's env (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
     return set().union(*(_url_ports(v) for v in role.env.values() if v.startswith(("http://", "https://"))))
 
 
 def _url_ports(url: str) -> set[int]:
-    """The port; none of what only looks like a URL, such as http://$(HOST):$(PORT), which the kubelet fills in."""
+    """The port of a URL; empty for templates such as http://$(HOST):$(PORT), which the kubelet expands."""
     try:
         parts = urlsplit(url)
         return {parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT)}
@@ -186,9 +184,9 @@ def _url_ports(url: str) -> set[int]:
 
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:
-    """Serving roles give up one Pod at a time. The training group is guarded only where an eviction would lose the
-    run, that is without a checkpoint claim: with one it costs some steps, and blocking every node drain for days
-    would cost the cluster's owner more. A Job has no scale, so its budget must be a plain minAvailable."""
+    """Serving roles allow the eviction of one Pod at a time. The training group is protected only if an eviction would
+    lose the run, that is without a checkpoint claim. With a claim it costs some steps, which is better than to block
+    node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
     budgets = []
     if job.spec.checkpoint.persistent_volume_claim is None:
         budgets = [
@@ -211,6 +209,6 @@ def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dic
         "spec": amount
         | {
             "selector": {"matchLabels": selector},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a Pod that never gets ready must not hold a drain
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a Pod that never becomes ready must not block a drain
         },
     }

@@ -1,7 +1,7 @@
-"""Pod templates: one shape for all roles, filled in by each role's module, the user's template merged over it last.
+"""Pod templates: the common shape of all roles, filled in by each role's module; the user's template is merged last.
 
-Invariants: the labels that selectors need survive every template; no Pod gets a service-account token; every container
-runs unprivileged.
+Invariants: no template can remove the labels that selectors need; no Pod has a service-account token; all containers
+run unprivileged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rljob_api.wire.contract import (
     PATH_RUN,
     UrlPath,
 )
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import (
     ANNOTATION_CONFIG_HASH,
     ANNOTATION_JOB_UID,
     HEAD,
-    Owner,
+    build_metadata,
     child_name,
     digest,
 )
@@ -48,11 +48,11 @@ UNPRIVILEGED_USER = 1000
 GPU_RESOURCE = "nvidia.com/gpu"
 
 POD_FIELDS = frozenset({"image", "resources", "nodePool", "env", "template", "backoffLimit", "replicas", "autoscaling"})
-"""Fields of a role that shape its Pods but that no program reads from its configuration."""
+"""Fields of a role that shape its Pods and that no program reads."""
 
 KEEP_ANNOTATIONS = {
-    # Moving a Pod of the training group to save a node costs every GPU the steps since the last checkpoint.
-    # These stop autoscalers from doing so of their own accord, and do not stop an administrator's drain.
+    # To consolidate nodes, a cluster autoscaler may evict Pods. Evicting one of the training group would cost all GPUs
+    # the steps since the last checkpoint. An administrator can still drain a node.
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
@@ -60,7 +60,7 @@ KEEP_ANNOTATIONS = {
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume and the one place where the main container mounts it."""
+    """A volume and the path where the main container mounts it."""
 
     name: str
     source: Manifest
@@ -82,7 +82,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """A further container (an init container that restarts), and the volumes that it mounts."""
+    """A native sidecar (an init container that restarts) and the volumes that it mounts."""
 
     container: Manifest
     volumes: list[Volume]
@@ -90,17 +90,17 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class PodParts:
-    """What a role's module says of its Pods."""
+    """What a role's module specifies about its Pods."""
 
     role: str
     spec: Role
     spec_path: str
-    """Where the role stands in the manifest, for errors: spec.rollout."""
+    """Path of the role in the manifest, for errors: spec.rollout."""
     image: str
     command: list[str]
     labels: dict[str, str]
     config: Any
-    """What the role reads at its start: the Pods roll when it changes."""
+    """What the role reads at its start: a change replaces the Pods."""
     ports: dict[str, int]
     env: list[Manifest]
     volumes: list[Volume]
@@ -111,18 +111,48 @@ class PodParts:
     restart_policy: str = "Always"
     container_security: Manifest = field(default_factory=dict)
     drain_seconds: int = 0
-    """Sleep before SIGTERM, in which the Pod's address leaves its Service and requests in flight end."""
+    """Sleep before SIGTERM, while the Pod leaves its Service and in-flight requests end."""
     sidecar: Sidecar | None = None
     """Starts before the main container and ends after it."""
 
 
-def build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
-    """The whole template. A job's Pods start as a gang, a RewardModel's each for itself. Raises UserError when the
-    user's partial one cannot be merged."""
+def build_workload(
+    owner: Owner, kind: str, name: str, parts: PodParts, spec: Manifest, *, publish_not_ready: bool = False
+) -> list[Manifest]:
+    """The headless Service and the workload of a role. `spec` is what the workload has besides selector and template.
+
+    The name of the Service resolves to the addresses of the ready Pods; with publish_not_ready, of all Pods."""
+    ports = [
+        {"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}
+        for port_name, port in parts.ports.items()
+    ]
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": publish_not_ready,
+        "selector": parts.labels,
+        "ports": ports,
+    }
+    metadata = build_metadata(owner, name, parts.labels)
+    if kind != "Job":  # a Job generates its selector
+        spec = spec | {"selector": {"matchLabels": parts.labels}}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {
+            "apiVersion": "batch/v1" if kind == "Job" else "apps/v1",
+            "kind": kind,
+            "metadata": metadata,
+            "spec": spec | {"template": _build_pod_template(owner, parts)},
+        },
+    ]
+
+
+def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
+    """The whole template. The Pods of a job start as a gang, those of a RewardModel individually. Raises UserError if
+    the user's template cannot be merged."""
     gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
     template = {"metadata": _build_metadata(owner, parts), "spec": _build_spec(parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
-    # What selectors and the lifecycle rest on is not the user's to change.
+    # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = template["metadata"]
     built = _build_metadata(owner, parts)
     metadata["labels"] = metadata.get("labels", {}) | built["labels"]
@@ -149,7 +179,7 @@ def _build_spec(parts: PodParts) -> Manifest:
         "restartPolicy": parts.restart_policy,
         "terminationGracePeriodSeconds": parts.grace_seconds,
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # vLLM and Ray would read some of those variables as their own settings
+        "enableServiceLinks": False,  # vLLM and Ray would read some of these variables as their settings
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UNPRIVILEGED_USER,
@@ -160,7 +190,7 @@ def _build_spec(parts: PodParts) -> Manifest:
         },
         **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
-        # By name: a volume may have two places.
+        # By name: a volume may be mounted twice.
         "volumes": list({volume.name: volume.build_volume() for volume in volumes}.values()),
     }
     pool = parts.spec.node_pool
@@ -185,14 +215,14 @@ def _build_container(parts: PodParts) -> Manifest:
         "resources": build_resources(parts.spec, parts.gpus),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | parts.container_security,
-        # A crash that writes no message is told by its last lines of log.
+        # After a crash without a message, its last log lines explain it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in parts.volumes],
     }
 
 
 def build_resources(role: Role | ServedModel, gpus: int) -> Manifest:
-    """Requests and limits as given; the GPUs are a limit, which Kubernetes takes as the request too."""
+    """Requests and limits as given; GPUs are a limit, which is also the request."""
     limits = ({GPU_RESOURCE: str(gpus)} if gpus else {}) | _to_strings(role.resources.limits)
     requests = _to_strings(role.resources.requests)
     return ({"limits": limits} if limits else {}) | ({"requests": requests} if requests else {})
@@ -203,7 +233,7 @@ def _to_strings(quantities: Mapping[str, str | int | float]) -> dict[str, str]:
 
 
 def _build_exclusive(role: str) -> Manifest:
-    """Refuses nodes that run another role of any RLJob in any namespace. NotIn alone also means 'without the label'."""
+    """Excludes nodes that run another role of any RLJob. NotIn alone also matches Pods without the label."""
     return {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {
@@ -221,23 +251,28 @@ def _build_exclusive(role: str) -> Manifest:
 
 
 def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
-    """What the user set, by manifest name, to be digested. Defaults are left out, so that an operator that knows
-    a new field restarts nothing."""
+    """The user's settings by manifest name, for a digest. Without defaults, so that an operator with a new field
+    restarts nothing."""
     settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {name: value for name, value in settings.items() if name not in exclude}
 
 
 def build_token_env(secret_name: str) -> list[Manifest]:
-    """What every container gets: the token of its job or RewardModel, and the Pod's own address."""
+    """The env of every container: the token of its job or RewardModel, and the Pod's address."""
     secret = {"name": secret_name, "key": TOKEN_KEY}
     return [
         {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
-        {"name": ENV_POD_IP, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        build_field_env(ENV_POD_IP, "status.podIP"),
     ]
 
 
+def build_field_env(name: str, path: str) -> Manifest:
+    """A variable with the value of a field of its Pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
 def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
-    """What the containers of the trainer image get: the job's file, the head, the model, and the run's folder."""
+    """The env of the trainer image's containers: the job file, the head, the model, and the run folder."""
     env = {
         ENV_JOB_FILE: f"{PATH_CONFIG}/{FILE_JOB}",
         ENV_HEAD: child_name(job, HEAD),
@@ -251,12 +286,12 @@ def build_env(env: dict[str, str]) -> list[Manifest]:
 
 
 def build_job_volume(job: RLJob) -> Volume:
-    """The whole job as /etc/rljob/job.yaml. Kubernetes refreshes it in place, so raised steps reach the driver."""
+    """The job as /etc/rljob/job.yaml. The kubelet refreshes it, so increased steps reach the driver."""
     return Volume("config", {"configMap": {"name": child_name(job, "config")}}, PATH_CONFIG, read_only=True)
 
 
 def build_run_volume(job: RLJob) -> Volume:
-    """Checkpoints and metrics: a folder of the job's name in the user's claim, else gone with the Pod."""
+    """Checkpoints and metrics: a folder with the job's name in the user's claim, else deleted with the Pod."""
     claim = job.spec.checkpoint.persistent_volume_claim
     if claim is None:
         return Volume("run", {"emptyDir": {}}, PATH_RUN)
@@ -265,16 +300,16 @@ def build_run_volume(job: RLJob) -> Volume:
 
 
 def build_shm_volume() -> Volume:
-    """Ray's object store and NCCL need more shared memory than a container's default of 64 MiB."""
+    """Ray's object store and NCCL need more shared memory than the default of 64 MiB."""
     return Volume("shm", {"emptyDir": {"medium": "Memory"}}, "/dev/shm")
 
 
 def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) -> list[Volume]:
-    """The claims of pvc:// sources, each once. A claim that `run_volume` has already is mounted once more from it: two
-    volumes of one claim in a Pod are one mount for the kubelet, and the read-only one may win.
+    """The claims of pvc:// sources. The claim of `run_volume` is mounted a second time from that volume: two volumes of
+    the same claim are one mount for the kubelet, and the read-only one may win.
 
-    Claim names may be longer than volume names, hence the numbers. Read-only as volumes too, not just as mounts, so
-    that fsGroup never changes the owner of the user's data."""
+    Volume names are numbered because claim names may be longer. Volumes are read-only, not only their mounts, so that
+    fsGroup never changes the owner of the user's data."""
     claims = sorted({parsed.claim for parsed in map(parse_source, sources) if parsed.kind == "pvc"})
     shared = (run_volume.source.get("persistentVolumeClaim") or {}).get("claimName") if run_volume else None
     volumes = []
@@ -289,8 +324,8 @@ def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) ->
 
 
 def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 2) -> Manifest:
-    """Readiness asks the program. Liveness asks only for the port: a rollout with old weights, or a reward
-    server with a full queue, is unready but alive, and killing it would make things worse."""
+    """Readiness probes the program. Liveness probes only the port: a rollout with old weights, or a reward server with
+    a full queue, is unready but alive, and a restart would make it worse."""
     period_seconds = 5
     return {
         "startupProbe": {

@@ -1,9 +1,8 @@
-"""The reward services: a Deployment and a headless Service for each function, model and judge, be it a job's own or a
-RewardModel. An http reward has no child.
+"""The reward services: a Deployment and a headless Service per function, model and judge, of a job or a RewardModel.
 
-They run the user's own code, so they get least: no job file, no service-account token, a read-only root, scratch
-space that dies with the Pod. Invariant: what belongs to a job and what to a RewardModel differ in names, labels and
-token alone.
+They run user code, so they get the least: no job file, no service-account token, a read-only root, and scratch space
+that is deleted with the Pod. An http reward has no children. Invariant: the children of a job's reward and of a
+RewardModel differ only in names, labels and token.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ from rljob_api.wire.contract import (
     PATH_SCRATCH,
     PORT_REWARD,
 )
-from rljob_operator.backend import Manifest
+from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import (
     REWARD,
-    Owner,
-    build_headless_service,
-    build_metadata,
     build_selector,
     child_name,
     digest,
@@ -44,35 +40,35 @@ _PORTS = {"http": PORT_REWARD}
 _STARTUP_SECONDS = 600
 """A function may load a model when it is imported."""
 _DRAIN_SECONDS = 10
-"""For the answers to leave after the last execution has ended."""
+"""Time to send the responses after the last execution has ended."""
 _PRE_STOP_SECONDS = 5
-"""A server that goes is out of the Service at once; so long the driver may still send it requests."""
+"""The driver may still send requests for this long after a terminating server has left the Service."""
 _MAX_SURGE = "25%"
-"""Rounded up: one Pod at least."""
+"""Rounded up, so at least one Pod."""
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
 _SCORING = (REWARD, reward_vllm.CONTAINER)
-"""Containers whose images make a version: what a template adds beside them does not score."""
+"""Containers whose images are part of the version; containers that a template adds do not score."""
 _NAME_IN_SERVER = "rewardmodel"
-"""A reward's name has 15 characters at most, a RewardModel's more. The Pods' labels tell models apart."""
+"""RewardModel names may exceed the 15 characters of a reward's name. Pod labels distinguish models."""
 
 
 @dataclass(frozen=True)
 class RewardService:
-    """One reward that we serve."""
+    """One reward that the operator serves."""
 
     owner: Owner
     reward: Reward
-    """What its server reads."""
+    """The configuration of its server."""
     path: str
-    """Where it stands in its owner's manifest."""
+    """Its path in the owner's manifest."""
     name: str
-    """Name of all its children."""
+    """The name of all its children."""
     selector: dict[str, str]
     token_secret: str
 
 
 def find_services(job: RLJob) -> list[RewardService]:
-    """The job's own rewards that we serve."""
+    """The rewards of the job that the operator serves."""
     return [
         RewardService(
             owner=job,
@@ -88,12 +84,12 @@ def find_services(job: RLJob) -> list[RewardService]:
 
 
 def build_model_selector(name: str) -> dict[str, str]:
-    """Labels that find the Pods of a RewardModel."""
+    """Labels that select the Pods of a RewardModel."""
     return {LABEL_REWARD_MODEL: name, LABEL_ROLE: REWARD}
 
 
 def service_of(model: RewardModel) -> RewardService:
-    """A RewardModel that we serve."""
+    """The service of a RewardModel."""
     name = reward_refs.child_name(model.metadata.name)
     return RewardService(
         owner=model,
@@ -107,36 +103,25 @@ def service_of(model: RewardModel) -> RewardService:
 
 def build_reward(service: RewardService, token: str, defaults: Defaults) -> list[Manifest]:
     """Service and Deployment. Raises UserError for a template that cannot be merged."""
-    owner, name, selector = service.owner, service.name, service.selector
-    template = pods.build_pod_template(owner, _build_parts(service, token, defaults))
-    _add_images_env(template)
-    return [
-        build_headless_service(owner, name, selector, _PORTS, publish_not_ready=False),
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": build_metadata(owner, name, selector),
-            "spec": {
-                "replicas": service.reward.replicas,
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": _build_update_strategy(owner)},
-                "selector": {"matchLabels": selector},
-                "template": template,
-            },
-        },
-    ]
+    strategy = {"type": "RollingUpdate", "rollingUpdate": _build_update_strategy(service.owner)}
+    spec = {"replicas": service.reward.replicas, "strategy": strategy}
+    parts = _build_parts(service, token, defaults)
+    children = pods.build_workload(service.owner, "Deployment", service.name, parts, spec)
+    _add_images_env(children[1]["spec"]["template"])
+    return children
 
 
 def _build_update_strategy(owner: Owner) -> Manifest:
-    """No capacity is lost: an old Pod goes when a new one is ready. Kueue fixes how many Pods a group has, and would
-    remove the one that comes first."""
+    """No capacity is lost: an old Pod is deleted when a new one is ready. Kueue fixes the number of Pods in a group and
+    would delete the surplus one."""
     if isinstance(owner, RLJob) and owner.spec.scheduling.gang == "kueue":
         return {"maxSurge": 0, "maxUnavailable": 1}
     return {"maxSurge": _MAX_SURGE, "maxUnavailable": 0}
 
 
 def _add_images_env(template: Manifest) -> None:
-    """To the server, which makes them a part of its version. Read from the merged template: it may name others, or
-    take away what is asked for here, which the API server then refuses."""
+    """Pass the images to the server, which makes them part of its version. They come from the merged template: the user
+    may have changed or removed them. The API server rejects a container without an image."""
     spec = template["spec"]
     scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in _SCORING]
     server = next(container for container in scoring if container["name"] == REWARD)
@@ -176,7 +161,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
 
 
 def _build_judge_env(service: RewardService) -> list[Manifest]:
-    """An endpoint's key, and the Service over whose replicas its limits are shared."""
+    """The key of an external endpoint, and the Service whose replicas share its rate limits."""
     endpoint = service.reward.judge.endpoint if service.reward.judge else None
     env: list[Manifest] = []
     if endpoint and endpoint.api_key_secret_ref:
@@ -188,10 +173,10 @@ def _build_judge_env(service: RewardService) -> list[Manifest]:
 
 
 def _build_config_volume(service: RewardService) -> pods.Volume:
-    """reward.yaml, with function.py beside it: ours for an inline source, else from the user's own ConfigMap."""
+    """reward.yaml and function.py: inline source from the reward's ConfigMap, else from the user's."""
     reference = service.reward.function.config_map_key_ref if service.reward.function else None
     if reference is None:
         return pods.Volume("config", {"configMap": {"name": service.name}}, PATH_CONFIG, read_only=True)
-    theirs = {"name": reference.name, "items": [{"key": reference.key, "path": FILE_FUNCTION}]}
-    sources = [{"configMap": {"name": service.name}}, {"configMap": theirs}]
+    function = {"name": reference.name, "items": [{"key": reference.key, "path": FILE_FUNCTION}]}
+    sources = [{"configMap": {"name": service.name}}, {"configMap": function}]
     return pods.Volume("config", {"projected": {"sources": sources}}, PATH_CONFIG, read_only=True)

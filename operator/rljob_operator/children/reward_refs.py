@@ -1,7 +1,6 @@
-"""A job's references to RewardModels: what they mean for the head. Pure.
+"""References of a job to RewardModels, and what they change in its head. Pure.
 
-Owns the resolution of rewardModelRef. Leaves the model's own children to `rljob_operator.plan.reward_model`.
-Invariant: a reward without a reference comes back as it was, so a job without references changes in nothing.
+Leaves the children of a model to `rljob_operator.plan.reward_model`. Invariant: a job without references is unchanged.
 """
 
 from __future__ import annotations
@@ -20,43 +19,43 @@ from rljob_operator.children.pods import TOKEN_KEY
 
 
 def child_name(name: str) -> str:
-    """Name of every child of the RewardModel `name`: Secret, ConfigMap, Service, Deployment, policy and budget."""
+    """The name of all children of the RewardModel `name`."""
     return f"{name}-rewardmodel"
 
 
 def missing_reward_models(job: RLJob, observed: ObservedState) -> list[str]:
-    """Names of the RewardModels that the job refers to and that do not exist, each once."""
+    """Names of the RewardModels that the job references and that do not exist."""
     names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
     return sorted(names - set(observed.reward_models))
 
 
 def find_frozen_children(
-    job: RLJob, observed: ObservedState, wanted: Iterable[Manifest], head_exists: bool
+    job: RLJob, observed: ObservedState, desired: Iterable[Manifest], head_exists: bool
 ) -> frozenset[ChildKey]:
-    """Children that stay as they are while a RewardModel is missing. Without a head no Pod is made, since none could
-    work. A running one, and what it reads, is left alone: nothing is lost when the model comes back."""
+    """Children that stay unchanged while a RewardModel is missing. Without a head no Pod is created, because none could
+    work. A running head, and what it reads, is left alone, so that nothing is lost when the model returns."""
     if not missing_reward_models(job, observed):
         return frozenset()
     if not head_exists:
-        return frozenset(key_of(child) for child in wanted if child["kind"] in WORKLOAD_KINDS)
+        return frozenset(key_of(child) for child in desired if child["kind"] in WORKLOAD_KINDS)
     name = common.child_name(job, HEAD)
     config = ChildKey("ConfigMap", common.child_name(job, "config"))
     return frozenset({ChildKey("Job", name), ChildKey("NetworkPolicy", name), config})
 
 
 def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:
-    """The job as its driver should read it: a reference to an http model is that http reward."""
+    """The job as its driver must read it: a reference to an http model becomes an http reward."""
     rewards = [_resolve(reward, models) for reward in job.spec.rewards]
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
 
 
 def build_services(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
-    """Reward name -> host name of its model's Service, for the references that we serve."""
+    """Reward name -> host name of its model's Service, for served models."""
     return {reward.name: child_name(model) for _, reward, model in _served(job, models)}
 
 
 def build_token_env(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
-    """The head's env for the tokens of those models; empty without any."""
+    """The env of the head with the tokens of served models; empty if there are none."""
     served = _served(job, models)
     variables = {reward.name: f"RLJOB_REWARD_TOKEN_{index}" for index, reward, _ in served}
     env: list[Manifest] = [
@@ -71,13 +70,13 @@ def build_token_env(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manif
 
 
 def served_models(job: RLJob, models: Mapping[str, RewardModel]) -> list[str]:
-    """Names of the models that we serve for the job, each once."""
+    """Names of the served models that the job references."""
     return sorted({name for _, _, name in _served(job, models)})
 
 
 def read_identities(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, Any]:
-    """What must restart the driver beside the settings: a model that was made anew has another token. Empty without
-    any, so that other jobs' digests do not change."""
+    """What else restarts the driver: a recreated model has a new token. Empty without models, so that the digests of
+    other jobs do not change."""
     uids = {name: models[name].metadata.uid for name in served_models(job, models)}
     return {"rewardModels": uids} if uids else {}
 
@@ -99,5 +98,5 @@ def _resolve(reward: Reward, models: Mapping[str, RewardModel]) -> Reward:
     if model.spec.http is not None:
         update |= {"http": model.spec.http, "reward_model_ref": None}
     else:
-        update["slots"] = model.spec.slots  # they bound what the driver sends to one replica at once
+        update["slots"] = model.spec.slots  # the driver's limit of concurrent requests per replica
     return reward.model_copy(update=update)

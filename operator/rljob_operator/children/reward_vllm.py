@@ -1,9 +1,8 @@
-"""The vLLM beside a reward server: a native sidecar of the same Pod, for a model or a judge of our own.
+"""The vLLM sidecar of a reward server, for a served model or judge.
 
-It listens on a Unix socket in a volume of the Pod alone, so that nothing but the server reaches it. As a sidecar it
-starts before the server, ends after it (the server's last requests still get answers), and restarts by itself. Its
-readiness is the server's affair, which asks it and is ready only with it. Invariant: no token and no key in its
-environment.
+It listens on a Unix socket in a volume of the Pod, so that only the server reaches it. A native sidecar starts before
+the server, ends after it (the last requests still get responses), and restarts automatically. The server probes it and
+is ready only if it is. Invariant: its environment has no token and no key.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from rljob_operator.children import pods
 
 CONTAINER = "vllm"
 STARTUP_SECONDS = 1800
-"""A large model loads for minutes."""
+"""A large model takes minutes to load."""
 _SOCKET = f"{PATH_VLLM}/{FILE_VLLM_SOCKET}"
 _SERVED_MODEL_NAME = "model"
 _GIB_BYTES = 1 << 30
 _SCHEME = "hf://"
-# A container that starts again finds the socket of the one before, and vLLM would not bind over it.
+# A restarted container finds the socket of its predecessor, and vLLM does not replace it.
 _START = 'rm -f "$0" && exec "$@"'
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _CPU_ENVIRONMENT = {
-    # auto binds each replica to the same first cores. OMP_NUM_THREADS alone then says how many threads.
+    # auto binds every replica to the same first cores. Without it only OMP_NUM_THREADS sets the number of threads.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The sampler compiles small kernels with a C++ compiler at the first request, 20 s of it, even without graphs.
+    # Even without graphs, the sampler would compile kernels for 20 s at the first request.
     "TORCH_COMPILE_DISABLE": "1",
 }
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-# A model that may write white space between the parts of its JSON may write nothing else until its tokens are used up.
+# If whitespace between the parts of its JSON is allowed, a model may generate nothing else.
 _STRUCTURED_OUTPUTS = '{"backend":"xgrammar","disable_any_whitespace":true}'
 _SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
 
 
 def build_server_volumes(reward: Reward) -> list[pods.Volume]:
-    """What the reward server mounts to reach it."""
+    """The volumes through which the reward server reaches the sidecar."""
     return [_SOCKET_VOLUME] if reward.served_model else []
 
 
@@ -47,11 +46,11 @@ def build_server_env(reward: Reward) -> list[Manifest]:
 
 
 def build_sidecar(reward: Reward, image: str) -> pods.Sidecar | None:
-    """The container and its volumes; None for a reward without a model of its own."""
+    """The container and its volumes; None for a reward without a served model."""
     model = reward.served_model
     if model is None:
         return None
-    # No tmp of its own: the root file system is writable here, since vLLM compiles and caches in many places.
+    # No /tmp volume: the root file system is writable, because vLLM compiles and caches in many places.
     volumes = [_SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
     environment = _ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT) | reward.env
     container: Manifest = {
@@ -75,7 +74,7 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
         *("--model", parse_source(model.source).container_path.removeprefix(_SCHEME)),
         *("--served-model-name", _SERVED_MODEL_NAME),
         *("--dtype", model.dtype),
-        # What is sampled is what the manifest says, whatever the checkpoint would like.
+        # Sampling parameters come from the manifest, not from the checkpoint.
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
     ]
@@ -95,10 +94,10 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
         command += ["--tensor-parallel-size", str(model.gpus)]
         command += ["--gpu-memory-utilization", str(model.gpu_memory_utilization)]
     else:
-        # Compiling costs more than it gains on CPUs. The share is a check of free memory there, which on a shared node
-        # fails without need: the cache's size is given.
+        # On CPUs compiling costs more than it gains. The utilization only checks free memory, which can fail on shared
+        # nodes; the cache size is set below.
         command += ["--enforce-eager", "--gpu-memory-utilization", "0.1"]
-        # One process for scheduler and worker saves an import of vLLM, a third of the start.
+        # One process for scheduler and worker saves one import of vLLM, a third of the startup.
         command += ["--distributed-executor-backend", _UNIPROCESS_EXECUTOR]
         command += ["--kv-cache-memory-bytes", str(int((model.kv_cache_gib or 1.0) * _GIB_BYTES))]
     return [*command, *model.extra_args]

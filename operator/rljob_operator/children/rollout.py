@@ -1,7 +1,7 @@
-"""The rollouts: a Deployment of vLLM servers and the headless Service by which the driver finds the ready ones.
+"""The rollouts: a Deployment of vLLM servers, and the headless Service through which the driver finds ready replicas.
 
-Ready means 'serves current weights'. A change of what only the driver reads (sampling, time-outs) restarts nothing
-here: a replica takes minutes to load.
+Ready means that a replica serves current weights. Loading takes minutes, so a change of settings that only the driver
+reads (sampling, timeouts) restarts no rollout.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 from rljob_operator.children.common import (
     ROLLOUT,
-    build_headless_service,
-    build_metadata,
     build_selector,
     child_name,
     digest,
@@ -22,38 +20,27 @@ from rljob_operator.defaults import Defaults
 
 _PORTS = {"http": PORT_ROLLOUT}
 _STARTUP_SECONDS = 600
-"""vLLM loads and compiles before it opens its port."""
+"""vLLM loads and compiles before it listens."""
 _FAILURE_THRESHOLD = 6
-"""Each update makes a replica stale for a moment, and two probes in a row may meet two such moments. Nobody is served
-by a replica that is behind for longer: the driver asks each for its version before it uses it."""
+"""Each weight sync makes a replica unready for a moment, and consecutive probes may hit such moments. The driver checks
+the weight version of a replica before it uses it, so no stale replica serves."""
 _GRACE_SECONDS = 60
 _PRE_STOP_SECONDS = 10
-"""A replica that goes is out of the Service at once; so long the driver may still send it requests."""
+"""The driver may still send requests for this long after a terminating replica has left the Service."""
 _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
 
 def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The rollouts' Service and Deployment."""
-    selector = build_selector(job, ROLLOUT)
-    name = child_name(job, ROLLOUT)
-    return [
-        build_headless_service(job, name, selector, _PORTS, publish_not_ready=False),
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": build_metadata(job, name, selector),
-            "spec": {
-                "replicas": job.spec.rollout.replicas,
-                # No surge: there are seldom spare GPUs for one more replica.
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-                "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
-            },
-        },
-    ]
+    spec = {
+        "replicas": job.spec.rollout.replicas,
+        # No surge: GPUs for one more replica are rarely free.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+    }
+    return pods.build_workload(job, "Deployment", child_name(job, ROLLOUT), _build_parts(job, token, defaults), spec)
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
     rollout = job.spec.rollout
     return pods.PodParts(
         role=ROLLOUT,
@@ -61,7 +48,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         spec_path="spec.rollout",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.rollout"],
-        labels=selector,
+        labels=build_selector(job, ROLLOUT),
         config={
             "model": pods.read_settings(job.spec.model),
             "rollout": pods.read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),

@@ -1,7 +1,7 @@
-"""The trainers: a StatefulSet of Ray nodes that the driver's FSDP ranks live on, and its governing Service.
+"""The trainers: a StatefulSet of Ray nodes for the driver's FSDP ranks, and its governing Service.
 
-All start at once (Parallel): the group is useful only when whole. The ranks take their settings from the driver,
-so a change of the algorithm or of a batch size restarts the head, not these Pods.
+All Pods start at once (Parallel): the group works only if complete. The ranks get their settings from the driver, so a
+changed algorithm or batch size restarts the head, not these Pods.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
 from rljob_operator.children.common import (
     TRAINER,
-    build_headless_service,
-    build_metadata,
     build_selector,
     child_name,
     digest,
@@ -26,26 +24,13 @@ _GRACE_SECONDS = 60
 
 def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The trainers' Service and StatefulSet."""
-    selector = build_selector(job, TRAINER)
     name = child_name(job, TRAINER)
-    return [
-        build_headless_service(job, name, selector, _PORTS, publish_not_ready=True),
-        {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": build_metadata(job, name, selector),
-            "spec": {
-                "replicas": job.spec.trainer.replicas,
-                "serviceName": name,
-                "podManagementPolicy": "Parallel",
-                "selector": {"matchLabels": selector},
-                "template": pods.build_pod_template(job, _build_parts(job, token, selector, defaults)),
-            },
-        },
-    ]
+    spec = {"replicas": job.spec.trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
+    parts = _build_parts(job, token, defaults)
+    return pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
 
 
-def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Defaults) -> pods.PodParts:
+def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
     trainer = job.spec.trainer
     return pods.PodParts(
         role=TRAINER,
@@ -53,7 +38,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         spec_path="spec.trainer",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.worker"],
-        labels=selector,
+        labels=build_selector(job, TRAINER),
         config={
             "model": pods.read_settings(job.spec.model),
             "gpusPerReplica": trainer.gpus_per_replica,
@@ -61,7 +46,7 @@ def _build_parts(job: RLJob, token: str, selector: dict[str, str], defaults: Def
         },
         ports=_PORTS,
         env=pods.build_job_env(job, run_dir=True),
-        # No probes: only rank 0 serves anything, and whether a node has joined is known to the driver.
+        # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
         volumes=[
             pods.build_job_volume(job),
             pods.build_run_volume(job),

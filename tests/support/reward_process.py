@@ -1,4 +1,4 @@
-"""A real reward server as tests see it, and waiting for what it does."""
+"""A real reward server process for tests, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from rljob_api.wire.protocol import GroupResult
 
 TOKEN = "secret"
 DEADLINE_SECONDS = 300.0
-"""For failures alone. A function that imports torch takes minutes on a machine that is busy."""
+"""Only failures take this long. A function that imports torch takes minutes on a busy machine."""
 _numbers = itertools.count(1)
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of `condition`."""
+    """Poll `condition` and return its first true value."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.01)
-    raise AssertionError(f"waited {DEADLINE_SECONDS:g} s in vain for {what}")
+    raise AssertionError(f"waited {DEADLINE_SECONDS:g} s for {what}")
 
 
 def build_group(*completions: str, name: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A GroupRequest. `fields` are those of each sample, and lane and results those of the group."""
+    """Return a GroupRequest. `lane` and `results` are fields of the group, other `fields` of each sample."""
     name = name or f"g{next(_numbers)}"
-    own = {key: fields.pop(key) for key in ("lane", "results") if key in fields}
+    group_fields = {key: fields.pop(key) for key in ("lane", "results") if key in fields}
     shared = {"prompt": "2+2?", "ground_truth": "4", **fields}
     samples = [{"id": f"{name}/{i}", "completion": text, **shared} for i, text in enumerate(completions)]
-    return {"id": name, "samples": samples, **own}
+    return {"id": name, "samples": samples, **group_fields}
 
 
 class Server:
@@ -71,7 +71,7 @@ class Server:
         return self.process.pid
 
     def request(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any, dict[str, str]]:
-        """Status, body (parsed where it is JSON) and headers."""
+        """Return status, body (parsed if it is JSON) and headers."""
         connection = http.client.HTTPConnection(self.host, 8080, timeout=DEADLINE_SECONDS)
         with contextlib.closing(connection):
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -82,14 +82,14 @@ class Server:
         return response.status, json.loads(text) if "json" in kind else text.decode(), dict(response.headers)
 
     def score(self, completion: str, **fields: Any) -> Any:
-        """The ScoreResult of one request, which must be answered 200."""
+        """Return the ScoreResult of one request; its status must be 200."""
         request = {"id": f"r{next(_numbers)}", "prompt": "2+2?", "completion": completion, **fields}
         status, result, _ = self.request("POST", "/v1/score", request)
         assert status == 200, f"{status}: {result}"
         return result
 
     def score_group(self, request: dict[str, Any]) -> GroupResult:
-        """The GroupResult of a request, which must be answered 200."""
+        """Return the GroupResult of a request; its status must be 200."""
         status, answer, _ = self.request("POST", "/v1/score-group", request)
         assert status == 200, f"{status}: {answer}"
         result = GroupResult.model_validate(answer)
@@ -105,7 +105,7 @@ class Server:
         return False
 
     def metric(self, line: str) -> float:
-        """The value of the sample that begins with `line`; 0 when there is none."""
+        """Return the value of the first metric whose line starts with `line`; 0 if there is none."""
         text = self.request("GET", "/metrics", token="none")[1]
         return next((float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line)), 0.0)
 

@@ -1,4 +1,4 @@
-"""Real reward servers for tests: each a process on a loopback address of its own, ended with the module's tests."""
+"""Real reward servers for tests: each is a process on a separate loopback address and ends with its module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     """start_server(source, arguments=[], wait=True, environment={}, **fields of the Reward as in YAML).
 
-    Without a source, `function` says where it is.
+    Without a source, the field `function` has it.
     """
     servers: list[Server] = []
 

@@ -88,10 +88,10 @@ class App:
     """ASGI application of one reward."""
 
     def __init__(
-        self, reward: ServedReward, started: StartupReport, scorer: Scorer, metrics: Metrics, token: str
+        self, reward: ServedReward, report: StartupReport, scorer: Scorer, metrics: Metrics, token: str
     ) -> None:
         self._reward = reward
-        self._report = started
+        self._report = report
         self._scorer = scorer
         self._metrics = metrics
         self._authorization = f"Bearer {token}".encode()

@@ -60,16 +60,16 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
     stop = _catch_signals()
     orphans = Orphans(scorer.pool.owns)
     try:
-        started = await _start_unless_stopped(stop, scorer)
-        if started is None:
+        report = await _start_unless_stopped(stop, scorer)
+        if report is None:
             return
-        app = App(reward, started, scorer, metrics, token)
+        app = App(reward, report, scorer, metrics, token)
         http = _build_http(app)
         # Objects that exist now are permanent; later ones belong to requests, and reference counting frees them.
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        what = f"{started.signature}, scope {reward.scope}"
+        what = f"{report.signature}, scope {reward.scope}"
         logger.info("reward %s (%s) on http://%s:%d", reward.name, what, host, port)
         ends: set[asyncio.Future[Any]] = {serving, stop, scorer.fatal_error}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -25,6 +25,9 @@ from tests.support.reward_process import TOKEN, Server, wait_for
 
 StartServer = Callable[..., Server]
 
+CHILD_SECONDS = str(100_000 + os.getpid())
+"""Identifies the child of a function among all processes of this machine."""
+
 FAILING = r"""
 import ctypes, json, os, signal, socket, struct, subprocess, sys, threading, time
 
@@ -77,7 +80,7 @@ def fork_and_return():
     return 1.0
 
 def hang_with_a_child():
-    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "CHILD_SECONDS"])
     hang()
 
 BEHAVIOURS = {
@@ -107,7 +110,7 @@ BEHAVIOURS = {
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return BEHAVIOURS[solution_str]()
-"""
+""".replace("CHILD_SECONDS", CHILD_SECONDS)
 
 # Each call creates the file `ran-ID` when it starts, and waits until `go-ID` exists.
 GATED = """
@@ -181,7 +184,7 @@ def test_request_to_a_worker_with_a_closed_pipe_gets_a_result(start_server: Star
 def test_timeout_kills_the_worker_and_its_children(failing: Server) -> None:
     failing.score("child")
     wait_for(
-        lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000"]],
+        lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", CHILD_SECONDS]],
         "the child of the killed worker to end",
     )
 

@@ -1,7 +1,7 @@
 """vLLM's side of a weight update: the transfer engine `rljob-http`, which loads a verified safetensors file in place.
 
-Runs in the workers. Owns the load and the read-back of the parameters; leaves download, pause and versions to the API
-process. Invariant: whether a load succeeds or fails, the model has real tensors again when it returns.
+Runs in the workers. Owns the load and the read-back of the parameters. Leaves download, pause and versions to the API
+process. Invariant: when a load returns, successful or not, the model has real tensors again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _NUM_PROBED_COLUMNS = 4
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """There is no rendezvous."""
+    """Empty: the transfer needs no rendezvous."""
 
 
 @dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):
-    """One verified file, readable by every worker of the replica."""
+    """A verified file that every worker of the replica can read."""
 
     path: str
     sha256: str
 
 
 class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
-    """Loads whole checkpoints in Hugging Face names; vLLM's layerwise reload fuses, shards and repacks them."""
+    """Loads complete checkpoints with Hugging Face names; vLLM's layerwise reload fuses, shards and repacks them."""
 
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
@@ -61,7 +61,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self.readback = ReadBack(model)
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        """Nothing to set up."""
+        """Do nothing."""
 
     def start_weight_update(self) -> None:
         self.readback.begin()
@@ -69,11 +69,11 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # Not the base's: that synchronizes an accelerator, which a CPU replica has not.
+        # Overridden because the base method synchronizes an accelerator, which a CPU replica lacks.
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
-            # vLLM calls no finish after a failure; without one the model would stay on the meta device.
+            # vLLM does not call finish after a failure, and without it the model would stay on the meta device.
             self.finish_weight_update()
             raise
 
@@ -93,14 +93,14 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             self.readback.end()
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Do nothing: no resources are held between updates."""
 
 
 class WorkerExtension:
-    """Methods that vLLM mixes into each of its workers (--worker-extension-cls), called by collective_rpc."""
+    """Methods that vLLM adds to each worker (--worker-extension-cls), called by collective_rpc."""
 
     def rljob_digest(self) -> str:
-        """Digest of the parameters that this worker owns; the sum over the workers is the replica's."""
+        """Return the digest of this worker's own parameters. The sum over all workers is the replica's digest."""
         engine = self.weight_transfer_engine  # type: ignore[attr-defined]
         assert isinstance(engine, FileWeightTransferEngine)
         return str(engine.readback.digest())
@@ -109,59 +109,59 @@ class WorkerExtension:
 class ReadBack:
     """Digests the parameters in the engine after a load.
 
-    Where a layer still holds its parameters they are read live. vLLM's CPU kernels take them away: the layer keeps an
-    opaque packed copy and an empty parameter. There the digest is of the very tensor that the packing read, and some
-    columns of every packed matrix are read back through its own kernel, so that a stale one cannot go unseen.
+    Usually it reads the parameters of the layer. vLLM's CPU kernels remove them: the layer keeps an opaque packed copy
+    and an empty parameter. In that case it digests the tensor that is about to be packed. It also reads some columns of
+    every packed matrix back through the layer's kernel, to detect a stale copy.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._packed: set[nn.Module] = set()
-        self._taken: dict[nn.Module, tuple[Digest, Probe]] = {}
+        self._removed: dict[nn.Module, tuple[Digest, Probe]] = {}
         self._restore: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """Watch the packing of every layer until end()."""
+        """Observe the packing of every layer until end()."""
         self._packed.clear()
-        self._taken.clear()
+        self._removed.clear()
         for layer in self._model.modules():
             method = getattr(layer, "quant_method", None)
-            # One method object may serve several layers.
+            # Several layers may share one method object.
             if isinstance(method, QuantizeMethodBase) and "process_weights_after_loading" not in vars(method):
-                self._watch(method)
+                self._observe(method)
 
     def end(self) -> None:
         while self._restore:
             self._restore.pop()()
 
     def pack_tied(self) -> None:
-        """A tied lm_head is loaded under the embedding's name, so vLLM leaves the head's own packed copy as it was."""
+        """Pack a tied lm_head again: it is loaded as the embedding, so vLLM does not update its packed copy."""
         for layer in self._packed_layers():
             if layer not in self._packed and cast(Tensor, layer.weight).numel():
                 cast(QuantizeMethodBase, layer.quant_method).process_weights_after_loading(layer)
 
     def digest(self) -> Digest:
         for layer in self._packed_layers():
-            probe = self._taken[layer][1] if layer in self._taken else Probe.of(cast(Tensor, layer.weight))
-            if not probe.agrees(layer):
-                raise RuntimeError(f"a {type(layer).__name__}'s kernel does not hold the weights that were loaded")
+            probe = self._removed[layer][1] if layer in self._removed else Probe.of(cast(Tensor, layer.weight))
+            if not probe.matches(layer):
+                raise RuntimeError(f"{type(layer).__name__}: the kernel does not hold the loaded weights")
         owned = [tensor for layer in self._model.modules() for tensor in _owned_parameters(layer).values()]
-        return sum((digest for digest, _ in self._taken.values()), start=digest_tensors(owned))
+        return sum((digest for digest, _ in self._removed.values()), start=digest_tensors(owned))
 
     def _packed_layers(self) -> list[nn.Module]:
         return [layer for layer in self._model.modules() if hasattr(layer, "cpu_linear")]
 
-    def _watch(self, method: QuantizeMethodBase) -> None:
+    def _observe(self, method: QuantizeMethodBase) -> None:
         pack = method.process_weights_after_loading
 
         def process(layer: nn.Module) -> None:
             owned, whole = _owned_parameters(layer), dict(layer.named_parameters(recurse=False))
             pack(layer)
             self._packed.add(layer)
-            taken = {name for name in whole if whole[name].numel() and getattr(layer, name).numel() == 0}
-            if taken:
-                digest = digest_tensors(owned[name] for name in taken & owned.keys())
-                self._taken[layer] = digest, Probe.of(whole["weight"].detach())
+            removed = {name for name in whole if whole[name].numel() and getattr(layer, name).numel() == 0}
+            if removed:
+                digest = digest_tensors(owned[name] for name in removed & owned.keys())
+                self._removed[layer] = digest, Probe.of(whole["weight"].detach())
 
         method.process_weights_after_loading = process  # type: ignore[method-assign]
         self._restore.append(lambda: vars(method).pop("process_weights_after_loading"))
@@ -169,7 +169,7 @@ class ReadBack:
 
 @dataclass(frozen=True)
 class Probe:
-    """A few columns of a matrix, to be found again behind an opaque kernel."""
+    """A few columns of a matrix, to verify the copy in an opaque kernel."""
 
     one_hot: Tensor  # [columns, in]
     expected: Tensor  # [columns, out]
@@ -180,30 +180,30 @@ class Probe:
         one_hot = nn.functional.one_hot(columns, weight.shape[1]).to(weight.dtype)
         return cls(one_hot, weight[:, columns].T.clone())
 
-    def agrees(self, layer: nn.Module) -> bool:
-        """A one-hot input makes the kernel give columns of its matrix, exactly in every float type."""
+    def matches(self, layer: nn.Module) -> bool:
+        """Whether the kernel returns the columns for one-hot inputs, which is exact in every float type."""
         kernel = cast(Callable[..., Tensor], layer.cpu_linear)
         return torch.equal(kernel(self.one_hot, layer.weight, None), self.expected)
 
 
 def _owned_parameters(layer: nn.Module) -> dict[str, Tensor]:
-    """Those (parts of) a layer's own parameters that this tensor-parallel rank alone answers for."""
+    """Return the layer's own parameters, or their parts, that only this tensor-parallel rank digests."""
     rank = get_tensor_model_parallel_rank()
     parameters = {name: p.detach() for name, p in layer.named_parameters(recurse=False)}
     is_sharded = isinstance(layer, _SHARDED_LAYERS) and getattr(layer, "tp_size", None) != 1
     if not is_sharded:
         return parameters if rank == 0 else {}
     if isinstance(layer, RowParallelLinear) and rank > 0:
-        parameters.pop("bias", None)  # each rank holds the whole of it
+        parameters.pop("bias", None)  # each rank holds a complete copy
     if isinstance(layer, QKVParallelLinear) and rank % layer.num_kv_head_replicas:
-        # Another rank has the same key and value heads.
+        # Another rank digests the same key and value heads.
         num_query_rows = layer.num_heads * layer.head_size
         parameters = {name: p[:num_query_rows] for name, p in parameters.items()}
     return parameters
 
 
 def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    """One tensor at a time; the pages come from the file."""
+    """Yield one tensor at a time, mapped from the file."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
             yield name, file.get_tensor(name)

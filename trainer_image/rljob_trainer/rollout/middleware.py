@@ -1,8 +1,7 @@
-"""The ASGI layer in front of every path of vLLM's server: the token, readiness, and what weights are served.
+"""The ASGI layer in front of every path of vLLM's server: the token, readiness, and the weights served.
 
-Closed by default: but for readiness and metrics every path, known or not, needs the job's token. Serves READY and
-ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns. Names on each answer the weights that
-generated it.
+Closed by default: every path except readiness and metrics needs the job's token, whether it exists or not. Serves READY
+and ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns. Adds headers with the weights to responses.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN_PATHS = frozenset({UrlPath.READY, UrlPath.METRICS})
-_LONGEST_WAIT_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 60.0
 _WEBSOCKET_POLICY_VIOLATION = 1008
 
 
 class RolloutMiddleware:
-    """Wraps vLLM's app. Must be the outermost layer, so that nothing of vLLM's answers before it."""
+    """Wraps vLLM's app. Must be the outermost layer, so that no part of vLLM responds before it."""
 
     def __init__(self, app: App, *, token: str, state: ReplicaState) -> None:
         if not token:
-            raise ValueError("a rollout needs the job's token, got an empty one")
+            raise ValueError("a rollout needs the job's token, got an empty string")
         self._app, self._state = app, state
         self._authorization = f"Bearer {token}".encode()
 
@@ -42,14 +41,14 @@ class RolloutMiddleware:
             return
         path = scope["path"]
         if path not in _OPEN_PATHS and not self._is_authorized(scope):
-            await self._refuse(scope, send)
+            await self._reject(scope, send)
         elif path == UrlPath.READY:
             reason = self._state.reason_not_ready()
             await _respond(send, 503 if reason else 200, reason or "ready")
         elif path == UrlPath.ROLLOUT_WEIGHTS:
             await self._respond_weights(scope, send)
         elif self._state.is_broken and path.startswith("/v1/"):
-            await _respond(send, 503, f"the weights are unknown after a failed update: {self._state.error}")
+            await _respond(send, 503, f"the engine's weights are undefined after a failed update: {self._state.error}")
         else:
             await self._app(scope, receive, self._label(send))
 
@@ -57,14 +56,14 @@ class RolloutMiddleware:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._authorization)
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    async def _reject(self, scope: Scope, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _WEBSOCKET_POLICY_VIOLATION})
         else:
-            await _respond(send, 401, "needs the job's token: Authorization: Bearer TOKEN")
+            await _respond(send, 401, "the job's token is required: Authorization: Bearer TOKEN")
 
     async def _respond_weights(self, scope: Scope, send: Send) -> None:
-        """The weights served; with ?want=G:V it waits until they are at least those, or the timeout is over."""
+        """Respond with the weights served. With ?want=G:V, first wait until they are that new, up to the timeout."""
         fields = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         query = {name: values[-1] for name, values in fields.items()}
         try:
@@ -80,7 +79,7 @@ class RolloutMiddleware:
         generation, _, version = want.rpartition(":")
         number = int(version)
         try:
-            async with asyncio.timeout(min(timeout, _LONGEST_WAIT_SECONDS)):
+            async with asyncio.timeout(min(timeout, _MAX_WAIT_SECONDS)):
                 await self._state.wait_until(lambda: self._state.has_reached(generation, number))
         except TimeoutError:
             pass

@@ -1,6 +1,7 @@
-"""Entry point `vllm.general_plugins`: vLLM calls `register` once in each of its processes, whatever it serves.
+"""Entry point `vllm.general_plugins`: vLLM calls `register` once in each of its processes.
 
-So it only names our weight-transfer engine; the engine itself is imported by the workers that use it.
+Every vLLM process pays for it, so it only names RLJob's weight-transfer engine. The workers that use the engine import
+it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The rollout's side of weights: follows what the head announces, and brings the engine to it.
+"""The rollout's side of weights: follows the head's announcements, and loads the announced weights into the engine.
 
     watch:  long-poll of the head -> ReplicaState.announced     waits for: the head; unblocked by a new manifest
     pull:   announced -> download -> apply -> ReplicaState.serving   waits for: a manifest that is not served yet
 
-Owns the decisions (what to fetch, when to give up on it, whether the replica is ready); HTTP and the engine are
-injected, so that it runs without either. Invariant: ready means that the engine's own digest of the parameters equals
-the publisher's, for a version within max_staleness of the announced one.
+Owns the decisions: what to fetch, when to abandon it, and whether the replica is ready. HTTP and the engine are
+injected, so it runs without either. Invariant: a ready replica's engine computed the same digest of the parameters as
+the publisher, for a version within max_staleness of the announced one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_BACKOFF_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class Download:
-    """A complete file whose size and sha256 are those of its manifest."""
+    """A complete file that matches the size and the sha256 of its manifest."""
 
     path: Path
     seconds: float
@@ -35,7 +35,7 @@ class Download:
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What the engine says after a load."""
+    """The engine's report after a load."""
 
     checksum: str
     pause_seconds: float
@@ -43,16 +43,16 @@ class ApplyResult:
 
 
 FetchManifest = Callable[[str], Awaitable[WeightManifest | None]]
-"""Asks the head for a manifest other than the key; None when none came in time. TransientError when unreachable."""
+"""Requests a manifest other than the key from the head; None after a timeout. TransientError if unreachable."""
 FetchFile = Callable[[WeightManifest], Awaitable[Download]]
-"""Downloads and verifies. TransientError when the file is partial, wrong or gone."""
+"""Downloads and verifies. TransientError if the file is partial, wrong or missing."""
 Apply = Callable[[Path, WeightManifest], Awaitable[ApplyResult]]
-"""Pauses the engine, loads the file, resumes. Whatever it raises leaves the engine's weights unknown."""
+"""Pauses the engine, loads the file, resumes. After an exception, the engine's weights are undefined."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class ReplicaState:
-    """What this replica knows and serves. Changed by the puller alone; read by the middleware."""
+    """The replica's state. Only the puller changes it; the middleware reads it."""
 
     def __init__(self, max_staleness: int = 0) -> None:
         self.max_staleness = max_staleness
@@ -60,24 +60,24 @@ class ReplicaState:
         self.announced: WeightManifest | None = None
         self.serving = RolloutWeights()
         self.is_broken = False
-        """A load failed half-way: what the engine would generate is neither version's."""
+        """A load failed midway: the engine's weights belong to no version."""
         self.error = ""
-        """What last went wrong with the weights; empty since the last success."""
+        """Last error with the weights; empty after a success."""
         self._changed = asyncio.Event()
 
     def reason_not_ready(self) -> str:
-        """Why no traffic may come; empty when it may."""
+        """Return why the replica must get no traffic; empty if it may."""
         if not self.is_warm:
             return "the engine is warming up"
         if self.announced is None:
             return "the head has announced no weights yet" + self._error_suffix()
         if not self.is_fresh(self.serving.generation, self.serving.version):
             serves = "the model it started from" if not self.serving.generation else self.serving.key
-            return f"serves {serves}, the head announces {self.announced.key}" + self._error_suffix()
+            return f"serves {serves}, but the head announces {self.announced.key}" + self._error_suffix()
         return ""
 
     def is_fresh(self, generation: str, version: int) -> bool:
-        """Whether that version may serve now. Numbers of different generations do not compare."""
+        """Whether that version may serve now. Versions of different generations are not comparable."""
         announced = self.announced
         if announced is None or generation != announced.generation:
             return False
@@ -87,7 +87,7 @@ class ReplicaState:
         return self.serving.generation == generation and self.serving.version >= version
 
     def record_change(self, **values: object) -> None:
-        """Set attributes and wake whoever waits for a change."""
+        """Set attributes, and wake all tasks that wait for a change."""
         for name, value in values.items():
             setattr(self, name, value)
         changed, self._changed = self._changed, asyncio.Event()
@@ -102,7 +102,7 @@ class ReplicaState:
 
 
 class WeightPuller:
-    """Runs until cancelled. `wait_until_warm` ends when the engine has answered its first request."""
+    """Runs until cancelled. `wait_until_warm` returns when the engine has answered its first request."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class WeightPuller:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            # The head is asked, and the first file fetched, while the engine warms up.
+            # Manifest and first file are fetched while the engine warms up.
             tasks.create_task(self._warm_up())
             tasks.create_task(self._watch())
             tasks.create_task(self._pull())
@@ -133,8 +133,8 @@ class WeightPuller:
             try:
                 manifest = await self._fetch_manifest(announced.key if announced else "")
             except TransientError as error:
-                # A head that restarts is no reason to stop serving what it last announced.
-                logger.warning("head unreachable, trying again: %s", error)
+                # While the head restarts, keep serving what it announced last.
+                logger.warning("head unreachable, retrying: %s", error)
                 await backoff.wait()
                 continue
             backoff.reset()
@@ -151,7 +151,7 @@ class WeightPuller:
             try:
                 await self._switch_to(manifest)
             except Exception as error:
-                # Any failure of one version must not end the loop: the next try, or version, may do.
+                # The loop must survive any failure: the next attempt, or the next version, may succeed.
                 logger.exception("cannot serve weights %s", manifest.key)
                 state.record_change(error=f"weights {manifest.key}: {type(error).__name__}: {error}")
                 await self._wait_to_retry(manifest, backoff)
@@ -159,7 +159,7 @@ class WeightPuller:
                 backoff.reset()
 
     async def _wait_to_retry(self, failed: WeightManifest, backoff: Backoff) -> None:
-        """Another version is worth a try at once."""
+        """Back off, but retry at once when another version is announced."""
         waits = [backoff.wait(), self._state.wait_until(lambda: self._state.announced != failed)]
         futures = [asyncio.ensure_future(wait) for wait in waits]
         try:
@@ -177,7 +177,7 @@ class WeightPuller:
         return announced is not None and (self._state.is_broken or self._state.serving.key != announced.key)
 
     async def _switch_to(self, manifest: WeightManifest) -> None:
-        """Download and load one version, unless a newer announcement makes it useless on the way."""
+        """Download and load one version, unless a newer announcement supersedes it meanwhile."""
         state = self._state
         download = await self._fetch_unless_superseded(manifest)
         await state.wait_until(lambda: state.is_warm)
@@ -187,7 +187,7 @@ class WeightPuller:
         try:
             applied = await self._apply(download.path, manifest)
             if applied.checksum != manifest.checksum:
-                raise TransientError(f"the engine holds {applied.checksum}, published was {manifest.checksum}")
+                raise TransientError(f"the engine's digest is {applied.checksum}, the publisher's {manifest.checksum}")
         except BaseException:
             state.record_change(is_broken=True, serving=RolloutWeights())
             raise
@@ -205,12 +205,12 @@ class WeightPuller:
             ),
         )
         logger.info(
-            "serving weights %s (before: %s): transfer %.3f s, pause %.3f s, of it load %.3f s",
+            "serving weights %s (previously %s): transfer %.3f s, pause %.3f s, including load %.3f s",
             *(manifest.key, previous, download.seconds, applied.pause_seconds, applied.load_seconds),
         )
 
     async def _fetch_unless_superseded(self, manifest: WeightManifest) -> Download | None:
-        """None as soon as the version would be too old to serve: the newest is fetched instead."""
+        """Return None as soon as the version is too old to serve."""
         state = self._state
         fetching = asyncio.ensure_future(self._fetch_file(manifest))
         superseded = asyncio.ensure_future(
@@ -219,14 +219,14 @@ class WeightPuller:
         try:
             await asyncio.wait({fetching, superseded}, return_when=asyncio.FIRST_COMPLETED)
             if not fetching.done():
-                logger.info("weights %s were superseded during their transfer", manifest.key)
+                logger.info("weights %s were superseded during the transfer", manifest.key)
                 return None
             return fetching.result()
         finally:
             superseded.cancel()
             if not fetching.done():
                 fetching.cancel()
-                # The file is being written until the task has really ended.
+                # The task may write the file until it has ended.
                 await asyncio.wait({fetching})
 
 

@@ -1,8 +1,8 @@
-"""A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with our weights and our door.
+"""A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with RLJob's weights and middleware.
 
-Owns how a job becomes vLLM's arguments and environment, and the wiring of engine, middleware and weight puller; leaves
-serving to vLLM and weights to the puller. The engine starts from spec.model and pulls the announced version before it
-is ready.
+Owns vLLM's arguments and environment for a job, and the wiring of engine, middleware and weight puller. Leaves serving
+to vLLM and weights to the puller. The engine starts from spec.model; it must load the
+announced version before it is ready.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _ANSWER_SECONDS = 5
-"""After SIGTERM and the engine's end: for the last answers to leave. What the engine aborted is sampled elsewhere, and
-a request that nobody answers any more must not hold the Pod until its grace is over."""
+"""Time to send the last responses after SIGTERM and the engine's end. Aborted requests are retried elsewhere, and an
+open request must not keep the Pod until its grace period ends."""
 _GIB_BYTES = 1 << 30
 _HUGGING_FACE_SCHEME = "hf://"
 
 
 def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
-    """vLLM's command line for this job. extraArgs come last, so they win."""
+    """Return vLLM's command line for this job. extraArgs come last, so they take precedence."""
     rollout = job.spec.rollout
     arguments = [
         *_model_arguments(job, environment),
@@ -47,8 +47,8 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         *("--port", str(contract.PORT_ROLLOUT)),
         *("--dtype", job.spec.trainer.dtype),
         *("--seed", str(job.spec.schedule.seed)),
-        # What the loss is told must be the distribution that was sampled from, temperature included; and the model's
-        # own generation_config.json must not change it.
+        # Log-probs must be of the distribution that was sampled from, including temperature. The model's
+        # generation_config.json must not change it.
         *("--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
@@ -77,41 +77,40 @@ def _model_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     if "://" in model.source:
         raise UserError(
             f"RLJob {job.metadata.namespace}/{job.metadata.name}: spec.model.source {model.source} is not a path in "
-            f"this Pod; mount or fetch it and set {contract.ENV_MODEL} to its folder"
+            f"this Pod; mount or download it, and set {contract.ENV_MODEL} to its folder"
         )
     return ["--model", model.source]
 
 
 def _cpu_arguments(kv_cache_gib: float) -> list[str]:
-    # Compiling costs more than a short job gains. One process for scheduler and worker saves an import of vLLM,
-    # a third of the start; vLLM's reason for two is thread binding, which we do not use (build_environment).
+    # Compiling costs more than a short job gains. One process for scheduler and worker saves an import of vLLM, a third
+    # of the startup time. vLLM uses two processes for thread binding, which is off here (build_environment).
     return [
         *("--enforce-eager", "--distributed-executor-backend", _UNIPROCESS_EXECUTOR),
-        # A seeded prompt that is prefilled in parts kills the engine: vLLM then rewinds the request's random generator
-        # by an offset, which torch's CPU generator does not have.
+        # A seeded prompt that is prefilled in chunks kills the engine: vLLM then rewinds the request's random generator
+        # by an offset, which torch's CPU generator does not support.
         "--no-enable-chunked-prefill",
         *("--kv-cache-memory-bytes", str(int(kv_cache_gib * _GIB_BYTES))),
-        # Not a share to take but a check of free memory, which on a shared machine fails without need.
+        # On CPUs this is only a check of free memory, which would fail needlessly on a shared machine.
         *("--gpu-memory-utilization", "0.1"),
     ]
 
 
 def build_environment(job: RLJob) -> dict[str, str]:
-    """Defaults for what the environment leaves open; must be set before vLLM is imported."""
+    """Return defaults for unset variables. Set them before vLLM is imported."""
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if not job.spec.rollout.gpus_per_replica:
-        # auto binds each replica to the same first cores. OMP_NUM_THREADS alone then says how many threads.
+        # auto binds each replica to the same first cores. With nobind, only OMP_NUM_THREADS sets the threads.
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        # The sampler compiles small kernels with a C++ compiler at the first request, 20 s of it, whatever
-        # --enforce-eager says.
+        # Even with --enforce-eager, the sampler compiles small C++ kernels at the first request, for 20 s.
         defaults["TORCH_COMPILE_DISABLE"] = "1"
     return defaults
 
 
 def main() -> int:
     _log_to_stderr()
-    # The first process of a container has no default action for SIGTERM: until vLLM takes it, after a minute of
-    # loading, it would be lost.
+    # The first process of a container ignores SIGTERM by default, and vLLM installs its handler only after a minute of
+    # loading.
     signal.signal(signal.SIGTERM, _raise_on_signal)
     try:
         job = _load_job(os.environ)
@@ -125,8 +124,8 @@ def main() -> int:
     except (TransientError, OSError):
         logger.exception("the rollout replica failed")
         return contract.ExitCode.INFRASTRUCTURE
-    except KeyboardInterrupt:  # vLLM, too, makes this of a SIGTERM while it loads
-        logger.info("stopped by a signal before it served")
+    except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
+        logger.info("stopped by a signal before serving")
         return contract.ExitCode.SUCCEEDED
 
 
@@ -135,7 +134,7 @@ def _raise_on_signal(number: int, _: FrameType | None) -> None:
 
 
 def _log_to_stderr() -> None:
-    """On our own logger: what vLLM imports sets the root's level to errors alone."""
+    """Configure this package's logger: vLLM's imports set the root logger's level to ERROR."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("rljob_trainer")
@@ -144,9 +143,9 @@ def _log_to_stderr() -> None:
 
 
 def _load_job(environment: Mapping[str, str]) -> RLJob:
-    needed = (contract.ENV_JOB_FILE, contract.ENV_TOKEN, contract.ENV_POD_IP, contract.ENV_HEAD)
-    if missing := [name for name in needed if not environment.get(name)]:
-        raise UserError(f"a rollout needs {', '.join(missing)} in its environment; the operator sets them")
+    required = (contract.ENV_JOB_FILE, contract.ENV_TOKEN, contract.ENV_POD_IP, contract.ENV_HEAD)
+    if missing := [name for name in required if not environment.get(name)]:
+        raise UserError(f"environment: {', '.join(missing)} must be set; the operator sets it in each rollout Pod")
     return load_job(environment[contract.ENV_JOB_FILE])
 
 
@@ -163,7 +162,7 @@ def _run(job: RLJob, arguments: list[str]) -> int:
 
 
 async def _serve(job: RLJob, args: Namespace) -> int:
-    """vLLM's own api_server.run_server, with our middleware outermost and the puller beside it."""
+    """Run vLLM's api_server.run_server with RLJob's middleware outermost and the weight puller as a task."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.launcher import serve_http, setup_server
@@ -175,7 +174,7 @@ async def _serve(job: RLJob, args: Namespace) -> int:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
-        # vLLM has built its stack of middlewares by now; ours goes around all of them.
+        # vLLM has built its middleware stack by now; wrap the whole stack.
         stack = app.middleware_stack or app.build_middleware_stack()
         app.middleware_stack = RolloutMiddleware(stack, token=os.environ[contract.ENV_TOKEN], state=state)
         puller = asyncio.create_task(_pull_weights(job, engine, state))
@@ -209,14 +208,14 @@ def _start_engine(args: Namespace) -> Any:
         _import_model_class(args)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if current_platform.is_cpu():
-        # vLLM spawns on CPUs because of thread binding. A forked engine has everything imported already.
+        # vLLM spawns on CPUs for thread binding. A forked engine inherits all imports.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     return AsyncLLM.from_vllm_config(vllm_config=config, usage_context=UsageContext.OPENAI_API_SERVER)
 
 
 def _import_model_class(args: Namespace) -> None:
-    """vLLM looks at a model's class in a process of its own, 20 s when its cache is cold; here there is no GPU to
-    keep untouched, and the forked engine needs the import anyway."""
+    """Import the model's class here. vLLM would inspect it in a subprocess to keep the GPU untouched: 20 s with a cold
+    cache. On CPUs the forked engine needs the import anyway."""
     from transformers import AutoConfig
     from vllm.model_executor.models import ModelRegistry
 
@@ -243,7 +242,7 @@ async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState) -> None:
 
 
 async def _generate_once(engine: Any) -> None:
-    """The first request pays for what is set up lazily; it shall not be a trajectory."""
+    """Send a first request, which pays for lazy initialization, so that no trajectory does."""
     from vllm import SamplingParams
 
     parameters = SamplingParams(max_tokens=2, logprobs=0, ignore_eos=True)
@@ -252,7 +251,7 @@ async def _generate_once(engine: Any) -> None:
 
 
 def _stop_server(puller: asyncio.Task[None]) -> None:
-    """A replica that can no longer follow the weights must not go on serving."""
+    """Stop the server: a replica that cannot follow the weights must not serve."""
     if not puller.cancelled():
         logger.error("the weight puller ended; stopping", exc_info=puller.exception())
         os.kill(os.getpid(), signal.SIGTERM)

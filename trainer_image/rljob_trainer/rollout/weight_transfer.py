@@ -1,7 +1,7 @@
-"""I/O of the weight puller in a rollout replica: the head's manifest and the trainer's file over HTTP, vLLM's engine.
+"""I/O of the weight puller: the head's manifest and the trainer's file over HTTP, and vLLM's engine.
 
-The download runs beside generation and ends in a file that is complete and right, or in an error; only `load` pauses
-the engine. Invariant: whatever happens, `load` resumes the engine that it paused.
+The engine generates during the download, which ends with a complete, verified file or an error. Only `load` pauses the
+engine. Invariant: `load` resumes the engine that it paused, even after an error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rljob_trainer.rollout.puller import ApplyResult, Download
 from rljob_trainer.weights.checksum import Digest
 
 _POLL_SECONDS = 30
-# The head answers within _POLL_SECONDS; a margin tells a slow head from one that is gone.
+# The head answers within _POLL_SECONDS; the margin allows for a slow head.
 _POLL_TIMEOUT = aiohttp.ClientTimeout(total=_POLL_SECONDS + 15, connect=5)
 _FILE_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=60)
 _CHUNK_BYTES = 4 << 20
 
 
 class WeightClient:
-    """Asks the head and downloads from the trainer, with the job's token."""
+    """Gets manifests from the head and files from the trainer, with the job's token."""
 
     def __init__(self, head: str, token: str, folder: Path) -> None:
         self._head, self._folder = head, folder
@@ -42,7 +42,7 @@ class WeightClient:
     async def fetch_manifest(self, after: str) -> WeightManifest | None:
         addresses = await asyncio.to_thread(resolve, self._head)
         if not addresses:
-            raise TransientError(f"no address for the head {self._head!r}")
+            raise TransientError(f"the head {self._head!r} has no address")
         url = f"http://{addresses[0]}:{contract.PORT_DRIVER}{contract.UrlPath.WEIGHTS_CURRENT}"
         params = {"after": after, "timeout": str(_POLL_SECONDS)}
         try:
@@ -50,13 +50,13 @@ class WeightClient:
                 if response.status == 204:
                     return None
                 if response.status != 200:
-                    raise TransientError(f"{url} answered {response.status}: {(await response.text())[:200]}")
+                    raise TransientError(f"{url}: status {response.status}: {(await response.text())[:200]}")
                 return WeightManifest.model_validate_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValidationError) as error:
             raise TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def fetch_file(self, manifest: WeightManifest) -> Download:
-        """The newest file alone stays: the one before is removed first, so that memory holds one."""
+        """Delete the previous file, so that memory holds one, and download the new one."""
         begin = time.perf_counter()
         for old in self._folder.iterdir():
             old.unlink()
@@ -64,10 +64,10 @@ class WeightClient:
         try:
             async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
                 if response.status != 200:
-                    raise TransientError(f"{manifest.url} answered {response.status}")
+                    raise TransientError(f"{manifest.url}: status {response.status}")
                 with _VerifiedFile(path, manifest) as file:
                     async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                        # Writing and hashing leave the interpreter's lock: the event loop goes on serving.
+                        # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
                         await asyncio.to_thread(file.write, chunk)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TransientError(f"{manifest.url}: {type(error).__name__}: {error}") from error
@@ -75,7 +75,7 @@ class WeightClient:
 
 
 class _VerifiedFile:
-    """A file that has its name only when size and sha256 are those of the manifest."""
+    """A file that gets its final name once its size and sha256 match the manifest."""
 
     def __init__(self, path: Path, manifest: WeightManifest) -> None:
         self._path, self._manifest = path, manifest
@@ -89,7 +89,7 @@ class _VerifiedFile:
     def write(self, chunk: bytes) -> None:
         self._num_bytes += len(chunk)
         if self._num_bytes > self._manifest.num_bytes:
-            raise TransientError(f"{self._manifest.url} is longer than {self._manifest.num_bytes} bytes")
+            raise TransientError(f"{self._manifest.url}: longer than {self._manifest.num_bytes} bytes")
         self._file.write(chunk)
         self._hash.update(chunk)
 
@@ -107,7 +107,7 @@ class _VerifiedFile:
 
 
 class EngineLoader:
-    """Brings a file into vLLM's engine, in place."""
+    """Loads a file into vLLM's engine, in place."""
 
     def __init__(self, engine: Any, update_mode: Literal["keep", "finish"]) -> None:
         self._engine = engine
@@ -117,11 +117,11 @@ class EngineLoader:
         engine = self._engine
         begin = time.perf_counter()
         try:
-            # Clears the prefix cache; with keep, requests in flight lose their KV too and compute it anew under
-            # the new weights, so nothing is ever generated from keys and values of the old ones.
+            # Clears the prefix cache. With keep, in-flight requests lose their KV too and recompute it with the new
+            # weights, so no token is generated from keys and values of the old ones.
             await engine.pause_generation(mode=self._pause_mode, clear_cache=True)
             if self._pause_mode == "wait":
-                begin = time.perf_counter()  # until here it was still generating
+                begin = time.perf_counter()  # it was generating until now
             load_begin = time.perf_counter()
             await engine.start_weight_update()
             await engine.update_weights(_build_update(path, manifest))

@@ -1,9 +1,9 @@
-"""A digest of a model's parameters that survives fusion: the same for q, k and v apart as for one qkv matrix.
+"""A digest of a model's parameters that does not change with fusion: q, k and v digest like one qkv matrix.
 
-Two sums modulo 2**64 over the bit patterns of all elements: the patterns themselves, and a non-linear mix of each.
-Zero bits add nothing, so padding is invisible, and so are order, shape and names. Every change of a value is seen
-(but for collisions, about 2**-64); a permutation of the same values is not: the file's sha256 covers the transfer.
-Both sides must hold the wire dtype, and a tied parameter counts once.
+Two sums modulo 2**64 over all elements: of their bit patterns, and of a non-linear mix of each pattern. Zero bits add
+nothing, so padding does not count; nor do order, shape and names. Every change of a value is detected, except for
+collisions (about 2**-64). A permutation of the values is not detected: the file's sha256 covers the transfer. Both
+sides must hold the wire dtype, and a tied parameter counts once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 _MODULUS = 1 << 64
 _MIX_FACTOR = 0x9E3779B97F4A7C15 - _MODULUS  # 2**64 / golden ratio, odd, as a signed 64-bit number
 _MIX_SHIFT = 29
-# Below torch's grain for threads, so each block is one core's work in its cache: on a machine that others use, the
-# barriers of thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU wants longer runs.
+# Too small for torch to use threads: one core computes each block in its cache. On a busy machine, the barriers of
+# thousands of tiny parallel regions took 20 s instead of 0.25 s. A GPU needs larger blocks.
 _CPU_BLOCK_ELEMENTS = 32_000
 _DEVICE_BLOCK_ELEMENTS = 1 << 24
 _BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,7 +27,7 @@ _BITS_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Digest:
-    """Digests of disjoint sets of parameters add up, so shards and layers may be digested apart."""
+    """Digests of disjoint sets of parameters add up, so shards and layers can be digested separately."""
 
     plain: int = 0
     mixed: int = 0
@@ -44,12 +44,12 @@ class Digest:
 
 
 def digest_tensors(tensors: Iterable[Tensor]) -> Digest:
-    """Digest of distinct parameters: one that is given twice (tied) counts once."""
+    """Return the digest of distinct parameters: tied ones count once."""
     return reduce(Digest.__add__, map(digest_tensor, distinct(tensors)), Digest())
 
 
 def distinct(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors without repetitions of the same memory, and without those that hold none."""
+    """Yield each tensor with memory once."""
     seen = set()
     for tensor in tensors:
         if tensor.numel() and not tensor.is_meta and (key := memory_key(tensor)) not in seen:
@@ -58,13 +58,13 @@ def distinct(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def memory_key(tensor: Tensor) -> tuple[int, int, torch.dtype, torch.device]:
-    """What two tensors share when they are one parameter under two names."""
+    """Return a key that is equal for tensors that share their memory (tied parameters)."""
     return tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.device
 
 
 @torch.no_grad()
 def digest_tensor(tensor: Tensor) -> Digest:
-    """Digest of one tensor, block by block: two buffers of a block's size are all the memory it takes."""
+    """Return the digest of one tensor. Works in blocks, so it needs memory for two blocks only."""
     bits = tensor.detach().contiguous().view(-1).view(_BITS_DTYPES[tensor.element_size()])
     block = _CPU_BLOCK_ELEMENTS if bits.device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
     values = torch.empty(min(block, bits.numel()), dtype=torch.int64, device=bits.device)

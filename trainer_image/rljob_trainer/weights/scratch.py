@@ -1,7 +1,6 @@
-"""Where weight files lie between the trainer and the engines: memory where it is roomy, else the Pod's scratch disk.
+"""Where weight files are stored between the trainer and the engines: in memory if large enough, else on disk.
 
-A folder belongs to one process and goes when it ends; one left by a killed process is removed by the next that
-looks. Nothing here outlives a run on purpose.
+A folder belongs to one process, which deletes it at its exit. The next process deletes a folder of a killed one.
 """
 
 from __future__ import annotations
@@ -12,21 +11,23 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from rljob_api.wire.contract import PATH_SCRATCH
 
 _PREFIX = "rljob-weights-"
 _SHARED_MEMORY = Path("/dev/shm")
-# Kubernetes gives a container 64 MiB of /dev/shm unless the Pod mounts more.
-_ROOMY_BYTES = 4 << 30
+# By default, Kubernetes gives a container 64 MiB of /dev/shm.
+_MIN_SHARED_MEMORY_BYTES = 4 << 30
 
 
 def open_scratch_folder() -> Path:
-    """A fresh private folder of this process, removed when it exits."""
+    """Create a private folder of this process, deleted when it exits."""
     parent = next(filter(_is_usable, (_SHARED_MEMORY, Path(PATH_SCRATCH))), Path(tempfile.gettempdir()))
     _remove_leftovers(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
     owner = os.getpid()
-    # A forked child runs this too when it exits; only the owner may remove the folder.
+    # A forked child also runs this at its exit, but only the owner may delete the folder.
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
     return folder
 
@@ -34,21 +35,11 @@ def open_scratch_folder() -> Path:
 def _is_usable(parent: Path) -> bool:
     if not os.access(parent, os.W_OK | os.X_OK):
         return False
-    return parent != _SHARED_MEMORY or shutil.disk_usage(parent).free >= _ROOMY_BYTES
+    return parent != _SHARED_MEMORY or shutil.disk_usage(parent).free >= _MIN_SHARED_MEMORY_BYTES
 
 
 def _remove_leftovers(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _is_running(int(owner)):
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,8 +1,8 @@
-"""The publisher's side of weights: writes each version once as safetensors and serves the file over HTTP.
+"""The publisher's side of weights: writes each version once as safetensors, and serves the file over HTTP.
 
-Owns the files and their digests; leaves it to the caller to gather and cast the tensors (to the wire dtype, tied ones
-once) and to announce the manifest. A file that can be asked for is complete, and the newest two stay, so a rollout
-that began with the version before the newest still ends well.
+Owns the files and their digests. The caller gathers and casts the tensors (to the wire dtype, tied ones once) and
+announces the manifest. A file that can be requested is complete. The newest two are kept, so that a rollout can finish
+downloading the previous version.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hmac
 import re
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
@@ -32,7 +33,7 @@ _SHUTDOWN_SECONDS = 1.0
 
 
 class WeightStore:
-    """A file server in a thread of its own. Use: start(), publish(...) for each version, close()."""
+    """A file server in a separate thread. Usage: start(), publish(...) for each version, close()."""
 
     def __init__(self, host: str, token: str, *, port: int = PORT_WEIGHTS, folder: Path | None = None) -> None:
         self._host, self._port, self._token = host, port, token
@@ -44,13 +45,13 @@ class WeightStore:
         self._failure: BaseException | None = None
 
     def start(self) -> None:
-        """Serve until close(). Raises where the port cannot be had."""
+        """Serve until close(). Raise TransientError if the port is in use."""
         self._thread.start()
         if not self._started.wait(_START_TIMEOUT_SECONDS) or self._failure:
             raise TransientError(f"cannot serve weights on {self._host}:{self._port}: {self._failure}")
 
     def close(self) -> None:
-        """Stop serving and remove the files."""
+        """Stop serving, and delete the files."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -59,9 +60,9 @@ class WeightStore:
         self._published.clear()
 
     def publish(self, weights: Mapping[str, Tensor] | Path, generation: str, version: int) -> WeightManifest:
-        """Write a version and make it available; the manifest is for the head to announce."""
+        """Write a version, make it available, and return the manifest for the head to announce."""
         if not re.fullmatch(r"[A-Za-z0-9._-]+", generation):
-            raise ValueError(f"generation must be of letters, digits, '.', '_' and '-', got {generation!r}")
+            raise ValueError(f"generation must consist of letters, digits, '.', '_' and '-', got {generation!r}")
         path = self._folder / f"{generation}-{version}.safetensors"
         tensors = load_file(weights) if isinstance(weights, Path) else _without_ties(weights)
         partial = path.with_suffix(".partial")
@@ -109,35 +110,28 @@ class WeightStore:
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            raise web.HTTPUnauthorized(text="needs the job's token")
+            raise web.HTTPUnauthorized(text="the job's token is required")
         return await handler(request)
 
     async def _get_file(self, request: web.Request) -> web.StreamResponse:
-        # Only names that were published: what the URL says is never joined to a folder.
+        # Serve published files only: never join the URL to a folder.
         for path in self._published:
             if path.name == request.match_info["name"]:
                 return web.FileResponse(path)
-        raise web.HTTPNotFound(text="no such version, or no longer kept: ask the head for the current one")
+        raise web.HTTPNotFound(text="version not found, or no longer kept; get the current one from the head")
 
 
 def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tied names share memory, which safetensors cannot hold; the first name stands for all."""
+    """Keep the first of tied names: safetensors cannot store shared memory."""
     first_names = {memory_key(tensor): name for name, tensor in reversed(list(weights.items()))}
     if not first_names:
-        raise ValueError("there are no weights to publish")
+        raise ValueError("no weights to publish")
     return {name: weights[name].detach().contiguous() for name in weights if name in set(first_names.values())}
 
 
 def _digest_file_and_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
-    """sha256 of the file and digest of the parameters, at the same time: both leave the interpreter's lock."""
-    digests: list[str] = []
-
-    def hash_file() -> None:
-        with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-
-    hashing = threading.Thread(target=hash_file)
-    hashing.start()
-    checksum = str(digest_tensors(tensors.values()))
-    hashing.join()
-    return digests[0], checksum
+    """Return the file's sha256 and the parameters' digest. Both release the GIL, so they run in parallel."""
+    with ThreadPoolExecutor(1) as executor, path.open("rb") as file:
+        sha256 = executor.submit(hashlib.file_digest, file, "sha256")
+        checksum = str(digest_tensors(tensors.values()))
+        return sha256.result().hexdigest(), checksum

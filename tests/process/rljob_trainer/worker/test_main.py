@@ -12,10 +12,10 @@ import psutil
 import pytest
 import yaml
 
+from tests.support.loopback import next_address
 from tests.unit.rljob_trainer.worker.test_main import JOB
 
 DEADLINE_SECONDS = 20
-NETWORK = f"127.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
 PORT = "23791"
 
 # Starts an orphan that ignores SIGTERM, and prints its process id before and the number of descendants after.
@@ -64,7 +64,7 @@ class TrainerPod:
         self.hosts.write_text("")
         (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
         variables = {
-            "RLJOB_POD_IP": f"{NETWORK}.9",
+            "RLJOB_POD_IP": next_address(),
             "RLJOB_HEAD": "head",
             "RLJOB_JOB_FILE": str(folder / "job.yaml"),
             "RLJOB_HOSTS_FILE": str(self.hosts),
@@ -117,7 +117,7 @@ def pod(tmp_path):
 
 @pytest.mark.parametrize("is_reused", [False, True], ids=["old address silent", "old address reused by another Pod"])
 def test_node_leaves_the_old_head_and_joins_the_new_one(pod, is_reused):
-    old, new = f"{NETWORK}.1", f"{NETWORK}.2"
+    old, new = next_address(), next_address()
     listener = listen(old)
     pod.name_head(old)
     pod.wait_for_nodes(old)
@@ -131,7 +131,7 @@ def test_node_leaves_the_old_head_and_joins_the_new_one(pod, is_reused):
 
 
 def test_node_stays_while_the_head_has_no_address(pod):
-    head = f"{NETWORK}.3"
+    head = next_address()
     with listen(head):
         pod.name_head(head)
         pod.wait_for_nodes(head)

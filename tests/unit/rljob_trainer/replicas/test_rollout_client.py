@@ -1,7 +1,6 @@
 """The rollout client: its requests to vLLM, and the responses that it accepts."""
 
 import asyncio
-import os
 
 import pytest
 from aiohttp import web
@@ -13,8 +12,9 @@ from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.replicas import fleet
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient, build_payload, parse_completion
+from tests.support.loopback import next_address
 
-ADDRESS = f"127.13.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
+ADDRESS = next_address()
 MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, sha256="s", checksum="c")
 
 

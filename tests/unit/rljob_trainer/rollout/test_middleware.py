@@ -1,4 +1,4 @@
-"""The door in front of vLLM: who gets in, and what readiness and the served weights say."""
+"""The middleware: the token, readiness, and the served weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD = [(b"authorization", b"Bearer secret")]
 
 
 class Inner:
-    """Stands for vLLM: answers everything, and may change the weights while it does."""
+    """Stands for vLLM: responds to every request, and calls `during` while it does."""
 
     def __init__(self) -> None:
         self.scopes: list[dict[str, Any]] = []
@@ -32,7 +32,9 @@ class Inner:
             await send({"type": "http.response.body", "body": b"inner"})
 
 
-class Door:
+class Client:
+    """Sends requests through the middleware."""
+
     def __init__(self) -> None:
         self.inner, self.state = Inner(), ReplicaState()
         self.middleware = RolloutMiddleware(self.inner, token=TOKEN, state=self.state)
@@ -58,8 +60,8 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def client() -> Client:
+    return Client()
 
 
 def _manifest(version: int) -> WeightManifest:
@@ -91,88 +93,88 @@ GUARDED = [
         [*GOOD, (b"authorization", b"Bearer wrong")],
     ],
 )
-async def test_without_the_right_token_nothing_gets_in(door: Door, path: str, headers: Any) -> None:
-    status, _, _ = await door.request(path, headers)
+async def test_request_without_the_token_never_reaches_vllm(client: Client, path: str, headers: Any) -> None:
+    status, _, _ = await client.request(path, headers)
     assert status == 401
-    assert door.inner.scopes == [], "vLLM saw a request without the token"
+    assert client.inner.scopes == [], "vLLM saw a request without the token"
 
 
-async def test_with_the_token_a_request_reaches_vllm(door: Door) -> None:
-    assert (await door.request("/v1/completions", GOOD))[:2] == (200, "inner")
+async def test_request_with_the_token_reaches_vllm(client: Client) -> None:
+    assert (await client.request("/v1/completions", GOOD))[:2] == (200, "inner")
 
 
-async def test_metrics_and_readiness_need_no_token(door: Door) -> None:
-    assert (await door.request("/metrics"))[:2] == (200, "inner")
-    assert (await door.request("/rljob/ready"))[0] == 503
+async def test_metrics_and_readiness_need_no_token(client: Client) -> None:
+    assert (await client.request("/metrics"))[:2] == (200, "inner")
+    assert (await client.request("/rljob/ready"))[0] == 503
 
 
-async def test_a_websocket_without_the_token_is_closed(door: Door) -> None:
-    assert (await door.request("/v1/realtime", kind="websocket"))[0] == 1008
-    assert door.inner.scopes == []
+async def test_websocket_without_the_token_is_closed(client: Client) -> None:
+    assert (await client.request("/v1/realtime", kind="websocket"))[0] == 1008
+    assert client.inner.scopes == []
 
 
-async def test_lifespan_passes(door: Door) -> None:
-    await door.request("", kind="lifespan")
-    assert len(door.inner.scopes) == 1
+async def test_lifespan_passes(client: Client) -> None:
+    await client.request("", kind="lifespan")
+    assert len(client.inner.scopes) == 1
 
 
-def test_an_empty_token_is_refused() -> None:
+def test_empty_token_is_rejected() -> None:
     with pytest.raises(ValueError, match="token"):
         RolloutMiddleware(Inner(), token="", state=ReplicaState())
 
 
-async def test_readiness_follows_the_weights_and_says_why_not(door: Door) -> None:
-    assert (await door.request("/rljob/ready"))[:2] == (503, "the engine is warming up")
-    door.state.record_change(is_warm=True)
-    assert "no weights" in (await door.request("/rljob/ready"))[1]
-    door.state.record_change(announced=_manifest(3))
-    assert "serves the model it started from, the head announces g:3" in (await door.request("/rljob/ready"))[1]
-    _serve(door.state, 3)
-    assert (await door.request("/rljob/ready"))[:2] == (200, "ready")
-    door.state.record_change(announced=_manifest(4))
-    assert (await door.request("/rljob/ready"))[0] == 503
+async def test_readiness_follows_the_weights_and_reports_the_reason(client: Client) -> None:
+    assert (await client.request("/rljob/ready"))[:2] == (503, "the engine is warming up")
+    client.state.record_change(is_warm=True)
+    assert "no weights" in (await client.request("/rljob/ready"))[1]
+    client.state.record_change(announced=_manifest(3))
+    assert "serves the model it started from, but the head announces g:3" in (await client.request("/rljob/ready"))[1]
+    _serve(client.state, 3)
+    assert (await client.request("/rljob/ready"))[:2] == (200, "ready")
+    client.state.record_change(announced=_manifest(4))
+    assert (await client.request("/rljob/ready"))[0] == 503
 
 
-async def test_served_weights_are_told_as_they_are(door: Door) -> None:
-    status, body, headers = await door.request("/rljob/weights", GOOD)
+async def test_served_weights_are_reported(client: Client) -> None:
+    status, body, headers = await client.request("/rljob/weights", GOOD)
     assert (status, headers["content-type"]) == (200, "application/json")
     assert RolloutWeights.model_validate_json(body) == RolloutWeights()
-    _serve(door.state, 2)
-    assert RolloutWeights.model_validate_json((await door.request("/rljob/weights", GOOD))[1]).key == "g:2"
+    _serve(client.state, 2)
+    assert RolloutWeights.model_validate_json((await client.request("/rljob/weights", GOOD))[1]).key == "g:2"
 
 
-async def test_a_wish_for_a_version_waits_until_it_is_served(door: Door) -> None:
-    request = asyncio.create_task(door.request("/rljob/weights", GOOD, "want=g:2&timeout=5"))
+async def test_request_for_a_version_waits_until_it_is_served(client: Client) -> None:
+    request = asyncio.create_task(client.request("/rljob/weights", GOOD, "want=g:2&timeout=5"))
     await asyncio.sleep(0)
-    _serve(door.state, 1)
+    _serve(client.state, 1)
     await asyncio.sleep(0)
     assert not request.done()
-    _serve(door.state, 2)
+    _serve(client.state, 2)
     assert json.loads((await request)[1])["version"] == 2
 
 
-async def test_a_wish_that_is_not_met_in_time_gets_what_is_served(door: Door) -> None:
-    _serve(door.state, 1)
-    status, body, _ = await door.request("/rljob/weights", GOOD, "want=g:2&timeout=0.01")
+async def test_request_for_a_version_times_out_with_the_served_one(client: Client) -> None:
+    _serve(client.state, 1)
+    status, body, _ = await client.request("/rljob/weights", GOOD, "want=g:2&timeout=0.01")
     assert (status, json.loads(body)["version"]) == (200, 1)
 
 
 @pytest.mark.parametrize("query", ["want=g", "want=", "want=g:x", "want=g:1&timeout=soon"])
-async def test_a_wish_that_makes_no_sense_is_a_bad_request(door: Door, query: str) -> None:
-    assert (await asyncio.wait_for(door.request("/rljob/weights", GOOD, query), 5))[0] == 400
+async def test_invalid_request_for_a_version_is_a_bad_request(client: Client, query: str) -> None:
+    assert (await asyncio.wait_for(client.request("/rljob/weights", GOOD, query), 5))[0] == 400
 
 
-async def test_answers_name_the_weights_at_their_begin_and_end(door: Door) -> None:
-    _serve(door.state, 1)
-    door.inner.during = lambda: _serve(door.state, 2)
-    _, _, headers = await door.request("/v1/completions", GOOD)
+async def test_response_headers_name_the_weights_at_begin_and_end(client: Client) -> None:
+    _serve(client.state, 1)
+    client.inner.during = lambda: _serve(client.state, 2)
+    _, _, headers = await client.request("/v1/completions", GOOD)
     assert (headers["x-rljob-weights-begin"], headers["x-rljob-weights"]) == ("g:1", "g:2")
     assert headers["x-inner"] == "1"
 
 
-async def test_nothing_is_generated_from_weights_that_are_unknown(door: Door) -> None:
-    door.state.record_change(is_broken=True, error="weights g:2: half a load")
-    status, body, _ = await door.request("/v1/completions", GOOD)
+async def test_broken_replica_rejects_completions(client: Client) -> None:
+    client.state.record_change(is_broken=True, error="weights g:2: half a load")
+    status, body, _ = await client.request("/v1/completions", GOOD)
     assert status == 503
     assert "half a load" in body
-    assert door.inner.scopes == []
+    assert client.inner.scopes == []

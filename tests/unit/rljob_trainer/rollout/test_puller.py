@@ -1,4 +1,4 @@
-"""The pull loop against a scripted head, trainer and engine: what it serves, when it is ready, what it gives up on."""
+"""The pull loop with a scripted head, trainer and engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _manifest(generation: str = "g1", version: int = 0) -> WeightManifest:
     )
 
 
-class World:
-    """Everything around the puller. Each part fails or blocks as the test says."""
+class PullerHarness:
+    """The puller's environment; each part fails or blocks as the test sets."""
 
     def __init__(self, max_staleness: int = 0) -> None:
         self.state = ReplicaState(max_staleness)
@@ -38,21 +38,21 @@ class World:
         self.download_failures: list[Exception] = []
         self.apply_failures: list[Exception] = []
         self.wrong_checksums: list[str] = []
-        self.asked_after: list[str] = []
-        self.begun: list[str] = []
+        self.queries: list[str] = []
+        self.downloads: list[str] = []
         self.cancelled: list[str] = []
         self.applied: list[str] = []
         self.slept: list[float] = []
 
     async def fetch_manifest(self, after: str) -> WeightManifest | None:
-        self.asked_after.append(after)
+        self.queries.append(after)
         answer = await self.manifests.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     async def fetch_file(self, manifest: WeightManifest) -> Download:
-        self.begun.append(manifest.key)
+        self.downloads.append(manifest.key)
         try:
             await self.held.get(manifest.key, _open()).wait()
         except asyncio.CancelledError:
@@ -95,7 +95,7 @@ class World:
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(5):
-            while not condition():  # noqa: ASYNC110 - the condition is any state of the world
+            while not condition():  # noqa: ASYNC110 - the condition is any state of the harness
                 await asyncio.sleep(0)
 
 
@@ -106,29 +106,29 @@ def _open() -> asyncio.Event:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def harness() -> PullerHarness:
+    return PullerHarness()
 
 
-async def test_it_serves_what_the_head_announces_and_says_what_it_took(world: World) -> None:
-    async with world.running():
-        world.announce(_manifest(version=4))
-        await world.until(lambda: not world.state.reason_not_ready())
-    serving = world.state.serving
+async def test_puller_serves_the_announced_weights_and_reports_durations(harness: PullerHarness) -> None:
+    async with harness.running():
+        harness.announce(_manifest(version=4))
+        await harness.until(lambda: not harness.state.reason_not_ready())
+    serving = harness.state.serving
     assert (serving.key, serving.sha256, serving.checksum) == ("g1:4", "s", "c-g1-4")
     assert (serving.transfer_seconds, serving.pause_seconds, serving.load_seconds) == (2.0, 0.5, 0.25)
-    assert world.asked_after[:2] == ["", "g1:4"], "the long-poll goes on after what was announced"
+    assert harness.queries[:2] == ["", "g1:4"], "the long poll names the announced version"
 
 
-async def test_it_is_not_ready_before_the_first_manifest_nor_before_it_is_warm(world: World) -> None:
-    world.is_warm.clear()
-    async with world.running():
-        assert "warming up" in world.state.reason_not_ready()
-        world.announce(_manifest())
-        await world.until(lambda: world.begun)
-        assert world.applied == [], "the engine is loaded only after its first request"
-        world.is_warm.set()
-        await world.until(lambda: not world.state.reason_not_ready())
+async def test_replica_is_ready_after_the_first_manifest_and_warm_up(harness: PullerHarness) -> None:
+    harness.is_warm.clear()
+    async with harness.running():
+        assert "warming up" in harness.state.reason_not_ready()
+        harness.announce(_manifest())
+        await harness.until(lambda: harness.downloads)
+        assert harness.applied == [], "the engine is loaded only after its first request"
+        harness.is_warm.set()
+        await harness.until(lambda: not harness.state.reason_not_ready())
     assert "announced no weights" in _warm_state().reason_not_ready()
 
 
@@ -138,139 +138,139 @@ def _warm_state() -> ReplicaState:
     return state
 
 
-async def test_a_head_that_cannot_be_reached_is_asked_again_and_serving_goes_on(world: World) -> None:
-    async with world.running():
-        world.announce(_manifest())
-        await world.until(lambda: not world.state.reason_not_ready())
+async def test_unreachable_head_is_retried_while_serving_continues(harness: PullerHarness) -> None:
+    async with harness.running():
+        harness.announce(_manifest())
+        await harness.until(lambda: not harness.state.reason_not_ready())
         for _ in range(8):
-            world.announce(TransientError("refused"))
-        await world.until(lambda: len(world.slept) == 8)
-        assert not world.state.reason_not_ready(), "a head that restarts takes no replica out of service"
-        world.announce(_manifest(version=1))
-        await world.until(lambda: world.state.serving.key == "g1:1")
-    assert world.slept == [0.25, 0.5, 1, 2, 4, 8, 8, 8], "waits double up to a limit"
+            harness.announce(TransientError("connection refused"))
+        await harness.until(lambda: len(harness.slept) == 8)
+        assert not harness.state.reason_not_ready(), "a restart of the head does not make replicas unready"
+        harness.announce(_manifest(version=1))
+        await harness.until(lambda: harness.state.serving.key == "g1:1")
+    assert harness.slept == [0.25, 0.5, 1, 2, 4, 8, 8, 8], "the backoff doubles up to a limit"
 
 
-async def test_a_new_generation_is_taken_although_its_number_is_lower(world: World) -> None:
-    async with world.running():
-        world.announce(_manifest("g1", 9))
-        await world.until(lambda: world.state.serving.key == "g1:9")
-        world.announce(_manifest("g2", 3))
-        await world.until(lambda: world.state.serving.key == "g2:3")
-    assert world.applied == ["g1:9", "g2:3"]
+async def test_new_generation_replaces_a_higher_version(harness: PullerHarness) -> None:
+    async with harness.running():
+        harness.announce(_manifest("g1", 9))
+        await harness.until(lambda: harness.state.serving.key == "g1:9")
+        harness.announce(_manifest("g2", 3))
+        await harness.until(lambda: harness.state.serving.key == "g2:3")
+    assert harness.applied == ["g1:9", "g2:3"]
 
 
-async def test_a_newer_version_during_a_download_is_fetched_instead(world: World) -> None:
-    world.held["g1:0"] = asyncio.Event()
-    async with world.running():
-        world.announce(_manifest(version=0))
-        await world.until(lambda: world.begun == ["g1:0"])
-        world.announce(_manifest(version=1))
-        world.announce(_manifest(version=2))
-        await world.until(lambda: world.state.serving.key == "g1:2")
-    assert world.cancelled[0] == "g1:0"
-    assert world.applied == ["g1:2"], "versions in between are skipped"
+async def test_newer_version_supersedes_a_running_download(harness: PullerHarness) -> None:
+    harness.held["g1:0"] = asyncio.Event()
+    async with harness.running():
+        harness.announce(_manifest(version=0))
+        await harness.until(lambda: harness.downloads == ["g1:0"])
+        harness.announce(_manifest(version=1))
+        harness.announce(_manifest(version=2))
+        await harness.until(lambda: harness.state.serving.key == "g1:2")
+    assert harness.cancelled[0] == "g1:0"
+    assert harness.applied == ["g1:2"], "versions in between are skipped"
 
 
-async def test_a_download_that_is_fresh_enough_is_not_given_up() -> None:
-    world = World(max_staleness=1)
-    world.held["g1:0"] = asyncio.Event()
-    async with world.running():
-        world.announce(_manifest(version=0))
-        await world.until(lambda: world.begun == ["g1:0"])
-        world.announce(_manifest(version=1))
-        await world.until(lambda: world.state.announced == _manifest(version=1))
-        world.held["g1:0"].set()
-        await world.until(lambda: world.state.serving.key == "g1:1")
-    assert world.applied == ["g1:0", "g1:1"]
+async def test_download_within_max_staleness_is_not_superseded() -> None:
+    harness = PullerHarness(max_staleness=1)
+    harness.held["g1:0"] = asyncio.Event()
+    async with harness.running():
+        harness.announce(_manifest(version=0))
+        await harness.until(lambda: harness.downloads == ["g1:0"])
+        harness.announce(_manifest(version=1))
+        await harness.until(lambda: harness.state.announced == _manifest(version=1))
+        harness.held["g1:0"].set()
+        await harness.until(lambda: harness.state.serving.key == "g1:1")
+    assert harness.applied == ["g1:0", "g1:1"]
 
 
-async def test_staleness_within_the_limit_is_ready_and_beyond_it_is_not() -> None:
+async def test_replica_is_ready_within_max_staleness() -> None:
     state = ReplicaState(max_staleness=1)
     state.record_change(is_warm=True, announced=_manifest(version=5))
     for version, is_ready in ((6, True), (5, True), (4, True), (3, False)):
         state.serving = state.serving.model_copy(update={"generation": "g1", "version": version})
         assert (state.reason_not_ready() == "") == is_ready, version
     state.serving = state.serving.model_copy(update={"generation": "g0", "version": 5})
-    assert "serves g0:5, the head announces g1:5" in state.reason_not_ready()
+    assert "serves g0:5, but the head announces g1:5" in state.reason_not_ready()
 
 
-async def test_a_file_that_is_wrong_is_fetched_again(world: World) -> None:
-    world.download_failures.append(TransientError("sha256 differs"))
-    async with world.running():
-        world.announce(_manifest())
-        await world.until(lambda: not world.state.reason_not_ready())
-    assert world.begun == ["g1:0", "g1:0"]
-    assert world.applied == ["g1:0"]
+async def test_wrong_file_is_downloaded_again(harness: PullerHarness) -> None:
+    harness.download_failures.append(TransientError("sha256 differs"))
+    async with harness.running():
+        harness.announce(_manifest())
+        await harness.until(lambda: not harness.state.reason_not_ready())
+    assert harness.downloads == ["g1:0", "g1:0"]
+    assert harness.applied == ["g1:0"]
 
 
-async def test_a_failed_download_leaves_the_old_version_serving(world: World) -> None:
-    async with world.running():
-        world.announce(_manifest(version=0))
-        await world.until(lambda: world.state.serving.key == "g1:0")
-        world.held["g1:1"] = asyncio.Event()
-        world.download_failures.append(TransientError("gone"))
-        world.announce(_manifest(version=1))
-        await world.until(lambda: world.begun[-1] == "g1:1")
-        assert world.state.serving.key == "g1:0"
-        assert not world.state.is_broken
-        assert "serves g1:0, the head announces g1:1" in world.state.reason_not_ready()
+async def test_failed_download_keeps_serving_the_old_version(harness: PullerHarness) -> None:
+    async with harness.running():
+        harness.announce(_manifest(version=0))
+        await harness.until(lambda: harness.state.serving.key == "g1:0")
+        harness.held["g1:1"] = asyncio.Event()
+        harness.download_failures.append(TransientError("not found"))
+        harness.announce(_manifest(version=1))
+        await harness.until(lambda: harness.downloads[-1] == "g1:1")
+        assert harness.state.serving.key == "g1:0"
+        assert not harness.state.is_broken
+        assert "serves g1:0, but the head announces g1:1" in harness.state.reason_not_ready()
 
 
-async def test_after_a_failed_load_nothing_is_served_until_one_succeeds(world: World) -> None:
-    reached: list[str] = []
+async def test_failed_load_stops_serving_until_one_succeeds(harness: PullerHarness) -> None:
+    reasons: list[str] = []
 
-    async def note_and_sleep(seconds: float) -> None:
-        reached.append(world.state.reason_not_ready())
-        assert world.state.is_broken
-        assert world.state.serving.generation == "", "the engine's weights have no name now"
+    async def record_and_sleep(seconds: float) -> None:
+        reasons.append(harness.state.reason_not_ready())
+        assert harness.state.is_broken
+        assert harness.state.serving.generation == "", "the engine's weights are undefined"
         await asyncio.sleep(0)
 
-    world.sleep = note_and_sleep  # type: ignore[method-assign]
-    async with world.running():
-        world.announce(_manifest(version=0))
-        await world.until(lambda: world.state.serving.key == "g1:0")
-        world.apply_failures.append(RuntimeError("no such parameter"))
-        world.announce(_manifest(version=1))
-        await world.until(lambda: world.state.serving.key == "g1:1")
-    assert "RuntimeError: no such parameter" in reached[0]
-    assert not world.state.is_broken
-    assert world.state.error == ""
+    harness.sleep = record_and_sleep  # type: ignore[method-assign]
+    async with harness.running():
+        harness.announce(_manifest(version=0))
+        await harness.until(lambda: harness.state.serving.key == "g1:0")
+        harness.apply_failures.append(RuntimeError("no such parameter"))
+        harness.announce(_manifest(version=1))
+        await harness.until(lambda: harness.state.serving.key == "g1:1")
+    assert "RuntimeError: no such parameter" in reasons[0]
+    assert not harness.state.is_broken
+    assert harness.state.error == ""
 
 
-async def test_an_engine_that_holds_other_weights_than_published_is_not_ready(world: World) -> None:
-    world.wrong_checksums.append("c-other")
-    async with world.running():
-        world.announce(_manifest())
-        await world.until(lambda: world.state.error)
-        assert "the engine holds c-other, published was c-g1-0" in world.state.reason_not_ready()
-        await world.until(lambda: not world.state.reason_not_ready())
-    assert world.applied == ["g1:0", "g1:0"]
+async def test_engine_with_a_wrong_digest_is_not_ready(harness: PullerHarness) -> None:
+    harness.wrong_checksums.append("c-other")
+    async with harness.running():
+        harness.announce(_manifest())
+        await harness.until(lambda: harness.state.error)
+        assert "the engine's digest is c-other, the publisher's c-g1-0" in harness.state.reason_not_ready()
+        await harness.until(lambda: not harness.state.reason_not_ready())
+    assert harness.applied == ["g1:0", "g1:0"]
 
 
-async def test_another_version_is_tried_at_once_after_a_failure(world: World) -> None:
-    async def sleep_for_ever(seconds: float) -> None:
+async def test_new_version_is_tried_at_once_after_a_failure(harness: PullerHarness) -> None:
+    async def sleep_forever(seconds: float) -> None:
         await asyncio.Event().wait()
 
-    world.sleep = sleep_for_ever  # type: ignore[method-assign]
-    world.download_failures.append(TransientError("gone"))
-    async with world.running():
-        world.announce(_manifest(version=0))
-        await world.until(lambda: world.state.error)
-        world.announce(_manifest(version=1))
-        await world.until(lambda: world.state.serving.key == "g1:1")
+    harness.sleep = sleep_forever  # type: ignore[method-assign]
+    harness.download_failures.append(TransientError("not found"))
+    async with harness.running():
+        harness.announce(_manifest(version=0))
+        await harness.until(lambda: harness.state.error)
+        harness.announce(_manifest(version=1))
+        await harness.until(lambda: harness.state.serving.key == "g1:1")
 
 
-async def test_an_engine_that_cannot_warm_up_ends_the_loop(world: World) -> None:
+async def test_engine_that_cannot_warm_up_ends_the_loop(harness: PullerHarness) -> None:
     async def fail() -> None:
         raise RuntimeError("the engine is dead")
 
     puller = WeightPuller(
-        world.state,
+        harness.state,
         wait_until_warm=fail,
-        fetch_manifest=world.fetch_manifest,
-        fetch_file=world.fetch_file,
-        apply=world.apply,
+        fetch_manifest=harness.fetch_manifest,
+        fetch_file=harness.fetch_file,
+        apply=harness.apply,
     )
     with pytest.raises(ExceptionGroup):
         await puller.run()

@@ -1,4 +1,4 @@
-"""Downloads end in a file that is right, or in an error; a load always resumes the engine that it paused."""
+"""Downloads end with a correct file or an error; a load always resumes the engine that it paused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from aiohttp import web
 from rljob_api.errors import TransientError
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.rollout import weight_transfer as rollout_weights
+from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
+from tests.support.loopback import next_address
 
-HEAD, TRAINER = "127.11.1.2", "127.11.1.3"
+HEAD, TRAINER = next_address(), next_address()
 BODY = bytes(range(256)) * 40_000
 
 
@@ -34,17 +35,17 @@ def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> Weig
 
 
 class Servers:
-    """A head and a trainer, as far as a rollout sees them."""
+    """The endpoints of a head and a trainer that a rollout uses."""
 
     def __init__(self) -> None:
         self.queries: list[dict[str, str]] = []
         self.tokens: set[str] = set()
-        self.answer = web.Response(status=204)
+        self.response = web.Response(status=204)
 
     async def current(self, request: web.Request) -> web.Response:
         self.queries.append(dict(request.query))
         self.tokens.add(request.headers["Authorization"])
-        return self.answer
+        return self.response
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         self.tokens.add(request.headers["Authorization"])
@@ -80,7 +81,7 @@ async def servers() -> AsyncIterator[Servers]:
     ):
         app = web.Application()
         app.router.add_get(path, handler)
-        runner = web.AppRunner(app, shutdown_timeout=0)
+        runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
         runners.append(runner)
@@ -99,34 +100,32 @@ async def client(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     await client.close()
 
 
-async def test_the_head_is_asked_for_what_comes_after(client: WeightClient, servers: Servers) -> None:
+async def test_manifest_request_names_the_known_version(client: WeightClient, servers: Servers) -> None:
     assert await client.fetch_manifest("g:1") is None
-    servers.answer = web.json_response(text=_manifest().model_dump_json())
+    servers.response = web.json_response(text=_manifest().model_dump_json())
     assert await client.fetch_manifest("") == _manifest()
     assert servers.queries == [{"after": "g:1", "timeout": "30"}, {"after": "", "timeout": "30"}]
     assert servers.tokens == {"Bearer secret"}
 
 
 @pytest.mark.parametrize(
-    "answer", [web.Response(status=503, text="starting"), web.Response(text="no json"), web.Response(status=401)]
+    "response", [web.Response(status=503, text="starting"), web.Response(text="no json"), web.Response(status=401)]
 )
-async def test_a_head_that_answers_nonsense_is_a_transient_error(
-    client: WeightClient, servers: Servers, answer: web.Response
+async def test_invalid_response_of_the_head_is_a_transient_error(
+    client: WeightClient, servers: Servers, response: web.Response
 ) -> None:
-    servers.answer = answer
+    servers.response = response
     with pytest.raises(TransientError, match="/weights/current"):
         await client.fetch_manifest("")
 
 
-async def test_a_head_without_an_address_is_a_transient_error(client: WeightClient, tmp_path: Path) -> None:
+async def test_head_without_address_is_a_transient_error(client: WeightClient, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("")
-    with pytest.raises(TransientError, match="no address for the head 'head'"):
+    with pytest.raises(TransientError, match="the head 'head' has no address"):
         await client.fetch_manifest("")
 
 
-async def test_a_whole_file_is_kept_and_the_one_before_is_not(
-    client: WeightClient, servers: Servers, tmp_path: Path
-) -> None:
+async def test_new_file_replaces_the_previous_one(client: WeightClient, servers: Servers, tmp_path: Path) -> None:
     for version in (0, 1):
         download = await client.fetch_file(_manifest(version=version))
         assert download.path.read_bytes() == BODY
@@ -135,16 +134,16 @@ async def test_a_whole_file_is_kept_and_the_one_before_is_not(
 
 
 @pytest.mark.parametrize("path", ["short", "long", "changed", "cut", "missing"])
-async def test_a_partial_or_wrong_file_is_refused(client: WeightClient, tmp_path: Path, path: str) -> None:
+async def test_partial_or_wrong_file_is_rejected(client: WeightClient, tmp_path: Path, path: str) -> None:
     with pytest.raises(TransientError):
         await client.fetch_file(_manifest(path))
-    assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not look like a right one"
+    assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not get the final name"
 
 
-async def test_a_download_can_be_given_up_and_another_begun(client: WeightClient, tmp_path: Path) -> None:
+async def test_download_can_be_cancelled_and_another_started(client: WeightClient, tmp_path: Path) -> None:
     stuck = asyncio.create_task(client.fetch_file(_manifest("stuck")))
     async with asyncio.timeout(5):
-        while not list((tmp_path / "scratch").glob("*.partial")):  # noqa: ASYNC110 - a file tells nobody
+        while not list((tmp_path / "scratch").glob("*.partial")):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
     stuck.cancel()
     await asyncio.wait({stuck})
@@ -152,7 +151,7 @@ async def test_a_download_can_be_given_up_and_another_begun(client: WeightClient
 
 
 class Engine:
-    """Records the calls in vLLM's order; fails where it is told to."""
+    """Records the calls; fails at `fails_at`."""
 
     def __init__(self, fails_at: str = "") -> None:
         self.calls: list[str] = []
@@ -169,12 +168,12 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_weights, "_build_update", lambda path, manifest: str(path))
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_transfer, "_build_update", lambda path, manifest: str(path))
 
 
 @pytest.mark.parametrize(("update_mode", "pause_mode"), [("keep", "keep"), ("finish", "wait")])
-async def test_a_load_is_paused_as_the_job_says_and_clears_the_caches(update_mode: Any, pause_mode: str) -> None:
+async def test_load_pauses_in_the_update_mode_and_clears_the_caches(update_mode: Any, pause_mode: str) -> None:
     engine = Engine()
     applied = await EngineLoader(engine, update_mode).load(Path("f"), _manifest())
     assert engine.calls == [
@@ -190,7 +189,7 @@ async def test_a_load_is_paused_as_the_job_says_and_clears_the_caches(update_mod
 
 
 @pytest.mark.parametrize("fails_at", ["pause_generation", "update_weights", "finish_weight_update", "collective_rpc"])
-async def test_whatever_fails_the_engine_is_resumed(fails_at: str) -> None:
+async def test_engine_is_resumed_after_any_failure(fails_at: str) -> None:
     engine = Engine(fails_at)
     with pytest.raises(RuntimeError):
         await EngineLoader(engine, "keep").load(Path("f"), _manifest())

@@ -1,4 +1,4 @@
-"""What the publisher serves is complete, is guarded by the token, and is what the manifest says."""
+"""The weight server: files match their manifests and need the token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from safetensors.torch import load, save_file
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.checksum import digest_tensors
 from rljob_trainer.weights.store import WeightStore
+from tests.support.loopback import next_address
 
 TOKEN = "secret"
-HOST = "127.11.1.1"
+HOST = next_address()
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def _weights(seed: int = 0) -> dict[str, torch.Tensor]:
     return {"a.weight": torch.randn(33, 7).bfloat16(), "norm.weight": torch.randn(7).bfloat16()}
 
 
-async def test_a_published_version_is_served_as_its_manifest_says(store: WeightStore) -> None:
+async def test_published_file_matches_its_manifest(store: WeightStore) -> None:
     weights = _weights()
     manifest = store.publish(weights, "g1", 3)
     assert manifest.url == f"http://{HOST}:8200/weights/g1-3.safetensors"
@@ -53,16 +54,16 @@ async def test_a_published_version_is_served_as_its_manifest_says(store: WeightS
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "secret2"])
-async def test_without_the_token_nothing_is_served(store: WeightStore, token: str | None) -> None:
+async def test_nothing_is_served_without_the_token(store: WeightStore, token: str | None) -> None:
     manifest = store.publish(_weights(), "g1", 0)
     assert (await _get(manifest.url, token))[0] == 401
     assert (await _get(f"http://{HOST}:8200/", token))[0] == 401
 
 
-async def test_the_newest_two_versions_stay(store: WeightStore, tmp_path: Path) -> None:
+async def test_newest_two_versions_are_kept(store: WeightStore, tmp_path: Path) -> None:
     manifests = [store.publish(_weights(seed), "g1", seed) for seed in range(4)]
     assert [(await _get(manifest.url))[0] for manifest in manifests] == [404, 404, 200, 200]
-    assert len(os.listdir(tmp_path)) == 2, "old files take memory"
+    assert len(os.listdir(tmp_path)) == 2, "old files occupy memory"
 
 
 async def test_only_published_names_are_served(store: WeightStore, tmp_path: Path) -> None:
@@ -79,20 +80,20 @@ def test_tied_names_are_written_once(store: WeightStore, tmp_path: Path) -> None
     assert manifest.checksum == str(digest_tensors([embedding]))
 
 
-def test_a_file_can_be_published_too(store: WeightStore, tmp_path: Path) -> None:
+def test_file_can_be_published(store: WeightStore, tmp_path: Path) -> None:
     weights = _weights()
     source = tmp_path / "source.safetensors"
     save_file(weights, source)
     assert store.publish(source, "g1", 0).checksum == str(digest_tensors(weights.values()))
-    assert source.exists(), "the caller's file is the caller's"
+    assert source.exists(), "the caller's file is not moved"
 
 
-def test_a_generation_that_is_no_file_name_is_refused(store: WeightStore) -> None:
-    with pytest.raises(ValueError, match="generation must be of letters"):
+def test_generation_that_is_not_a_file_name_is_rejected(store: WeightStore) -> None:
+    with pytest.raises(ValueError, match="generation must consist of letters"):
         store.publish(_weights(), "../g", 0)
 
 
-def test_a_port_in_use_is_an_error_at_start(store: WeightStore, tmp_path: Path) -> None:
+def test_port_in_use_is_an_error_at_start(store: WeightStore, tmp_path: Path) -> None:
     second = WeightStore(HOST, TOKEN, folder=tmp_path)
-    with pytest.raises(TransientError, match=r"127\.11\.1\.1:8200"):
+    with pytest.raises(TransientError, match=f"{HOST}:8200"):
         second.start()

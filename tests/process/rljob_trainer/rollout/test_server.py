@@ -1,0 +1,24 @@
+"""Signals to the rollout's program while it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from rljob_api.wire.contract import ExitCode
+
+PROGRAM = """
+import os, signal, sys
+from rljob_trainer.rollout import server
+def load_job(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal was lost")
+server._load_job = load_job
+sys.exit(server.main())
+"""
+
+
+def test_sigterm_while_loading_ends_the_program() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.SUCCEEDED, ended.stderr
+    assert "stopped by a signal" in ended.stderr

@@ -1,18 +1,27 @@
-"""A local cluster for tests: real processes on loopback addresses of their own."""
+"""A local cluster for tests: real processes on loopback addresses that no other test uses."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import pytest
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.local.cluster import LocalCluster
-from rljob_cli.local.network import claim
+from rljob_cli.local.network import claim_block
+from rljob_cli.local.node import container, kubelet
 
 _DEADLINE_SECONDS = 20.0
 _LABELS = {"rljob.dev/job": "t"}
+_RETRY_SECONDS = 0.05
+
+
+def loopback_prefix(number: int = 0) -> str:
+    """Return 127.X.Y of a block that depends on the process, so that tests can run in parallel."""
+    pid = os.getpid()
+    return f"127.{224 + number % 30}.{(pid ^ (pid >> 8)) % 256}"
 
 
 def build_job():
@@ -32,8 +41,8 @@ async def until(condition, what):
     """Wait for a condition, with a deadline."""
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        await asyncio.sleep(0.02)
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        await asyncio.sleep(0.01)
     return found
 
 
@@ -52,6 +61,11 @@ def deployment(name, script, replicas=1, **container):
 
 
 @pytest.fixture
-async def cluster(tmp_path):
-    async with LocalCluster(build_job(), claim(str(tmp_path)), tmp_path / "run") as started:
+async def cluster(tmp_path, monkeypatch):
+    """A running cluster that retries quickly."""
+    monkeypatch.setattr(container, "_BACKOFF_SECONDS", _RETRY_SECONDS)
+    monkeypatch.setattr(container, "_CONFIG_RETRY_SECONDS", _RETRY_SECONDS)
+    monkeypatch.setattr(container, "_EAGER_PERIOD_SECONDS", _RETRY_SECONDS)
+    monkeypatch.setattr(kubelet, "_RETRY_SECONDS", _RETRY_SECONDS)
+    async with LocalCluster(build_job(), claim_block(str(tmp_path)), tmp_path / "run") as started:
         yield started

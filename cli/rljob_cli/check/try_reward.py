@@ -31,6 +31,7 @@ from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from rljob_cli.local import network as local_network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
+from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_operator.backend import Manifest
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
@@ -208,7 +209,7 @@ def _collect_output(logs: Path) -> str:
     """Return what the server and the function printed, without markers and vLLM's log."""
     files = (log for log in sorted(logs.glob("*.log")) if not log.name.endswith(f".{VLLM_CONTAINER}.log"))
     lines = [line for log in files for line in log.read_text(errors="replace").splitlines()]
-    return "\n".join(line for line in lines if not line.startswith("--- "))
+    return "\n".join(line for line in lines if not is_marker(line))
 
 
 def build_table(name: str, outcomes: list[Outcome]) -> Table:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -25,7 +26,6 @@ from rljob_cli.manifests import role_of
 from rljob_cli.run.reward_rows import HEADER, RewardRow, row_cells
 from rljob_cli.tables import build_table, to_text
 from rljob_operator.backend import Manifest
-from rljob_operator.children.difference import parse_quantity
 from rljob_operator.plan.observed_job import count_restarts, name_of
 
 _MIB = 2**20

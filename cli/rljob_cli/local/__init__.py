@@ -1,1 +1,1 @@
-"""The local backend: an API-server-like store, the controllers of three workloads, and a kubelet over processes."""
+"""The local backend: a store like an API server, controllers of three workloads, and a kubelet over processes."""

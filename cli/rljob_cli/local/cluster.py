@@ -1,7 +1,7 @@
-"""The whole local backend: store, controllers and kubelet, running together.
+"""The local backend: store, controllers and kubelet, running together.
 
-Consumes: manifests applied to the store. Produces: running Pods and workloads' statuses. Leaves what should be to the
-operator's plan. Invariant: after `async with LocalCluster(...)` no process of it is alive.
+Consumes: manifests applied to the store. Produces: running Pods, and statuses of workloads. Leaves the desired state
+to the operator's plan. Invariant: after `async with LocalCluster(...)` no process that it started is alive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STOP_SECONDS = 10.0
 
 
 class LocalCluster:
-    """Everything that one run needs of a cluster."""
+    """The cluster of one run."""
 
     def __init__(self, job: RLJob, network: Network, root: Path, claims: Mapping[str, Path] | None = None) -> None:
         self.paths = RunPaths(root.resolve(), claims or {})
@@ -52,7 +52,7 @@ class LocalCluster:
         await self.stop(_STOP_SECONDS)
 
     async def stop(self, grace_seconds: float, first: tuple[str, ...] = ()) -> None:
-        """Stop the loops, then every Pod: those named by `first` before the others. Harmless when done twice."""
+        """Stop the loops, then all Pods: those whose name starts with one of `first` before the others. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -61,7 +61,7 @@ class LocalCluster:
         self.paths.clear()
 
     def check(self) -> None:
-        """Raise what ended a loop of ours, so that a bug is loud and not a run that hangs."""
+        """Raise the error that ended a loop, so that a bug does not become a hanging run."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
@@ -85,10 +85,10 @@ class LocalCluster:
 
 
 def build_base_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """What every process gets of this program's environment: all but what belongs to another run."""
+    """Return this program's environment without the variables of another run."""
     env = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
     env["PYTHONUNBUFFERED"] = "1"
-    # The Pods' addresses are all on this interface.
+    # All addresses of Pods are on this interface.
     env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     return env

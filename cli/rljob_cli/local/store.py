@@ -1,7 +1,7 @@
-"""The objects of one local run: what an API server would hold, in memory, behind the operator's `Backend`.
+"""The objects of one local run, in memory, as an API server would store them. Implements the operator's `Backend`.
 
-Owns resource versions, generations and who is told of a change. Leaves deciding to plan and the controllers, and
-running to the kubelet. Invariant: a write that changes nothing wakes nobody, so the loops come to rest.
+Owns resource versions, generations and change notifications. Leaves decisions to the plan and the controllers, and
+processes to the kubelet. Invariant: a write that changes nothing notifies no subscriber, so the loops become idle.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _RESYNC_SECONDS = 10.0
 
 
 class LocalStore:
-    """One RLJob, its children and its Pods. Implements Backend."""
+    """One RLJob, its children and its Pods."""
 
     def __init__(self, job: RLJob) -> None:
         self.job: RLJob | None = job
         self.objects: dict[ChildKey, Manifest] = {}
         self._secrets = build_secrets(job, os.environ)
-        """The user's own. Not among the objects: they are nobody's children."""
+        """The user's Secrets. Not among `objects`, because the job does not own them."""
         self.pods: dict[str, Manifest] = {}
         self.driver: DriverStatus | None = None
         self.events: list[tuple[datetime, Event]] = []
@@ -49,14 +49,14 @@ class LocalStore:
         return self.job if self.job and key == self.key else None
 
     async def observe(self, owner: Owner) -> ObservedState:
-        mine = {
+        children = {
             k: copy.deepcopy(o) for k, o in self.objects.items() if labels_of(o).get(LABEL_JOB) == owner.metadata.name
         }
         pods = tuple(copy.deepcopy(p) for p in self.pods.values() if labels_of(p).get(LABEL_JOB) == owner.metadata.name)
-        return ObservedState(children=mine, pods=pods, driver=self.driver)
+        return ObservedState(children=children, pods=pods, driver=self.driver)
 
     async def apply(self, manifest: Manifest) -> None:
-        """Server-side apply with one manager: what it applied before and leaves out now goes; the rest stays."""
+        """Server-side apply with one field manager: remove what it applied before and omits now, keep other fields."""
         key, manifest = key_of(manifest), _as_stored(manifest)
         old, before = self.objects.get(key), self._applied.get(key, {})
         new = merge(prune(copy.deepcopy(old or {}), before, manifest), manifest)
@@ -72,13 +72,13 @@ class LocalStore:
         self._write(self.objects, key, new)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
-        """The Pods of a workload follow by garbage collection (see controllers)."""
+        """The controllers then delete a workload's Pods (garbage collection)."""
         self._applied.pop(child, None)
         if self.objects.pop(child, None):
             self.changed()
 
     async def ungate(self, namespace: str, pod: str) -> None:
-        """Nothing to do: one machine has no scheduler that a gate could hold back."""
+        """There is nothing to do: one machine has no scheduler that a gate could block."""
 
     async def delete_job(self, key: JobKey) -> None:
         self.job = None
@@ -137,7 +137,7 @@ class LocalStore:
             self._write(self.pods, name, {**pod, "status": status})
 
     def delete_pod(self, name: str) -> None:
-        """Mark it as terminating; the kubelet stops it and then removes it."""
+        """Mark the Pod as terminating; the kubelet stops it and then removes it."""
         pod = self.pods.get(name)
         if pod is not None and not is_terminating(pod):
             metadata = {**pod["metadata"], "deletionTimestamp": timestamp(datetime.now(UTC))}
@@ -148,7 +148,7 @@ class LocalStore:
             self.changed()
 
     def subscribe(self) -> asyncio.Event:
-        """An event that is set by every change. The caller clears it before it looks."""
+        """Return an event that every change sets. The caller clears it before reading the objects."""
         event = asyncio.Event()
         self._subscribers.append(event)
         return event
@@ -165,7 +165,7 @@ class LocalStore:
 
 
 def merge(old: Manifest, new: Manifest) -> Manifest:
-    """`new` over `old`: maps by key; lists and scalars are replaced."""
+    """Merge `new` over `old`: maps by key; lists and scalars are replaced."""
     merged = dict(old)
     for key, value in new.items():
         current = merged.get(key)
@@ -174,7 +174,7 @@ def merge(old: Manifest, new: Manifest) -> Manifest:
 
 
 def prune(stored: Manifest, before: Manifest, now: Manifest) -> Manifest:
-    """Drop from `stored` what was applied before and is no longer."""
+    """Remove from `stored` the fields that were applied before and are not applied now."""
     for key, value in before.items():
         if key not in now:
             stored.pop(key, None)
@@ -184,7 +184,7 @@ def prune(stored: Manifest, before: Manifest, now: Manifest) -> Manifest:
 
 
 def _as_stored(manifest: Manifest) -> Manifest:
-    """What an API server keeps: a Secret's stringData becomes data."""
+    """Convert to the stored form: a Secret's stringData becomes data."""
     stored = copy.deepcopy(manifest)
     stored.pop("status", None)
     if stored["kind"] == "Secret" and "stringData" in stored:

@@ -1,1 +1,1 @@
-"""One local node: runs the containers of Pods as processes on this machine."""
+"""The kubelet: Pods of the store as processes of this machine."""

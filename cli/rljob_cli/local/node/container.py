@@ -1,8 +1,8 @@
-"""One container, kept running as its Pod's restartPolicy says.
+"""One container, restarted as its Pod's restartPolicy says.
 
-Consumes: the container's manifest. Produces: its ContainerRecord, and calls `on_change` after each change of it.
-Waits for: its process, its probes, the back-off between restarts. Unblocked by: stop().
-Invariant: once `keep` has returned, no process of the container is alive (the shim sees to it).
+Consumes: the container's manifest. Produces: its ContainerRecord; calls `on_change` after each change.
+Waits for: its process, its probes, the backoff between restarts. Unblocked by: stop().
+Invariant: when `supervise` has returned, no process of the container is alive (the shim ensures it).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import ContainerConfigError, Process
 from rljob_cli.local.node.podstatus import EXIT_OF_SIGNAL, ContainerRecord
-from rljob_cli.local.node.probes import ProbeState, ask, spawn
+from rljob_cli.local.node.probes import ProbeState, run_probe, spawn
 from rljob_operator.backend import Manifest
 
 _BACKOFF_SECONDS = 1.0
 _BACKOFF_MAX_SECONDS = 30.0
 _BACKOFF_RESET_SECONDS = 60.0
-"""A container that ran this long starts its back-off anew."""
+"""A container that ran this long starts again with the first backoff."""
 _CONFIG_RETRY_SECONDS = 1.0
 _EAGER_PERIOD_SECONDS = 1.0
-"""While a container is not ready, it is asked at least this often: on one machine that costs nothing."""
-_MARKER_CHARACTERS = 500
+"""While a container is not ready, it is probed at least this often: on one machine that is cheap."""
+_MARKER = " rljob: container "
+_MAX_COMMAND_CHARACTERS = 500
 _TAIL_LINES = 12
 _TAIL_BYTES = 4096
 
@@ -46,7 +47,7 @@ class Container:
         on_change: Callable[[], None],
         on_lost_shim: Callable[[], None],
     ) -> None:
-        """`build(command)` gives the process of the container, or of another command in it (exec probes)."""
+        """`build(command)` returns the process of the container, or of another command in it (exec probes)."""
         self.manifest = manifest
         self.record = record
         self._build = build
@@ -56,21 +57,21 @@ class Container:
         self._on_lost_shim = on_lost_shim
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
-        self.began = asyncio.Event()
-        """It was started once (its startup probe, if any, has passed), or it never will be."""
+        self.started = asyncio.Event()
+        """It has started and passed its startup probe (if any) once, or it will not run again."""
         self._address = ""
 
     async def supervise(self, address: str, restart_policy: str, grace_seconds: float) -> None:
-        """Run it, and again, until the policy or stop() ends it."""
+        """Run the container repeatedly until the policy or stop() ends it."""
         self._address, backoff = address, _BACKOFF_SECONDS
         while not self._stopping.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             code = await self._run_once(grace_seconds)
             if code is None or self._stopping.is_set():
                 break
             if restart_policy == "Never" or (restart_policy == "OnFailure" and code == 0):
                 break
-            if time.monotonic() - began > _BACKOFF_RESET_SECONDS:
+            if time.monotonic() - started > _BACKOFF_RESET_SECONDS:
                 backoff = _BACKOFF_SECONDS
             self.record.record_waiting("CrashLoopBackOff", f"back-off {backoff:g} s restarting failed container")
             self._on_change()
@@ -78,33 +79,33 @@ class Container:
             backoff = min(2 * backoff, _BACKOFF_MAX_SECONDS)
             self.record.restart_count += 1
         self.record.finished = True
-        self.began.set()
+        self.started.set()
         self._on_change()
 
     async def stop(self, grace_seconds: float) -> None:
-        """SIGTERM, then after the grace period SIGKILL of the whole tree. Returns when it ended."""
+        """Send SIGTERM, and after the grace period SIGKILL to the process tree. Return when it has ended."""
         self._stopping.set()
         await self._terminate(grace_seconds)
 
     def kill(self) -> None:
-        """SIGKILL the whole tree now."""
+        """Send SIGKILL to the process tree now."""
         self._stopping.set()
         self._signal(SIGNAL_KILL_ALL)
 
     async def _run_once(self, grace_seconds: float) -> int | None:
-        process = await self._configured()
+        process = await self._wait_for_config()
         if process is None:
             return None
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            command = " ".join(process.argv).replace("\n", "\\n")[:_MARKER_CHARACTERS]
+            command = " ".join(process.argv).replace("\n", "\\n")[:_MAX_COMMAND_CHARACTERS]
             log.write(self._marker(f"start {self.record.restart_count + 1}: {command}"))
             log.flush()
             running = await spawn(process, log.fileno(), self._cwd)
         self._process = running
         self.record.record_running(datetime.now(UTC))
         self._on_change()
-        if self._stopping.is_set():  # Asked to stop while it was being started.
+        if self._stopping.is_set():  # stop() was called during the start
             self._signal(signal.SIGTERM)
         probes = asyncio.create_task(self._probe(grace_seconds))
         try:
@@ -112,7 +113,7 @@ class Container:
         finally:
             probes.cancel()
             await asyncio.gather(probes, return_exceptions=True)
-        if code < 0:  # The shim itself was killed; what it kept is an orphan now.
+        if code < 0:  # the shim itself was killed; its descendants are orphans now
             self._on_lost_shim()
             code = EXIT_OF_SIGNAL - code
         tail = read_tail(self._log)
@@ -122,8 +123,8 @@ class Container:
         self._on_change()
         return code
 
-    async def _configured(self) -> Process | None:
-        """The process to start; None when stop() came first."""
+    async def _wait_for_config(self) -> Process | None:
+        """Return the process to start; None if stop() was called first."""
         while not self._stopping.is_set():
             try:
                 return self._build(None)
@@ -134,15 +135,15 @@ class Container:
         return None
 
     async def _probe(self, grace_seconds: float) -> None:
-        """Startup first, then readiness and liveness side by side."""
+        """Run the startup probe, then the readiness and liveness probes concurrently."""
         startup = self.manifest.get("startupProbe")
-        if startup and not await self._until_started(ProbeState(startup)):
+        if startup and not await self._wait_until_started(ProbeState(startup)):
             await self._fail("startup", grace_seconds)
             return
         readiness, liveness = self.manifest.get("readinessProbe"), self.manifest.get("livenessProbe")
         self.record.started, self.record.ready = True, readiness is None
         self.record.has_started = True
-        self.began.set()
+        self.started.set()
         self._on_change()
         loops = []
         if readiness:
@@ -151,12 +152,12 @@ class Container:
             loops.append(self._watch_liveness(ProbeState(liveness), grace_seconds))
         await asyncio.gather(*loops)
 
-    async def _until_started(self, state: ProbeState) -> bool:
-        """Asks every second, so that nobody waits for a long period; a failure counts once a period."""
+    async def _wait_until_started(self, state: ProbeState) -> bool:
+        """Probe every second, to notice a start early. A failure counts once per period."""
         await asyncio.sleep(state.delay_seconds)
         failed_at = float("-inf")
         while True:
-            if not await self._ask(state):
+            if not await self._probe_once(state):
                 return True
             if time.monotonic() - failed_at >= state.period_seconds:
                 failed_at = time.monotonic()
@@ -167,7 +168,7 @@ class Container:
     async def _watch_readiness(self, state: ProbeState) -> None:
         await asyncio.sleep(state.delay_seconds)
         while True:
-            ready = bool(state.record(not await self._ask(state)))
+            ready = bool(state.record(not await self._probe_once(state)))
             if ready != self.record.ready:
                 self.record.ready = ready
                 self._on_change()
@@ -176,21 +177,21 @@ class Container:
     async def _watch_liveness(self, state: ProbeState, grace_seconds: float) -> None:
         await asyncio.sleep(state.delay_seconds)
         while True:
-            if state.record(not await self._ask(state)) is False:
+            if state.record(not await self._probe_once(state)) is False:
                 await self._fail("liveness", grace_seconds)
                 return
             await asyncio.sleep(state.period_seconds)
 
-    async def _ask(self, state: ProbeState) -> str:
+    async def _probe_once(self, state: ProbeState) -> str:
         command = state.probe.get("exec", {}).get("command")
         ports = {port["name"]: port["containerPort"] for port in self.manifest.get("ports", []) if "name" in port}
-        return await ask(state.probe, self._address, ports, self._build(command))
+        return await run_probe(state.probe, self._address, ports, self._build(command))
 
     async def _fail(self, which: str, grace_seconds: float) -> None:
-        """Kill the container for a probe; `keep` decides whether it starts again."""
+        """Kill the container for a failed probe; `supervise` decides whether it restarts."""
         with self._log.open("ab") as log:
             log.write(self._marker(f"killed: its {which} probe failed"))
-        # Not awaited under this task: it is cancelled as soon as the process ends.
+        # Shielded, because this task is cancelled as soon as the process ends.
         await asyncio.shield(self._terminate(grace_seconds))
 
     async def _terminate(self, grace_seconds: float) -> None:
@@ -217,11 +218,16 @@ class Container:
 
     def _marker(self, text: str) -> bytes:
         moment = datetime.now().astimezone().isoformat(timespec="seconds")
-        return f"--- {moment} rljob: container {self.manifest['name']} {text}\n".encode()
+        return f"--- {moment}{_MARKER}{self.manifest['name']} {text}\n".encode()
+
+
+def is_marker(line: str) -> bool:
+    """Whether RLJob wrote the line, not the container."""
+    return line.startswith("--- ") and _MARKER in line
 
 
 def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
-    """The last lines that the container itself wrote since its last start."""
+    """Return the last lines that the container wrote since its last start."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -229,7 +235,7 @@ def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    markers = [i for i, line in enumerate(lines) if line.startswith("--- ") and " rljob: container " in line]
+    markers = [i for i, line in enumerate(lines) if is_marker(line)]
     starts = [i for i in markers if " start " in lines[i]]
     begin = starts[-1] + 1 if starts else 0
     return "\n".join([line for i, line in enumerate(lines) if i >= begin and i not in markers][-num_lines:])

@@ -1,4 +1,4 @@
-"""Which of this machine's GPUs each Pod gets. A Pod that asks for none sees none, as on a cluster."""
+"""Assigns this machine's GPUs to Pods. A Pod that requests none sees none, as on a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 def find_gpus() -> list[str]:
-    """Indices of the GPUs that this user may use here."""
+    """Return the indices of the GPUs that this user may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [index for index in visible.split(",") if index.strip() and index != "-1"]
@@ -21,15 +21,15 @@ def find_gpus() -> list[str]:
     return sorted((match[1] for match in names if match), key=int)
 
 
-def num_wanted(pod: Manifest) -> int:
-    """GPUs that the Pod's limits ask for."""
+def count_gpus(pod: Manifest) -> int:
+    """Return the number of GPUs in the Pod's limits."""
     containers = [*pod["spec"]["containers"], *filter(is_sidecar, pod["spec"].get("initContainers", []))]
     limits = ((c.get("resources") or {}).get("limits") or {} for c in containers)
     return sum(int(limit.get(RESOURCE, 0)) for limit in limits)
 
 
 class GpuPool:
-    """Hands out GPUs, each to one Pod at a time."""
+    """GPUs, each of which belongs to at most one Pod."""
 
     def __init__(self, gpus: list[str]) -> None:
         self.size = len(gpus)
@@ -37,7 +37,7 @@ class GpuPool:
         self._held: dict[str, list[str]] = {}
 
     def acquire(self, pod: str, number: int) -> list[str] | None:
-        """`number` GPUs for the Pod, or None while there are not that many."""
+        """Return `number` GPUs for the Pod; None while too few are free."""
         if pod not in self._held:
             if number > len(self._free):
                 return None

@@ -1,6 +1,6 @@
-"""Headless Services as lines of a hosts file: what cluster DNS would answer. Pure.
+"""Headless Services as lines of a hosts file, as cluster DNS would resolve them. Pure.
 
-Invariant: only Pods that are ready stand behind a name, unless the Service says publishNotReadyAddresses.
+Invariant: a name resolves only to ready Pods, unless the Service sets publishNotReadyAddresses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rljob_operator.plan.observed_job import is_terminating, name_of
 
 
 def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:
-    """The file's text. StatefulSets' Pods also get POD.SERVICE."""
+    """Return the file's text. Pods of StatefulSets also get POD.SERVICE."""
     lines, pods = [], [pod for pod in pods if pod.get("status", {}).get("podIP")]
     for service in services:
         spec = service["spec"]

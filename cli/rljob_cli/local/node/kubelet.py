@@ -1,8 +1,8 @@
-"""Runs the store's Pods as processes of this machine, and says how they are.
+"""Runs the store's Pods as processes of this machine, and reports their status.
 
-Consumes: Pods of the store. Produces: their statuses, and the hosts file. Leaves what Pods there should be to the
+Consumes: Pods of the store. Produces: their statuses, and the hosts file. Leaves the choice of Pods to the
 controllers. Waits for: changes of the store. Unblocked by: any change, and shutdown().
-Invariant: a Pod leaves the store only after the last of its processes ended.
+Invariant: a Pod is removed from the store only after its last process has ended.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+
+import psutil
 
 from rljob_cli.local.controllers import ANNOTATION_IDENTITY
 from rljob_cli.local.network import Network
 from rljob_cli.local.node import volumes
 from rljob_cli.local.node.container import Container
-from rljob_cli.local.node.gpus import GpuPool, num_wanted
+from rljob_cli.local.node.gpus import GpuPool, count_gpus
 from rljob_cli.local.node.hosts import build_hosts
-from rljob_cli.local.node.podshim import descendants, scan_processes
 from rljob_cli.local.node.podspec import ContainerConfigError, PodContext, Process, build_process
 from rljob_cli.local.node.podstatus import ContainerRecord, build_pod_status
 from rljob_cli.local.node.probes import SHIM
@@ -38,7 +38,7 @@ _DEFAULT_GRACE_SECONDS = 30.0
 
 
 def log_path(paths: RunPaths, pod: Manifest, container: str) -> Path:
-    """logs/POD.log, or logs/POD.CONTAINER.log where a Pod has several."""
+    """logs/POD.log, or logs/POD.CONTAINER.log if the Pod has several containers."""
     several = len(pod["spec"]["containers"]) + len(pod["spec"].get("initContainers", [])) > 1
     return paths.logs / (f"{name_of(pod)}.{container}.log" if several else f"{name_of(pod)}.log")
 
@@ -73,7 +73,7 @@ class PodRunner:
 
     def _process(self, manifest: Manifest, command: list[str] | None) -> Process:
         kubelet = self._kubelet
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(kubelet.gpus.acquire(name_of(self.pod), num_wanted(self.pod)) or [])}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(kubelet.gpus.acquire(name_of(self.pod), count_gpus(self.pod)) or [])}
         context = PodContext(
             pod=self.pod,
             address=self.address,
@@ -92,9 +92,9 @@ class PodRunner:
             policy = self.pod["spec"].get("restartPolicy", "Always")
             for container in self._init:
                 if container.record.is_sidecar:
-                    keep = container.supervise(self.address, "Always", self._grace)
-                    self._sidecars.append(asyncio.create_task(keep))
-                    await container.began.wait()
+                    supervised = container.supervise(self.address, "Always", self._grace)
+                    self._sidecars.append(asyncio.create_task(supervised))
+                    await container.started.wait()
                     continue
                 await container.supervise(self.address, "Never" if policy == "Never" else "OnFailure", self._grace)
                 if container.record.exit_code != 0:
@@ -105,12 +105,12 @@ class PodRunner:
             self._kubelet.gpus.release(name_of(self.pod))
 
     async def _prepare(self) -> None:
-        """Volumes and GPUs; both may be missing for a while."""
-        kubelet, name, wanted = self._kubelet, name_of(self.pod), num_wanted(self.pod)
+        """Create volumes and acquire GPUs; retry while either is missing."""
+        kubelet, name, wanted = self._kubelet, name_of(self.pod), count_gpus(self.pod)
         while not self._stopping:
             try:
                 if kubelet.gpus.acquire(name, wanted) is None:
-                    raise ContainerConfigError(f"waits for {wanted} GPUs; {kubelet.gpus.size} are on this machine")
+                    raise ContainerConfigError(f"waiting for {wanted} GPUs; this machine has {kubelet.gpus.size}")
                 volumes.prepare(self.pod, kubelet.paths, kubelet.store.find)
                 kubelet.paths.pod(name).mkdir(parents=True, exist_ok=True)
                 self._message = ""
@@ -123,13 +123,13 @@ class PodRunner:
 
     def refresh(self) -> None:
         """Write changed ConfigMaps and Secrets into the volumes."""
-        with contextlib.suppress(ContainerConfigError):  # It was deleted: running Pods keep what they have.
+        with contextlib.suppress(ContainerConfigError):  # if it was deleted, running Pods keep their files
             volumes.refresh(self.pod, self._kubelet.paths, self._kubelet.store.find)
 
     async def stop(self, grace_seconds: float | None) -> None:
-        """Stop every container and wait until nothing of the Pod is alive. The Pod's own grace is the most.
+        """Stop all containers and wait until they have ended. The Pod's own grace period is the upper limit.
 
-        Sidecars end last: what the others still do may need them."""
+        Sidecars stop last, because the other containers may need them."""
         self._stopping = True
         grace = self._grace if grace_seconds is None else min(self._grace, grace_seconds)
         ending = [container for container in [*self._init, *self._main] if not container.record.is_sidecar]
@@ -170,7 +170,7 @@ class Kubelet:
         self._hosts: str | None = None
         self._config_version: tuple[tuple[str, str], ...] = ()
         self._closing = False
-        self._others = set(scan_processes()[0].get(os.getpid(), []))
+        self._other_children = {child.pid for child in psutil.Process().children()}
 
     async def run(self) -> None:
         """Follow the store until cancelled."""
@@ -181,7 +181,7 @@ class Kubelet:
             await changed.wait()
 
     def sync(self) -> None:
-        """One look at the store."""
+        """Start, stop and refresh Pods as the store says."""
         self._write_hosts()
         self._refresh_volumes()
         for name, pod in list(self.store.pods.items()):
@@ -192,7 +192,7 @@ class Kubelet:
                 self._runners[name] = PodRunner(pod, self)
 
     async def shutdown(self, first: tuple[str, ...], grace_seconds: float) -> None:
-        """Stop every Pod in order: those whose name begins with one of `first`, then all the others together."""
+        """Stop the Pods whose name starts with one of `first`, then all others."""
         self._closing = True
         early = [runner for name, runner in self._runners.items() if name.startswith(first)]
         late = [runner for runner in self._runners.values() if runner not in early]
@@ -201,34 +201,31 @@ class Kubelet:
         await asyncio.gather(*self._stops.values(), return_exceptions=True)
 
     def kill(self) -> None:
-        """SIGKILL everything now; shutdown() then has nothing left to wait for."""
+        """Send SIGKILL to all Pods now. shutdown() then does not wait."""
         self._closing = True
         for runner in self._runners.values():
             runner.kill()
 
     def kill_orphans(self) -> None:
-        """Kill what fell to this process as subreaper because its shim was killed, with all that is below it."""
-        while True:
-            tree, dead = scan_processes()
-            # A dead child may still be the parent of living ones: see scan_processes.
-            roots = [pid for pid in tree.get(os.getpid(), []) if pid in dead or self._is_orphan(pid)]
-            alive = [*(pid for pid in roots if pid not in dead), *descendants(roots)]
-            if not alive:
-                return
-            for pid in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """Kill the processes that this process inherited as subreaper because their shim was killed."""
+        while alive := [process for process in self._find_orphans() if _is_alive(process)]:
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             time.sleep(_RESCAN_SECONDS)
-            for pid in alive:
+            for process in alive:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    os.waitpid(process.pid, os.WNOHANG)
 
-    def _is_orphan(self, pid: int) -> bool:
-        """Neither a shim nor a child from before this kubelet."""
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return pid not in self._others and str(SHIM).encode() not in command
-        return False
+    def _find_orphans(self) -> Iterator[psutil.Process]:
+        """Yield descendants of children that are neither a shim nor older than this kubelet, and those children.
+
+        A dead child counts too: if only its first thread has ended, it is still the parent of living processes."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                is_dead = child.status() == psutil.STATUS_ZOMBIE
+                if is_dead or (child.pid not in self._other_children and str(SHIM) not in child.cmdline()):
+                    yield from (child, *child.children(recursive=True))
 
     async def _remove(self, pod: Manifest) -> None:
         name = name_of(pod)
@@ -254,3 +251,9 @@ class Kubelet:
             self._config_version = version
             for runner in self._runners.values():
                 runner.refresh()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False

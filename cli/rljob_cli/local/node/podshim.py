@@ -1,10 +1,10 @@
-"""Runs one container's command, and leaves nothing of it behind.
+"""Runs one container's command, and leaves no process behind.
 
     python -I -S podshim.py PARENT_PID COMMAND...
 
-Owns one container's process tree: as child subreaper it inherits every orphan, so that a grandchild in a session of
-its own cannot get away. SIGTERM goes on to the command; SIGUSR1, or the death of the parent, kills the whole tree.
-Invariant: when this process ends, no descendant is alive. The standard library alone, since every container pays.
+Owns one container's process tree: as child subreaper it inherits every orphan, so that a grandchild in a new session
+cannot escape. SIGTERM is forwarded to the command. SIGUSR1, or the death of the parent, kills the whole tree.
+Invariant: when this process ends, no descendant is alive. Uses only the standard library, to start fast.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ _HANDLED = {signal.SIGTERM, SIGNAL_KILL_ALL, signal.SIGCHLD}
 
 
 def set_child_subreaper() -> None:
-    """Make the calling process the new parent of every orphan below it."""
+    """Make the calling process the new parent of its orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Ask the kernel for a signal when the parent dies. Survives exec."""
+    """Get this signal when the parent dies. Survives exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
-    """Every process of the machine by its parent, and those that are dead already.
+    """Return all processes of the machine by parent, and the dead ones.
 
-    The dead belong to the tree: a process whose first thread has ended counts as a zombie and still is a parent, until
-    its last thread has ended too.
+    Dead processes belong to the tree: a process whose first thread has ended is a zombie, and stays a parent until its
+    last thread has ended.
     """
     tree: dict[int, list[int]] = {}
     dead: set[int] = set()
@@ -45,7 +45,7 @@ def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
-            # The command's name, in parentheses, may hold spaces and parentheses itself.
+            # The command's name is in parentheses, and may contain spaces and parentheses.
             state, parent = file.read().rpartition(")")[2].split()[:2]
             tree.setdefault(int(parent), []).append(int(entry))
             if state in "ZX":
@@ -54,7 +54,7 @@ def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
-    """Everything alive below the roots, by the chain of parents. The roots are not part of it."""
+    """Return the living descendants of the roots, without the roots."""
     tree, dead = scan_processes()
     found: list[int] = []
     todo = list(roots)
@@ -66,7 +66,7 @@ def descendants(roots: Iterable[int]) -> list[int]:
 
 
 def kill_descendants(root: int) -> None:
-    """SIGKILL everything below `root`, again and again, until a scan finds nothing: a tree may fork as it dies."""
+    """Send SIGKILL to all descendants until a scan finds none: a tree may fork while it dies."""
     while alive := descendants([root]):
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
@@ -77,7 +77,7 @@ def kill_descendants(root: int) -> None:
 
 
 def _reap() -> dict[int, int]:
-    """Collect every dead child: pid to exit code, 128 + N for signal N."""
+    """Reap dead children; return exit codes by pid, 128 + N for signal N."""
     codes: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -114,7 +114,7 @@ def main(parent: int, command: list[str]) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_child_subreaper()
     set_parent_death_signal(SIGNAL_KILL_ALL)
-    if os.getppid() != parent:  # It died before the kernel could be asked to tell us.
+    if os.getppid() != parent:  # it died before set_parent_death_signal
         return _EXIT_CANNOT_START
     child = _start(command)
     while True:

@@ -1,8 +1,7 @@
-"""From a container in a Pod to the process that stands for it: command, environment, folders. Pure.
+"""Converts a container of a Pod into a local process: command, environment, folders. Pure.
 
-Leaves making the folders to volumes.py and starting to the kubelet. Invariant: what the container would see at a
-mount path, the process sees in the folder that stands for it, since every mount path in its command, arguments and
-environment is replaced.
+Leaves creating the folders to volumes.py, and starting to the kubelet. Invariant: every mount path in the command,
+arguments and environment is replaced by the local folder of that mount.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import name_of
 
 Find = Callable[[str, str], Manifest | None]
-"""(kind, name) -> the object of the Pod's namespace, or None."""
+"""(kind, name) -> the object in the Pod's namespace, or None."""
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 class ContainerConfigError(Exception):
-    """The container cannot be made now: something that it refers to is not there. May come right by itself."""
+    """The container refers to something that does not exist (yet)."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A path in the container, and the folder or file here that stands for it."""
+    """A path in the container, and its local folder or file."""
 
     path: str
     local: Path
@@ -38,7 +37,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Process:
-    """What to start for a container."""
+    """The process of a container."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -46,26 +45,26 @@ class Process:
 
 @dataclass(frozen=True)
 class PodContext:
-    """What a Pod's containers share."""
+    """A container's Pod and surroundings."""
 
     pod: Manifest
     address: str
     mounts: tuple[Mount, ...]
-    """Of the container at hand."""
+    """The mounts of this container."""
     hosts_file: Path
     find: Find
     base_env: Mapping[str, str]
-    """Environment that every process gets, under the container's own."""
+    """The environment of every process. The container's env overrides it."""
 
 
 def build_process(container: Manifest, context: PodContext) -> Process:
-    """The container's process."""
+    """Build the container's process."""
     env = build_env(container, context)
     command = [*container.get("command", []), *container.get("args", [])]
     if not container.get("command"):
         raise ContainerConfigError(
             f"container {container['name']} of Pod {name_of(context.pod)} has no command; "
-            "there is no image here to take one from"
+            "set one, because the local backend does not use images"
         )
     argv = [replace_mounts(expand(word, env), context.mounts) for word in command]
     if argv[0] in ("python", "python3"):
@@ -76,7 +75,7 @@ def build_process(container: Manifest, context: PodContext) -> Process:
 
 
 def build_env(container: Manifest, context: PodContext) -> dict[str, str]:
-    """envFrom and env, references expanded, in the order that Kubernetes has."""
+    """Return envFrom and env with expanded references, in Kubernetes' order."""
     env: dict[str, str] = {}
     for source in container.get("envFrom", []):
         for kind, key in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
@@ -95,7 +94,7 @@ def build_env(container: Manifest, context: PodContext) -> dict[str, str]:
 
 
 def read_data(kind: str, reference: Manifest, find: Find) -> dict[str, bytes]:
-    """The keys of a ConfigMap or Secret; empty when it is optional and absent."""
+    """Return the keys of a ConfigMap or Secret; empty if it is optional and missing."""
     name = reference.get("name") or reference.get("secretName", "")
     found = find(kind, name)
     if found is None:
@@ -145,18 +144,18 @@ def _field(path: str, context: PodContext) -> str:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' $(NAME) references. Unknown ones stay as they are, and $$ is a dollar."""
+    """Expand $(NAME) references as Kubernetes does: unknown ones stay, and $$ is a dollar sign."""
 
-    def one(match: re.Match[str]) -> str:
+    def resolve(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return "$"
         return env.get(match[1], match[0])
 
-    return _REFERENCE.sub(one, text)
+    return _REFERENCE.sub(resolve, text)
 
 
 def replace_mounts(text: str, mounts: tuple[Mount, ...]) -> str:
-    """Replace mount paths that stand as whole leading parts of a path: longest first, each place once."""
+    """Replace mount paths that are a complete prefix of a path: longest first, each occurrence once."""
     if not mounts or "/" not in text:
         return text
     by_path = {mount.path.rstrip("/"): str(mount.local) for mount in mounts}

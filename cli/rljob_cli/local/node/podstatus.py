@@ -1,6 +1,6 @@
-"""A Pod's status in Kubernetes' JSON form, from what is known of its containers. Pure.
+"""A Pod's status in Kubernetes' JSON form, from the records of its containers. Pure.
 
-Invariant: a condition's transition time moves only when its status does, so an unchanged Pod writes nothing.
+Invariant: a condition's transition time changes only with its status, so an unchanged Pod causes no write.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ EXIT_OF_SIGNAL = 128
 
 @dataclass
 class ContainerRecord:
-    """What the kubelet knows of one container."""
+    """The state of one container."""
 
     name: str
     is_init: bool = False
-    """Runs before the main ones, to its end unless it is a sidecar."""
+    """Runs before the main containers, to completion unless it is a sidecar."""
     is_sidecar: bool = False
     has_started: bool = False
-    """It was started once: what comes after a sidecar waits for no more."""
+    """It has started once: the containers after a sidecar need not wait any longer."""
     state: Manifest = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
     last_state: Manifest = field(default_factory=dict)
     restart_count: int = 0
     ready: bool = False
     started: bool = False
     finished: bool = False
-    """It ended and will not be started again."""
+    """It has ended and will not restart."""
 
     def record_waiting(self, reason: str, message: str = "") -> None:
         if "terminated" in self.state:
@@ -63,7 +63,7 @@ class ContainerRecord:
 
     @property
     def is_done_init(self) -> bool:
-        """An init container that the others wait for no longer."""
+        """Whether the other containers need not wait for this init container."""
         return self.is_init and (self.has_started if self.is_sidecar else self.exit_code == 0)
 
     def to_status(self) -> Manifest:
@@ -80,7 +80,7 @@ class ContainerRecord:
 def build_pod_status(
     old: Manifest, address: str, records: list[ContainerRecord], now: datetime, message: str = ""
 ) -> Manifest:
-    """The whole status. `message`: why the Pod cannot be placed yet; empty once it is."""
+    """Build the status. `message`: why the Pod cannot be scheduled yet; else empty."""
     main = [record for record in records if not record.is_init]
     initialized = all(record.is_done_init for record in records if record.is_init)
     lasting = [record for record in records if not record.is_init or record.is_sidecar]
@@ -117,8 +117,8 @@ def _phase(records: list[ContainerRecord], main: list[ContainerRecord], initiali
         return "Pending"
     if all(record.finished for record in main):
         return "Succeeded" if all(record.exit_code == 0 for record in main) else "Failed"
-    begun = any("running" in r.state or "terminated" in r.state or r.restart_count or r.last_state for r in main)
-    return "Running" if begun else "Pending"
+    has_started = any("running" in r.state or "terminated" in r.state or r.restart_count or r.last_state for r in main)
+    return "Running" if has_started else "Pending"
 
 
 def _condition(old: Manifest, type_: str, holds: bool, message: str, now: datetime) -> Manifest:

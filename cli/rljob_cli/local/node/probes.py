@@ -1,6 +1,6 @@
-"""Probes, asked as a kubelet does: a pure counter of thresholds, and the three ways to ask.
+"""Probes as in a kubelet: a pure counter of thresholds, and the three kinds of probes.
 
-Invariant: a result flips only after `failureThreshold` (or `successThreshold`) equal answers in a row.
+Invariant: the result changes only after `failureThreshold` (or `successThreshold`) equal outcomes in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MESSAGE_CHARACTERS = 200
 
 @dataclass
 class ProbeState:
-    """Counts answers. `passed` is None until a threshold was reached for the first time."""
+    """Counts outcomes. `passed` is None until a threshold is reached for the first time."""
 
     probe: Manifest
     passed: bool | None = None
@@ -44,7 +44,7 @@ class ProbeState:
         return float(self.probe.get("initialDelaySeconds", 0))
 
     def record(self, success: bool) -> bool | None:
-        """Take one answer in; the result as it is now."""
+        """Record one outcome; return the current result."""
         self._run = self._run + 1 if success == self._last else 1
         self._last = success
         threshold = self.probe.get("successThreshold", 1) if success else self.probe.get("failureThreshold", 3)
@@ -53,8 +53,8 @@ class ProbeState:
         return self.passed
 
 
-async def ask(probe: Manifest, address: str, ports: dict[str, int], process: Process) -> str:
-    """Ask once. Returns '' for success, else what was wrong."""
+async def run_probe(probe: Manifest, address: str, ports: dict[str, int], process: Process) -> str:
+    """Run the probe once. Return '' for success, else the error."""
     timeout = float(probe.get("timeoutSeconds", 1))
     try:
         async with asyncio.timeout(timeout):
@@ -77,7 +77,7 @@ async def ask(probe: Manifest, address: str, ports: dict[str, int], process: Pro
 async def _http(action: Manifest, address: str, ports: dict[str, int]) -> str:
     url = f"{action.get('scheme', 'HTTP').lower()}://{action.get('host') or address}:{_port(action['port'], ports)}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", [])}
-    # A session for each question, as a kubelet opens a connection for each: an idle one would hide a dead server.
+    # A session per probe, because an idle connection would hide a dead server. A kubelet opens one per probe, too.
     async with (
         aiohttp.ClientSession() as session,
         session.get(url + "/" + action.get("path", "/").lstrip("/"), headers=headers, ssl=False) as response,
@@ -101,7 +101,7 @@ async def _exec(process: Process) -> str:
 
 
 async def spawn(process: Process, stdout: int, cwd: Path | None = None) -> asyncio.subprocess.Process:
-    """Start a process under a shim, in a session of its own, so that Ctrl-C reaches this program alone."""
+    """Start a process under a shim, in a new session, so that Ctrl-C reaches only this program."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",

@@ -1,7 +1,7 @@
-"""The folders that stand for a Pod's volumes.
+"""The local folders of a Pod's volumes: creates, fills and removes them.
 
-Owns making, filling and removing them. ConfigMaps and Secrets are written file by file, each by an atomic rename, and
-again whenever the object changes. Invariant: PATH_RUN is always the run's own folder, whatever volume is there.
+Writes ConfigMaps and Secrets file by file, each by an atomic rename, and again whenever the object changes. Invariant:
+PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where a run keeps what."""
+    """The folders of a run."""
 
     root: Path
     claims: Mapping[str, Path]
@@ -36,7 +36,7 @@ class RunPaths:
 
     @property
     def local(self) -> Path:
-        """What the backend itself needs: Pods' folders, the hosts file."""
+        """The backend's files: folders of Pods, the hosts file."""
         return self.root / ".local"
 
     @property
@@ -45,24 +45,24 @@ class RunPaths:
 
     @property
     def memory(self) -> Path:
-        """emptyDirs of medium Memory. Its name depends on the run alone, so that a next run can clear it."""
+        """emptyDirs with medium Memory. The name depends only on the run folder, so that the next run can clear it."""
         return _SHARED_MEMORY / f"rljob-{digest(str(self.root.resolve()))}"
 
     def memory_of(self, pod: Manifest) -> Path:
-        """Short, however long the Pod's name: the path of a Unix socket has 107 bytes at most."""
+        """Return a short path: that of a Unix socket may have at most 107 bytes."""
         return self.memory / digest(name_of(pod))
 
     def pod(self, name: str) -> Path:
         return self.local / "pods" / name
 
     def clear(self) -> None:
-        """Remove what no run of this folder needs any more."""
+        """Remove the files that only a running job needs."""
         shutil.rmtree(self.local / "pods", ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
 
 
 def mounts_of(container: Manifest, pod: Manifest, paths: RunPaths) -> tuple[Mount, ...]:
-    """What stands for each of the container's mounts."""
+    """Return the local folder of each of the container's mounts."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     mounts = []
     for mount in container.get("volumeMounts", []):
@@ -78,7 +78,7 @@ def mounts_of(container: Manifest, pod: Manifest, paths: RunPaths) -> tuple[Moun
 
 
 def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
-    """The folder that stands for a volume."""
+    """Return the local folder of a volume."""
     name = volume["name"]
     if "persistentVolumeClaim" in volume:
         claim = volume["persistentVolumeClaim"]["claimName"]
@@ -86,7 +86,7 @@ def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
             return paths.claims[claim]
         if _only_at_run(volume, pod):
             return paths.root
-        raise ContainerConfigError(f"claim {claim} has no folder here; add --volume {claim}=DIR to `rljob run`")
+        raise ContainerConfigError(f"claim {claim} has no local folder; add --volume {claim}=DIR to `rljob run`")
     if "hostPath" in volume:
         return Path(volume["hostPath"]["path"])
     if "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") == "Memory":
@@ -94,11 +94,11 @@ def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
     if any(kind in volume for kind in ("emptyDir", "configMap", "secret", "projected")):
         return paths.pod(name_of(pod)) / "volumes" / name
     kinds = ", ".join(key for key in volume if key != "name")
-    raise ContainerConfigError(f"volume {name} is of a kind that the local backend does not have: {kinds}")
+    raise ContainerConfigError(f"volume {name} has a type that the local backend does not support: {kinds}")
 
 
 def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
-    """Make every volume of the Pod."""
+    """Create the volumes of the Pod."""
     for volume in pod["spec"].get("volumes", []):
         folder = folder_of(volume, pod, paths)
         if "hostPath" not in volume:
@@ -112,7 +112,7 @@ def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
 
 
 def refresh(pod: Manifest, paths: RunPaths, find: Find) -> None:
-    """Write ConfigMaps and Secrets anew where they changed."""
+    """Write ConfigMaps and Secrets that have changed."""
     for volume in pod["spec"].get("volumes", []):
         sources = _sources(volume)
         if sources:
@@ -130,7 +130,7 @@ def remove(pod: Manifest, paths: RunPaths) -> None:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replace a file in one step; readers see the old content or the new."""
+    """Replace a file in one step, so that readers see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
@@ -152,14 +152,14 @@ def _only_at_run(volume: Manifest, pod: Manifest) -> bool:
 
 
 def _sources(volume: Manifest) -> list[tuple[str, Manifest]]:
-    """(kind, source) of every ConfigMap and Secret that a volume projects."""
+    """Return (kind, source) of each ConfigMap and Secret that a volume projects."""
     entries = (volume.get("projected") or {}).get("sources", [volume])
     kinds = (("ConfigMap", "configMap"), ("Secret", "secret"))
     return [(kind, entry[key]) for entry in entries for kind, key in kinds if key in entry]
 
 
 def _project(values: dict[str, bytes], source: Manifest) -> dict[str, bytes]:
-    """Apply `items`: only those keys, at those paths."""
+    """Apply `items`: select keys and rename them to paths."""
     if not source.get("items"):
         return values
     missing = [item["key"] for item in source["items"] if item["key"] not in values]

@@ -11,7 +11,7 @@ import yaml
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks
-from rljob_cli.commands import check
+from rljob_cli.check.findings import check_file
 
 MACHINE = Machine(
     num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True

@@ -1,4 +1,4 @@
-"""The kubelet with real, small processes."""
+"""The kubelet with small real processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_pid(path):
 
 
 def grandchild_script(pid_file):
-    """A script with a child in a session of its own, which writes its pid down."""
+    """A script that starts a child in a new session, which writes its pid to a file."""
     child = (
         f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()) + chr(10)); "
         "time.sleep(300)"
@@ -66,7 +66,7 @@ def grandchild_script(pid_file):
     )
 
 
-async def test_a_name_has_an_address_only_while_its_pod_is_ready(cluster):
+async def test_service_name_resolves_only_while_its_pod_is_ready(cluster):
     await cluster.store.apply(SERVICE)
     ports = [{"name": "http", "containerPort": 8080}]
     await cluster.store.apply(deployment("d", SERVER, env=[IP], ports=ports, readinessProbe=READINESS))
@@ -86,7 +86,7 @@ async def test_a_name_has_an_address_only_while_its_pod_is_ready(cluster):
     assert ready["readyReplicas"] == 0
 
 
-async def test_a_container_that_fails_is_started_again_on_the_same_address(cluster):
+async def test_failed_container_restarts_on_the_same_address(cluster):
     script = (
         "import pathlib, sys, time\n"
         "p = pathlib.Path('n'); n = p.exists(); p.touch(); n or sys.exit('boom')\n"
@@ -95,7 +95,7 @@ async def test_a_container_that_fails_is_started_again_on_the_same_address(clust
     await cluster.store.apply(deployment("d", script))
     first = await until(lambda: (only_pod(cluster) or {}).get("status", {}).get("podIP"), "an address")
     status = await until(
-        lambda: container_status(cluster) if container_status(cluster).get("restartCount") else None, ""
+        lambda: container_status(cluster) if container_status(cluster).get("restartCount") else None, "a restart"
     )
     await until(lambda: "running" in container_status(cluster)["state"], "it runs again")
     assert status["lastState"]["terminated"]["exitCode"] == 1
@@ -105,17 +105,17 @@ async def test_a_container_that_fails_is_started_again_on_the_same_address(clust
     assert log.count(" start ") == 2, "each start has a marker"
 
 
-async def test_a_grandchild_in_its_own_session_dies_with_its_container(cluster, tmp_path):
+async def test_grandchild_in_another_session_dies_with_its_container(cluster, tmp_path):
     pid_file = tmp_path / "pid"
     script = grandchild_script(pid_file)
     await cluster.store.apply(deployment("d", script))
     pid = await until(lambda: read_pid(pid_file), "the grandchild runs")
     await cluster.store.delete("default", ("Deployment", "d"))
-    await until(lambda: not cluster.store.pods, "the Pod is gone")
+    await until(lambda: not cluster.store.pods, "the Pod is removed")
     assert not alive(pid)
 
 
-async def test_a_killed_shim_leaves_no_orphan_either(cluster, tmp_path):
+async def test_killed_shim_leaves_no_orphan(cluster, tmp_path):
     pid_file = tmp_path / "pid"
     script = grandchild_script(pid_file)
     await cluster.store.apply(deployment("d", script))
@@ -128,29 +128,29 @@ async def test_a_killed_shim_leaves_no_orphan_either(cluster, tmp_path):
     await until(lambda: container_status(cluster).get("restartCount"), "the container starts again")
 
 
-async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(cluster):
+async def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(cluster):
     script = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"
     )
     await cluster.store.apply(deployment("d", script))
     pod = await until(lambda: only_pod(cluster), "a Pod")
     log = cluster.paths.logs / f"{pod['metadata']['name']}.log"
-    await until(lambda: log.exists() and "up" in read_tail(log), "it ignores SIGTERM")
+    await until(lambda: log.exists() and "up" in read_tail(log), "the process handles SIGTERM")
     await cluster.stop(grace_seconds=0.2)
     assert "exit code 137" in log.read_text()
 
 
-async def test_liveness_restarts_a_container(cluster):
+async def test_failed_liveness_probe_restarts_the_container(cluster):
     probe = {"exec": {"command": ["python", "-c", "raise SystemExit(1)"]}, "periodSeconds": 0.1, "failureThreshold": 2}
     probe["timeoutSeconds"] = 10
     await cluster.store.apply(deployment("d", "import time; time.sleep(300)", livenessProbe=probe))
     status = await until(
-        lambda: container_status(cluster) if container_status(cluster).get("restartCount") else None, ""
+        lambda: container_status(cluster) if container_status(cluster).get("restartCount") else None, "a restart"
     )
     assert status["lastState"]["terminated"]["exitCode"] == 143
 
 
-async def test_a_changed_config_map_reaches_the_file_of_a_running_pod(cluster, tmp_path):
+async def test_changed_config_map_updates_the_file_of_a_running_pod(cluster, tmp_path):
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "conf"}, "data": {"key": "one"}}
     await cluster.store.apply(config)
     volumes = [{"name": "conf", "configMap": {"name": "conf"}}, {"name": "scratch", "emptyDir": {"medium": "Memory"}}]
@@ -170,29 +170,29 @@ async def test_a_changed_config_map_reaches_the_file_of_a_running_pod(cluster, t
     await until(lambda: file.read_text() == "two", "the file changed")
 
 
-async def test_a_missing_claim_says_which_option_mends_it(cluster):
+async def test_missing_claim_names_the_volume_option(cluster):
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "models"}}]
     mounts = [{"name": "v", "mountPath": "/models"}]
     await cluster.store.apply(deployment("d", "pass", volumes=volumes, volumeMounts=mounts))
     scheduled = await until(
-        lambda: [c for c in (only_pod(cluster) or {}).get("status", {}).get("conditions", []) if c.get("message")], ""
+        lambda: [c for c in (only_pod(cluster) or {}).get("status", {}).get("conditions", []) if c.get("message")], "a restart"
     )
     assert "--volume models=DIR" in scheduled[0]["message"]
 
 
-async def test_a_secret_that_comes_later_starts_the_container(cluster):
+async def test_container_starts_when_its_secret_is_created(cluster):
     token = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "token", "key": "t"}}}
     await cluster.store.apply(deployment("d", "import time; time.sleep(300)", env=[token]))
-    waiting = await until(lambda: container_status(cluster).get("state", {}).get("waiting"), "waits")
+    waiting = await until(lambda: container_status(cluster).get("state", {}).get("waiting"), "the container waits")
     await until(
-        lambda: container_status(cluster)["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError", ""
+        lambda: container_status(cluster)["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError", "a restart"
     )
     assert waiting
     await cluster.store.apply({"kind": "Secret", "metadata": {"name": "token"}, "stringData": {"t": "x"}})
-    await until(lambda: "running" in container_status(cluster)["state"], "it started")
+    await until(lambda: "running" in container_status(cluster)["state"], "the container runs")
 
 
-async def test_after_the_end_nothing_is_left(tmp_path, cluster):
+async def test_stop_leaves_no_process_and_no_memory_folder(tmp_path, cluster):
     await cluster.store.apply(deployment("d", "import time; time.sleep(300)", replicas=2))
     await until(lambda: len(cluster.store.pods) == 2, "two Pods")
     await until(lambda: all(p["status"]["phase"] == "Running" for p in cluster.store.pods.values()), "both run")
@@ -210,7 +210,7 @@ def cmdline(pid):
 
 
 @pytest.fixture(autouse=True)
-async def _no_task_fails_in_silence(cluster):
+async def _check_background_tasks(cluster):
     yield
     cluster.check()
     await asyncio.sleep(0)

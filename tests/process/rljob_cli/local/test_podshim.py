@@ -1,4 +1,4 @@
-"""What counts as a descendant. The shim's behaviour as a whole is tested with real containers in test_kubelet."""
+"""What counts as a descendant. test_kubelet tests the whole shim with real containers."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import time
 from rljob_cli.local.node.podshim import descendants, scan_processes
 
 DEADLINE_SECONDS = 20
-# Its first thread ends by the exit system call (60 on x86-64, 93 on arm64); another thread and a child live on.
+# The first thread ends with the exit system call (60 on x86-64, 93 on arm64); another thread and a child live on.
 HEADLESS = """
 import ctypes, os, platform, threading, time
 child = os.fork()
@@ -22,7 +22,7 @@ ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 """
 
 
-def test_the_child_of_a_process_whose_first_thread_has_ended_is_still_found():
+def test_descendants_include_children_of_a_process_whose_first_thread_has_ended():
     process = subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())

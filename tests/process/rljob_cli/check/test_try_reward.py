@@ -1,0 +1,37 @@
+"""`rljob test-reward` with its real server."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from rljob_cli.main import app
+from tests.paths import EXAMPLES
+
+
+def rljob(*arguments):
+    done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+def test_scores_and_output_of_the_reward_are_printed(tmp_path):
+    folder = tmp_path / "job"
+    assert rljob("init", folder)[0] == 0
+    reward = folder / "reward.py"
+    reward.write_text(reward.read_text() + "\nprint('imported')\n")
+    code, output = rljob("test-reward", folder / "rljob.yaml", "--file", folder / "data" / "completions.jsonl")
+    assert code == 0, output
+    assert "0.5" in output
+    assert "imported" in output
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth): raise ValueError('no')\n")
+    code, output = rljob("test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5")
+    assert code == 1
+    assert "ValueError" in output
+
+
+def test_length_example_scores_groups_as_its_readme_shows():
+    folder = EXAMPLES / "length"
+    code, output = rljob("test-reward", folder / "rljob.yaml", "--file", folder / "completions.jsonl")
+    assert code == 0, output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
+    scores = {row[0]: row[3] for row in rows if row[0]}
+    assert scores == {"1.1": "1", "1.2": "0.5", "1.3": "0", "2.1": "1", "2.2": "0"}

@@ -1,0 +1,138 @@
+"""The command as a user starts it: signals, exit codes, and that it leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_cli.local.node.podshim import descendants
+
+_DEADLINE_SECONDS = 30.0
+# The head starts a grandchild in a new session; the other roles only sleep. Templates replace the real programs.
+_SLEEP = "import time; time.sleep(300)"
+_FORKS = (
+    "import os, subprocess, sys, time, pathlib; "
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True); "
+    "pathlib.Path(os.environ['RLJOB_RUN_DIR'], 'up').touch(); time.sleep(300)"
+)
+
+
+def rljob(*arguments, **options):
+    command = [sys.executable, "-m", "rljob_cli.main", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=_DEADLINE_SECONDS)
+    return process.returncode, output
+
+
+def until(condition, what):
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def template(role, script):
+    return f"template: {{spec: {{containers: [{{name: {role}, command: [python, -c, {script!r}]}}]}}}}"
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job whose roles only sleep. Its model is on the hub, so preflight does not check it."""
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1.0\n")
+    forks = _FORKS.replace("'", '\\"').replace('\\"', "'")
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"""\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {{name: sleepy}}
+spec:
+  model: {{source: hf://org/model}}
+  data: {{train: {{source: train.jsonl}}}}
+  rewards:
+  - name: r
+    function: {{file: reward.py}}
+    {template("reward", _SLEEP)}
+  head:
+    template:
+      spec:
+        containers:
+        - name: head
+          command:
+          - python
+          - -c
+          - |
+            {forks}
+  trainer:
+    {template("trainer", _SLEEP)}
+  rollout:
+    {template("rollout", _SLEEP)}
+"""
+    )
+    return path
+
+
+def start(job):
+    """A run whose Pods are up, and the pids of its descendants."""
+    process = rljob("run", job, "--dir", job.parent / "runs", start_new_session=True)
+    up = job.parent / "runs" / "sleepy" / "up"
+    until(lambda: up.exists() or process.poll() is not None, "the head runs")
+    assert process.poll() is None, process.communicate()[0]
+    until(lambda: len(descendants([process.pid])) >= 9, "four shims, four containers, one grandchild")
+    return process, descendants([process.pid])
+
+
+def assert_dead(pids):
+    until(lambda: not set(descendants([0])) & set(pids), "all processes are dead")
+
+
+def test_sigkill_leaves_no_process(job):
+    process, pids = start(job)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert_dead(pids)
+
+
+def test_ctrl_c_ends_every_process_and_prints_how_to_resume(job):
+    process, pids = start(job)
+    code, output = finish(rljob("run", job, "--dir", job.parent / "runs"))
+    assert code == 2
+    assert f"pid {process.pid}" in output, "a second run of the same folder names the first"
+    os.kill(process.pid, signal.SIGINT)
+    code, output = finish(process)
+    assert code == 130, output
+    assert f"to resume: rljob run {job} --dir {job.parent / 'runs'} " in output
+    assert output.strip().splitlines()[-1] == str(job.parent / "runs" / "sleepy" / "summary.json")
+    assert_dead(pids)
+
+
+def test_run_fails_and_ends_all_roles_when_the_head_exits_with_a_user_error(job):
+    text = job.read_text()
+    job.write_text(text.replace("time.sleep(300)\n  trainer", "sys.exit(78)\n  trainer"))
+    code, output = finish(rljob("run", job, "--dir", job.parent / "runs", "--output", "plain"))
+    assert code == 1, output
+    assert "exit code 78" in output
+    assert Path(output.strip().splitlines()[-1]).is_file(), "the last line is the path of summary.json"
+
+
+def test_importing_the_command_imports_no_heavy_package():
+    heavy = "{'aiohttp', 'kubernetes', 'matplotlib', 'pydantic', 'pyarrow', 'rich.table', 'yaml', 'torch'}"
+    code = f"import sys, rljob_cli.main; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_file_name_that_the_terminal_cannot_encode_is_escaped(tmp_path):
+    code, output = finish(rljob("validate", "日.yaml", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}))
+    assert (code, output.count("\n")) == (2, 1)
+    assert "\\u65e5.yaml: not found" in output

@@ -1,0 +1,18 @@
+"""A user's Secrets on this machine."""
+
+from __future__ import annotations
+
+import base64
+
+from rljob_api.manifest.job import RLJob
+from rljob_cli.local.secrets import build_secrets
+
+
+def test_environment_variable_replaces_the_referenced_key_of_a_secret():
+    endpoint = {"url": "https://x", "model": "m", "apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}
+    judge = {"template": "x", "parser": {"regex": "(x)"}, "endpoint": endpoint}
+    spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": [{"name": "r", "judge": judge}]}
+    job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    secrets = build_secrets(job, {"MY_KEY": "sk", "OTHER": "no"})
+    assert secrets["keys"]["data"] == {"MY_KEY": base64.b64encode(b"sk").decode()}
+    assert build_secrets(job, {}) == {}

@@ -76,13 +76,13 @@ def build_condition(
     """The condition now. It keeps the transition time of `old` while its status stays the same."""
     before = find(old, type_)
     status: Literal["True", "False"] = "True" if holds else "False"
-    is_transition = before is None or before.status != status
+    since = before.last_transition_time if before and before.status == status else now.replace(microsecond=0)
     return Condition(
         type=type_,
         status=status,
         reason=reason,
         message=message[:MAX_MESSAGE_LENGTH],
-        last_transition_time=now.replace(microsecond=0) if is_transition else before.last_transition_time,
+        last_transition_time=since,
         observed_generation=generation,
     )
 

@@ -20,7 +20,7 @@ from rljob_operator.children.difference import contains, is_stamped, stamp
         ),
     ],
 )
-def test_what_a_server_adds_or_spells_otherwise_is_no_difference(observed, desired):
+def test_additions_and_other_spellings_do_not_count_as_drift(observed, desired):
     assert contains(observed, desired)
 
 
@@ -40,11 +40,11 @@ def test_what_a_server_adds_or_spells_otherwise_is_no_difference(observed, desir
         ({"a": {"b": 1}}, {"a": [1]}),
     ],
 )
-def test_what_we_want_otherwise_is_a_difference(observed, desired):
+def test_changed_content_counts_as_drift(observed, desired):
     assert not contains(observed, desired)
 
 
-def test_the_stamp_tells_what_we_no_longer_want():
+def test_stamp_finds_removed_content():
     old = {"metadata": {"name": "x"}, "spec": {"a": 1, "b": 2}}
     new = {"metadata": {"name": "x"}, "spec": {"a": 1}}
     assert contains(stamp(old), stamp(old))

@@ -42,7 +42,7 @@ def with_priorities(*names):
     return {"head": head, "trainer": trainer, "rollout": rollout | {"replicas": 2}, "rewards": [reward]}
 
 
-def test_volcano_finds_the_group_by_the_pods_annotation_and_queues_the_whole_of_it():
+def test_volcano_group_has_annotation_and_queue():
     children = make_children("volcano", queue="research")
     (group,) = pod_groups(children)
     assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
@@ -53,14 +53,14 @@ def test_volcano_finds_the_group_by_the_pods_annotation_and_queues_the_whole_of_
         assert template["spec"]["schedulerName"] == "volcano"
 
 
-def test_volcano_orders_groups_by_the_priority_that_all_roles_share():
+def test_volcano_group_has_the_priority_that_all_roles_share():
     (group,) = pod_groups(make_children("volcano", **with_priorities("high", "high", "high", "high")))
     assert group["spec"]["priorityClassName"] == "high"
     (group,) = pod_groups(make_children("volcano", **with_priorities("high", "high", "low", "high")))
     assert "priorityClassName" not in group["spec"], "the roles do not agree, so the group has none"
 
 
-def test_coscheduling_finds_the_group_by_the_pods_label():
+def test_coscheduling_group_has_the_label():
     children = make_children("coscheduling")
     (group,) = pod_groups(children)
     assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
@@ -70,7 +70,7 @@ def test_coscheduling_finds_the_group_by_the_pods_label():
         assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
 
-def test_kueue_admits_a_group_of_pods_that_their_own_controllers_replace():
+def test_kueue_group_has_labels_and_annotations_of_replaceable_pods():
     children = make_children("kueue", queue="research")
     assert not pod_groups(children), "the group is its Pods' labels"
     for template in templates(children).values():
@@ -88,14 +88,14 @@ def test_kueue_admits_a_group_of_pods_that_their_own_controllers_replace():
         assert "schedulerName" not in template["spec"], "Kueue holds Pods by a gate of its own"
 
 
-def test_no_workload_itself_is_queued_since_kueue_would_then_admit_each_by_itself():
+def test_workloads_have_no_kueue_labels():
     for child in make_children("kueue", queue="research"):
         labels = child["metadata"].get("labels") or {}
         assert not any(name.startswith("kueue.x-k8s.io/") for name in labels), child["kind"]
 
 
 @pytest.mark.parametrize(("before", "after"), [("kueue", "none"), ("none", "kueue"), ("kueue", "volcano")])
-def test_a_running_workload_keeps_all_that_its_scheduler_reads(before, after):
+def test_running_workload_keeps_its_gang_fields(before, after):
     queue = {"kueue": "research", "none": None, "volcano": None}
     running = {c["metadata"]["name"]: c for c in make_children(before, queue[before]) if c["kind"] in WORKLOAD_KINDS}
     for child in make_children(after, queue[after]):

@@ -27,7 +27,7 @@ def merged(spec):
     return merge(BASE, {"spec": spec}, "spec.head.template")["spec"]
 
 
-def test_maps_merge_by_key_and_null_removes_one():
+def test_maps_merge_by_key_and_null_deletes_one():
     assert merged({"nodeSelector": {"zone": "b"}})["nodeSelector"] == {"pool": "x", "zone": "b"}
     assert merged({"nodeSelector": {"pool": None}})["nodeSelector"] == {}
     assert "nodeSelector" not in merged({"nodeSelector": None})
@@ -40,7 +40,7 @@ def test_containers_merge_by_name_and_new_ones_are_added():
     assert (main["command"], main["image"], sidecar["name"]) == (["python"], "i", "side")
 
 
-def test_a_variable_or_volume_of_the_same_name_takes_the_place_of_ours_whole():
+def test_variable_or_volume_with_the_same_name_is_replaced():
     env = merged({"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"fieldRef": {}}}]}]})
     assert env["containers"][0]["env"] == [{"name": "X", "valueFrom": {"fieldRef": {}}}]
     assert merged({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})["volumes"] == [
@@ -48,7 +48,7 @@ def test_a_variable_or_volume_of_the_same_name_takes_the_place_of_ours_whole():
     ]
 
 
-def test_one_volume_may_be_mounted_at_two_places():
+def test_volume_may_be_mounted_twice():
     mounts = merged({"containers": [{"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/w"}]}]})
     assert [m["mountPath"] for m in mounts["containers"][0]["volumeMounts"]] == ["/v", "/w"]
 
@@ -58,7 +58,7 @@ def test_tolerations_are_appended_and_commands_replaced():
     assert merged({"containers": [{"name": "main", "command": ["sh"]}]})["containers"][0]["command"] == ["sh"]
 
 
-def test_neither_argument_is_changed():
+def test_merge_does_not_change_its_arguments():
     before = repr(BASE)
     merged({"containers": [{"name": "main", "env": [{"name": "Y", "value": "2"}]}], "nodeSelector": {"pool": None}})
     assert repr(BASE) == before
@@ -72,6 +72,6 @@ def test_neither_argument_is_changed():
         ({"nodeSelector": ["x"]}, "spec.head.template.spec.nodeSelector must be a mapping, got list"),
     ],
 )
-def test_a_template_of_the_wrong_shape_is_refused_with_its_place(spec, message):
+def test_malformed_template_is_rejected_with_its_path(spec, message):
     with pytest.raises(UserError, match=message):
         merged(spec)

@@ -5,7 +5,7 @@ from rljob_operator.children import build_children
 from rljob_operator.defaults import DEFAULTS
 
 
-def test_a_claim_with_model_and_checkpoints_is_one_volume_that_can_be_written():
+def test_claim_with_model_and_checkpoints_is_one_writable_volume():
     job = RLJob.model_validate(
         {
             "metadata": {"name": "gsm8k", "uid": "u1"},

@@ -31,11 +31,11 @@ MODELS = {
 }
 
 
-def test_a_model_that_does_not_exist_is_named():
+def test_missing_model_is_named():
     assert reward_refs.missing_reward_models(make_job(), ObservedState(reward_models=MODELS)) == ["model-gone"]
 
 
-def test_an_http_model_reaches_the_driver_as_its_url_and_time_out():
+def test_http_model_gives_the_driver_its_url_and_timeout():
     rewards = reward_refs.resolve_http(make_job(), MODELS).spec.rewards
     theirs = RLJob.model_validate(make_job().model_dump(by_alias=True)).spec.rewards[1]
     assert theirs.reward_model_ref is not None, "the job itself is not changed"
@@ -44,14 +44,14 @@ def test_an_http_model_reaches_the_driver_as_its_url_and_time_out():
     assert rewards[0].reward_model_ref is not None
 
 
-def test_a_models_scope_is_its_jobs():
+def test_model_scope_applies_to_the_job():
     """The driver asks by it, and the model's server refuses what it is not for."""
     model = make_model("model-ours", {"function": {"inline": "class Both: ...\n"}, "scope": "sampleThenGroup"})
     rewards = reward_refs.resolve_http(make_job(), {"model-ours": model}).spec.rewards
     assert [reward.scope for reward in rewards] == ["sampleThenGroup", "sample", "sample"]
 
 
-def test_a_served_model_gives_the_head_its_service_and_its_own_token():
+def test_served_model_gives_the_head_its_service_and_token():
     assert reward_refs.build_services(make_job(), MODELS) == {"ours": "model-ours-rewardmodel"}
     token, names = reward_refs.build_token_env(make_job(), MODELS)
     assert token["valueFrom"]["secretKeyRef"]["name"] == "model-ours-rewardmodel"

@@ -37,7 +37,7 @@ def env_of(container):
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
 
 
-def test_vllm_is_a_sidecar_of_the_trainer_image_that_shares_a_socket_with_the_server_alone():
+def test_vllm_sidecar_uses_the_trainer_image_and_shares_only_a_socket():
     spec = pod_spec(**SERVED)
     (vllm,), (server,) = spec["initContainers"], spec["containers"]
     assert (vllm["restartPolicy"], vllm["image"]) == ("Always", DEFAULTS.trainer_image)
@@ -53,7 +53,7 @@ def test_vllm_is_a_sidecar_of_the_trainer_image_that_shares_a_socket_with_the_se
     assert len(names) == len(set(names))
 
 
-def test_a_model_runs_by_the_pooling_runner_and_a_judge_does_not():
+def test_only_a_model_uses_the_pooling_runner():
     model = pod_spec(model={"source": "pvc://models/rm", "maxBatchedTokens": 4096})
     command = model["initContainers"][0]["command"]
     assert command[command.index("--runner") :][:4] == ["--runner", "pooling", "--convert", "classify"]
@@ -64,7 +64,7 @@ def test_a_model_runs_by_the_pooling_runner_and_a_judge_does_not():
     assert "--runner" not in pod_spec(**SERVED)["initContainers"][0]["command"]
 
 
-def test_an_endpoint_has_no_sidecar_its_key_from_the_secret_and_peers_only_for_limits():
+def test_endpoint_has_secret_key_and_peers_only_with_limits():
     reference = {"apiKeySecretRef": {"name": "keys", "key": "openai"}}
     spec = pod_spec(judge=JUDGE | {"endpoint": ENDPOINT | reference})
     assert "initContainers" not in spec
@@ -75,7 +75,7 @@ def test_an_endpoint_has_no_sidecar_its_key_from_the_secret_and_peers_only_for_l
     assert env_of(limited["containers"][0])[ENV_PEERS] == "gsm8k-reward-good"
 
 
-def test_a_function_has_neither():
+def test_function_has_no_sidecar_and_no_key():
     spec = pod_spec(function={"inline": "def reward(): ..."})
     assert "initContainers" not in spec
     assert not {ENV_VLLM_SOCKET, ENV_JUDGE_API_KEY, ENV_PEERS} & set(env_of(spec["containers"][0]))
@@ -90,13 +90,13 @@ def test_a_function_has_neither():
         ({"model": {"source": "pvc://models/rm"}}, None),
     ],
 )
-def test_the_network_is_open_for_the_endpoint_and_for_a_hub_alone(reward, ports):
+def test_egress_is_open_only_to_endpoint_and_hub(reward, ports):
     egress = child(make_job(**reward), "NetworkPolicy")["spec"]["egress"]
     opened = [[port["port"] for port in rule["ports"]] for rule in egress]
     assert opened == ([] if ports is None else [[53, 53], ports])
 
 
-def test_the_driver_finds_it_and_does_not_restart_when_the_template_changes():
+def test_changed_judge_template_does_not_restart_the_head():
     def head(job):
         template = child(job, "Job", "gsm8k-head")["spec"]["template"]
         return env_of(template["spec"]["containers"][0]), template["metadata"]["annotations"]
@@ -107,19 +107,19 @@ def test_the_driver_finds_it_and_does_not_restart_when_the_template_changes():
     assert head(make_job(judge=changed))[1] == before
 
 
-def test_a_reward_model_has_the_same_pod():
+def test_reward_model_has_the_same_pod():
     model = RewardModel.model_validate({"metadata": {"name": "shared", "uid": "u"}, "spec": SERVED})
     deployment = build_reward(service_of(model), "token", DEFAULTS)[1]
     spec = deployment["spec"]["template"]["spec"]
     assert spec["initContainers"] == pod_spec(**SERVED)["initContainers"]
 
 
-def test_a_relative_source_is_a_problem_on_a_cluster():
+def test_relative_source_is_rejected_on_a_cluster():
     (problem,) = find_problems(make_job(judge=JUDGE | {"model": {"source": "./judge"}}))
     assert problem.startswith("spec.rewards[0].judge.model.source must be")
 
 
-def test_a_users_template_can_change_the_sidecar_by_its_name():
+def test_user_template_can_change_the_sidecar():
     more = {"spec": {"initContainers": [{"name": "vllm", "env": [{"name": "HF_TOKEN", "value": "x"}]}]}}
     spec = pod_spec(**SERVED, template=more)
     assert env_of(spec["initContainers"][0])["HF_TOKEN"] == "x"

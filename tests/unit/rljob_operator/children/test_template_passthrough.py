@@ -57,7 +57,7 @@ def make_templates(with_template=True, pools=None):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_the_template_says_of_the_pod_reaches_it(role):
+def test_pod_fields_of_the_template_reach_the_pod(role):
     spec = make_templates()[role]["spec"]
     for field, value in POD.items():
         assert spec[field] == value, field
@@ -66,7 +66,7 @@ def test_what_the_template_says_of_the_pod_reaches_it(role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_roles_container_keeps_its_own_and_gets_the_templates(role):
+def test_role_container_keeps_its_fields_and_gets_the_templates(role):
     plain, made = make_templates(with_template=False)[role]["spec"], make_templates()[role]["spec"]
     ours, (main, sidecar) = plain["containers"][0], made["containers"]
     assert (main["name"], sidecar["name"]) == (role, "logs")
@@ -79,14 +79,14 @@ def test_the_roles_container_keeps_its_own_and_gets_the_templates(role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_labels_and_annotations_are_added_and_ours_stay(role):
+def test_template_labels_and_annotations_are_added(role):
     metadata = make_templates()[role]["metadata"]
     assert metadata["labels"]["team"] == "nlp"
     assert metadata["labels"]["rljob.dev/role"] == role, "selectors rest on it"
     assert metadata["annotations"]["cost-center"] == "7"
 
 
-def test_the_pools_and_the_templates_constraints_hold_together():
+def test_pool_and_template_constraints_are_combined():
     taint = {"key": "rljob.dev/pool", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
     pools = {"nodeSelector": {"rljob.dev/pool": "gpu"}, "tolerations": [taint], "exclusive": True}
     spec = make_templates(pools=pools)["rollout"]["spec"]
@@ -96,7 +96,7 @@ def test_the_pools_and_the_templates_constraints_hold_together():
     assert "podAntiAffinity" in spec["affinity"]
 
 
-def test_a_reward_models_template_reaches_its_pods_too():
+def test_reward_model_template_reaches_its_pods():
     spec = {"function": {"inline": "def reward(): ..."}, "template": make_template("reward")}
     model = RewardModel.model_validate({"metadata": {"name": "style", "uid": "u2"}, "spec": spec})
     children = plan_reward_model(model, ObservedState(), utc_now(), new_token=lambda: "t").children

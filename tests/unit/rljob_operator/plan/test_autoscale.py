@@ -20,7 +20,7 @@ def policy(slots=16, **fields):
     return ScalingPolicy("r", Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": 1000, **fields}), slots)
 
 
-def said(**fields):
+def reported(**fields):
     """The published step: 5,120 samples of 20.5 s on average, wanted within 251 s."""
     usual = {"samples": 5120, "is_open": True, "latency_seconds": 20.5, "latency_p95_seconds": 38.0}
     fields = usual | {"due_seconds": 251.0, "window_seconds": 251.0} | fields
@@ -28,10 +28,10 @@ def said(**fields):
 
 
 def demand(job="a", **fields):
-    return Demand(job, said(**fields))
+    return Demand(job, reported(**fields))
 
 
-REST = Demand("a", RewardDemand())
+IDLE = Demand("a", RewardDemand())
 UNKNOWN = Demand("a", None)
 
 
@@ -46,44 +46,44 @@ def having(replicas, **fields):
 # ---- the arithmetic ----
 
 
-def test_slots_are_samples_times_latency_by_the_time_that_the_gpus_need_anyway():
+def test_slots_follow_littles_law():
     decided = decide_replicas(policy(utilization=1), [demand()], None, NOW)
     assert math.ceil(decided.slots) == 419, "Little's law, with the published figures"
     assert decided.replicas == 27
     assert decided.message == "wants 27: 5120 samples x 20.5 s / 251 s = 419 slots of 16"
 
 
-def test_the_record_carries_the_inputs():
+def test_record_has_the_inputs():
     record = decide_replicas(policy(), [demand()], None, NOW).scaling
     assert (record.samples, record.latency_seconds, record.target_seconds) == (5120, 20.5, 251)
     assert (record.slots, record.replicas, record.last_scale_time) == (523, 33, NOW)
     assert record.message == "wants 33: 5120 samples x 20.5 s / 201 s = 523 slots of 16"
 
 
-def test_a_target_of_the_users_own_wins():
+def test_target_seconds_override_the_measured_window():
     assert math.ceil(decide_replicas(policy(targetSeconds=100, utilization=1), [demand()], None, NOW).slots) == 1050
 
 
-def test_no_more_slots_than_samples():
+def test_slots_never_exceed_samples():
     decided = decide_replicas(policy(), [demand(samples=64, window_seconds=0.0, due_seconds=10.0)], None, NOW)
     assert (decided.slots, decided.replicas) == (64, 4), "all at once at the very end: one slot each"
 
 
-def test_spares_come_on_top_while_there_is_demand():
+def test_spare_replicas_are_added_while_there_is_demand():
     assert decide_replicas(policy(spareReplicas=2), [demand()], None, NOW).message.endswith("slots of 16, + 2 spare")
     assert decide_replicas(policy(spareReplicas=2), [demand()], None, NOW).replicas == 35
-    assert decide_replicas(policy(spareReplicas=2), [REST], None, NOW).replicas == 0
+    assert decide_replicas(policy(spareReplicas=2), [IDLE], None, NOW).replicas == 0
 
 
-def test_bounds_are_kept_and_said():
+def test_bounds_apply_and_are_named_in_the_message():
     decided = decide_replicas(policy(maxReplicas=8), [demand()], None, NOW)
     assert (decided.replicas, decided.message[-16:]) == (8, "maxReplicas is 8")
     decided = decide_replicas(policy(minReplicas=50), [demand()], None, NOW)
     assert (decided.replicas, decided.message[-17:]) == (50, "minReplicas is 50")
 
 
-def test_several_jobs_add_up():
-    decided = decide_replicas(policy(), [demand("a"), demand("b", samples=512), REST], None, NOW)
+def test_demands_of_several_jobs_add_up():
+    decided = decide_replicas(policy(), [demand("a"), demand("b", samples=512), IDLE], None, NOW)
     assert decided.message == "wants 36: 2 jobs need 523 + 53 slots of 16"
     assert decided.scaling.samples == 5632
 
@@ -91,64 +91,64 @@ def test_several_jobs_add_up():
 # ---- before and during the burst ----
 
 
-def test_pods_come_before_the_collection_by_the_time_that_one_takes_to_start():
+def test_pods_are_requested_one_startup_time_before_the_collection():
     soon, chosen = demand(is_open=False, starts_in_seconds=50.0), policy(scaleDownAfterSeconds=10)
     assert decide_replicas(chosen, [soon], None, NOW, lead_seconds=60).replicas == 33
     assert decide_replicas(chosen, [soon], None, NOW, lead_seconds=40).replicas == 0
 
 
-def test_before_anything_is_known_there_is_one_pod_to_learn_from():
+def test_one_pod_starts_before_anything_is_measured():
     first = demand(latency_seconds=None, latency_p95_seconds=None, due_seconds=None, window_seconds=None)
     decided = decide_replicas(policy(), [first], None, NOW)
     assert (decided.replicas, "not measured yet" in decided.message) == (1, True)
     assert (decided.scaling.latency_seconds, decided.scaling.target_seconds) == (None, None)
 
 
-def test_what_an_earlier_job_taught_is_used_until_this_one_knows():
+def test_record_is_used_until_the_driver_has_measured():
     first = demand(latency_seconds=None, latency_p95_seconds=None, due_seconds=None, window_seconds=None)
     taught = having(0, latency_seconds=20.5, target_seconds=251.0)
     assert decide_replicas(policy(), [first], taught, NOW).replicas == 33
 
 
-def test_in_its_first_collection_a_driver_is_not_believed_to_be_quicker_than_the_record():
+def test_first_collection_uses_the_larger_of_measurement_and_record():
     guess = {"is_first": True, "latency_seconds": 4.0, "window_seconds": 60.0, "due_seconds": 60.0}
     taught = having(0, latency_seconds=20.5, target_seconds=251.0)
     assert decide_replicas(policy(), [demand(**guess)], taught, NOW).replicas == 33
     assert decide_replicas(policy(), [demand(**guess | {"latency_seconds": 41.0})], taught, NOW).replicas == 66
 
 
-def test_while_no_score_has_come_the_oldest_request_says_how_long_one_takes_at_least():
+def test_oldest_request_bounds_the_latency_before_the_first_score():
     first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_in_flight_seconds": 9.0}
     assert decide_replicas(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)
     unserved = demand(**first, waiting=100)
     assert decide_replicas(policy(), [unserved], None, NOW).replicas == 1, "without a replica its age is waiting"
 
 
-def test_a_step_that_falls_behind_gets_more():
+def test_late_step_scales_up():
     late = demand(expected=4000, elapsed_seconds=151.0)
     decided = decide_replicas(policy(), [late], having(33), at(300))
     assert decided.replicas == 52, "4,000 samples in the 100 s that are left"
     assert "4000 samples still to score x 20.5 s, late" in decided.message
 
 
-def test_a_step_on_time_gets_no_more():
+def test_step_on_time_keeps_its_replicas():
     on_time = demand(expected=2500, elapsed_seconds=120.0)
     assert decide_replicas(policy(), [on_time], having(33), at(300)).replicas == 33
 
 
-def test_what_was_asked_for_has_its_time_to_start_before_more_is():
+def test_late_step_waits_for_pods_that_are_starting():
     late = demand(expected=4000, elapsed_seconds=151.0)
     assert decide_replicas(policy(), [late], having(33), at(30), lead_seconds=60).replicas == 33
 
 
-def test_when_it_is_late_anyway_all_that_is_left_may_run_at_once_and_no_more():
+def test_hopelessly_late_step_needs_at_most_one_slot_per_sample():
     late = demand(expected=40, elapsed_seconds=900.0)
     assert decide_replicas(policy(), [late], having(33), at(3000)).replicas == 33, (
         "of 40 samples none is faster for more slots"
     )
 
 
-def test_a_latency_that_is_measured_anew_moves_nothing():
+def test_small_change_of_latency_changes_nothing():
     record = decide_replicas(policy(), [demand()], None, NOW).scaling
     for latency in (19.0, 20.0, 21.0, 22.0):
         decided = decide_replicas(policy(), [demand(latency_seconds=latency)], record, at(10))
@@ -168,26 +168,26 @@ def run(demands, last, seconds, chosen, step=2):
     return record, changed
 
 
-def test_after_the_last_step_all_go_once_few_have_been_enough_for_long():
-    assert run([REST], having(33), 300, policy())[0].replicas == 33
-    record, changed = run([REST], having(33), 310, policy())
+def test_all_replicas_are_removed_after_the_stabilization_window():
+    assert run([IDLE], having(33), 300, policy())[0].replicas == 33
+    record, changed = run([IDLE], having(33), 310, policy())
     assert (record.replicas, record.below_since, changed) == (0, None, 300)
     assert record.message == "wants 0: no samples to score"
 
 
-def test_what_a_job_learned_is_remembered_when_its_pods_go():
+def test_scale_down_keeps_the_measured_latency():
     over = Demand("a", RewardDemand(latency_seconds=1.0, window_seconds=40.0))
     last = having(33, latency_seconds=0.5, target_seconds=6.0)
     record, _ = run([over], last, 310, policy())
     assert (record.replicas, record.latency_seconds, record.target_seconds) == (0, 1.0, 40.0)
 
 
-def test_a_pause_between_two_steps_that_is_soon_over_writes_nothing():
+def test_short_pause_between_steps_writes_nothing():
     pause = demand(is_open=False, starts_in_seconds=200.0)
     assert run([pause], having(33), 150, policy())[0] == having(33)
 
 
-def test_a_pause_that_ends_early_takes_nothing():
+def test_pause_that_ends_early_removes_nothing():
     pause = demand(is_open=False, starts_in_seconds=2000.0)
     record, _ = run([pause], having(33), 150, policy())
     assert (record.replicas, record.below_since) == (33, NOW)
@@ -195,7 +195,7 @@ def test_a_pause_that_ends_early_takes_nothing():
     assert (again.replicas, again.below_since) == (33, None)
 
 
-def test_inside_a_step_it_grows_only_so_often():
+def test_scale_ups_are_limited_within_a_step():
     replicas, record = [], None
     for passed in range(0, 60, 2):
         slower = demand(latency_seconds=4.0 + passed)
@@ -205,7 +205,7 @@ def test_inside_a_step_it_grows_only_so_often():
     assert len(set(replicas)) == 6, "each look knows more, and each growth is told"
 
 
-def test_a_pause_longer_than_that_frees_them_and_has_them_back_before_its_end():
+def test_long_pause_removes_replicas_and_restores_them_in_time():
     chosen = policy(scaleDownAfterSeconds=60)
     replicas, record = [], having(33)
     for passed in range(0, 600, 2):
@@ -216,13 +216,13 @@ def test_a_pause_longer_than_that_frees_them_and_has_them_back_before_its_end():
     assert replicas.index(33, 100) * 2 == 410, "by the time that one takes to start before the next collection"
 
 
-def test_inside_a_step_nothing_goes_however_long_it_takes():
+def test_open_step_never_loses_replicas():
     small = demand(samples=64, elapsed_seconds=1.0)
     record, _ = run([small], having(33), FOREVER, policy(scaleDownAfterSeconds=10), step=50)
     assert record.replicas == 33
 
 
-def test_what_goes_leaves_the_most_that_was_wanted_meanwhile():
+def test_scale_down_keeps_the_peak_of_the_window():
     chosen = policy(scaleDownAfterSeconds=10)
     record = decide_replicas(chosen, [demand(is_open=False, samples=2560)], having(33), at(0)).scaling
     record = decide_replicas(chosen, [demand(is_open=False, samples=640)], record, at(8)).scaling
@@ -231,7 +231,7 @@ def test_what_goes_leaves_the_most_that_was_wanted_meanwhile():
     assert decided.scaling.message == "wants 17: peak demand of the last 10 s (stabilization window)"
 
 
-def test_overlapping_steps_of_several_jobs_give_back_what_none_of_them_asked_for():
+def test_overlapping_steps_scale_down_to_what_all_of_them_need():
     chosen = policy(scaleDownAfterSeconds=60)
     record = decide_replicas(chosen, [demand("a", elapsed_seconds=5.0)], having(66), at(0)).scaling
     old = [demand("a", elapsed_seconds=105.0), demand("b", samples=16)]
@@ -240,7 +240,7 @@ def test_overlapping_steps_of_several_jobs_give_back_what_none_of_them_asked_for
     assert decide_replicas(chosen, new, record, at(100)).replicas == 33
 
 
-def test_a_driver_that_does_not_answer_changes_nothing():
+def test_silent_driver_changes_nothing():
     record, _ = run([UNKNOWN], having(33), FOREVER, policy(), step=50)
     assert record == having(33)
     assert decide_replicas(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), at(60)).replicas == 66, (
@@ -248,16 +248,16 @@ def test_a_driver_that_does_not_answer_changes_nothing():
     )
 
 
-def test_new_bounds_count_at_once():
+def test_new_bounds_apply_immediately():
     assert decide_replicas(policy(maxReplicas=8), [demand()], having(33), NOW).replicas == 8
     assert decide_replicas(policy(minReplicas=40), [UNKNOWN], having(33), NOW).replicas == 40
 
 
-def test_the_times_of_a_clock_that_was_ahead_hold_nothing_up():
+def test_future_timestamps_delay_nothing():
     ahead = having(20).model_copy(update={"last_scale_time": at(86400)})
     assert decide_replicas(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that day to come"
     sinking = ahead.model_copy(update={"below_since": at(86400), "below_peak": 5})
-    record = decide_replicas(policy(), [REST], sinking, at(60)).scaling
+    record = decide_replicas(policy(), [IDLE], sinking, at(60)).scaling
     assert record.below_since == at(60)
 
 
@@ -314,7 +314,7 @@ def walk(chosen, steps):
 
 @given(POLICIES, STEPS)
 @settings(deadline=None)
-def test_replicas_are_never_out_of_bounds_and_equal_worlds_give_equal_decisions(chosen, steps):
+def test_decisions_stay_in_bounds_and_are_deterministic(chosen, steps):
     for found, now, record, decided in walk(chosen, steps):
         assert chosen.autoscaling.min_replicas <= decided.replicas <= chosen.autoscaling.max_replicas
         assert decide_replicas(chosen, found, record, now) == decided
@@ -324,7 +324,7 @@ def test_replicas_are_never_out_of_bounds_and_equal_worlds_give_equal_decisions(
 
 @given(POLICIES, STEPS)
 @settings(deadline=None)
-def test_a_lone_job_never_loses_a_pod_inside_a_step(chosen, steps):
+def test_single_job_never_loses_replicas_within_a_step(chosen, steps):
     for found, _, record, decided in walk(chosen, [(found[:1], pause) for found, pause in steps]):
         if record and found and (found[0].reported is None or found[0].reported.is_open):
             assert decided.replicas >= record.replicas
@@ -332,7 +332,7 @@ def test_a_lone_job_never_loses_a_pod_inside_a_step(chosen, steps):
 
 @given(POLICIES, demands(), COUNTS, st.floats(1, 10))
 @settings(deadline=None)
-def test_more_demand_never_gives_fewer(chosen, found, more, slower):
+def test_more_demand_never_gives_fewer_replicas(chosen, found, more, slower):
     def grown(each):
         if each.reported is None:
             return each
@@ -350,7 +350,7 @@ def test_more_demand_never_gives_fewer(chosen, found, more, slower):
 
 @given(POLICIES, STEPS)
 @settings(deadline=None)
-def test_at_rest_it_comes_to_the_minimum_and_then_writes_nothing(chosen, steps):
+def test_idle_reward_scales_to_the_minimum_and_then_writes_nothing(chosen, steps):
     *_, (_, now, _, decided) = walk(chosen, steps)
     record = decided.scaling
     for _ in range(4):
@@ -363,7 +363,7 @@ def test_at_rest_it_comes_to_the_minimum_and_then_writes_nothing(chosen, steps):
 # ---- around it ----
 
 
-def test_each_change_of_the_replicas_is_told_once():
+def test_each_change_of_replicas_emits_one_event():
     before, after = having(3), having(33, message="wants 33: because")
     [event] = derive_scaling_events(before, after, "reward r")
     assert (event.reason, event.message) == ("ScaledUp", "reward r from 3 to 33 Pods: wants 33: because")
@@ -372,8 +372,8 @@ def test_each_change_of_the_replicas_is_told_once():
     assert derive_scaling_events(None, after, "reward r") == (), "its begin is no change"
 
 
-def test_a_job_without_a_driver_asks_for_nothing_and_one_that_is_silent_is_unknown():
-    assert read_demand("a", None, "r", has_driver=False) == REST
+def test_demand_is_empty_without_driver_and_unknown_if_it_is_silent():
+    assert read_demand("a", None, "r", has_driver=False) == IDLE
     assert read_demand("a", None, "r", has_driver=True) == UNKNOWN
-    told = DriverStatus(demand={"r": said()})
+    told = DriverStatus(demand={"r": reported()})
     assert read_demand("a", told, "r", has_driver=True) == demand()

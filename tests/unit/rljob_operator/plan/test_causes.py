@@ -1,4 +1,4 @@
-"""Each cause of waiting is told apart, names the field to change, and is told once."""
+"""Each cause of waiting is reported apart, names the field to change, and is reported once."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -82,17 +82,17 @@ OF_A_POD = [
         "or see why it is not bound",
     ),
 ]
-"""What a Pod's status says, the cause, and words of its remedy."""
+"""What a Pod's status says, the cause, and text of its remedy."""
 
 
-@pytest.mark.parametrize(("status", "reason", "words"), OF_A_POD)
-def test_a_pods_cause_names_its_remedy(status, reason, words):
+@pytest.mark.parametrize(("status", "reason", "text"), OF_A_POD)
+def test_cause_of_a_pod_names_its_remedy(status, reason, text):
     (cause,) = causes(make_job(), make_pod(**status))
     assert cause.reason == reason
-    assert words in cause.message
+    assert text in cause.message
 
 
-def test_a_pool_that_no_node_is_in_is_named_by_its_labels_and_without_the_talk_of_preemption():
+def test_unschedulable_cause_names_node_labels_without_preemption_details():
     pod = make_pod(spec={"nodeSelector": {"pool": "h100", "arch": "x"}}, conditions=unscheduled(NO_NODE + PREEMPTION))
     (cause,) = causes(make_job(), pod)
     assert "(it requires nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.message
@@ -101,7 +101,7 @@ def test_a_pool_that_no_node_is_in_is_named_by_its_labels_and_without_the_talk_o
     assert "it requires" not in other.message, "its labels are not what is wrong"
 
 
-def test_an_unbound_claim_is_named():
+def test_unbound_claim_is_named():
     claim = {"name": "run", "persistentVolumeClaim": {"claimName": "runs"}}
     pod = make_pod(
         spec={"volumes": [claim]}, conditions=unscheduled("pod has unbound immediate PersistentVolumeClaims")
@@ -109,7 +109,7 @@ def test_an_unbound_claim_is_named():
     assert "(its claims: runs)" in causes(make_job(), pod)[0].message
 
 
-def test_a_pod_that_is_ready_has_no_cause_whatever_befell_it_before():
+def test_ready_pod_has_no_cause():
     assert causes(make_job(), make_pod(conditions=[{"type": "Ready", "status": "True"}], **OUT_OF_MEMORY)) == []
 
 
@@ -142,7 +142,7 @@ OF_A_WORKLOAD = [
 
 
 @pytest.mark.parametrize(("about", "message", "reason", "path"), OF_A_WORKLOAD)
-def test_a_refused_pod_names_the_field_and_no_pod_that_comes_and_goes(about, message, reason, path):
+def test_rejected_pod_names_the_field_and_no_generated_name(about, message, reason, path):
     first, second = (
         causes(make_job(), warnings=(failed_create(about, message.format(pod=f"{about}-{end}")),)) for end in "ab"
     )
@@ -151,18 +151,18 @@ def test_a_refused_pod_names_the_field_and_no_pod_that_comes_and_goes(about, mes
     assert path in first[0].message
 
 
-def test_a_quota_says_what_it_has_no_room_for_or_what_it_asks_for():
-    words = {
+def test_quota_cause_names_the_resources():
+    text = {
         reason: causes(make_job(), warnings=(failed_create(about, message),))[0].message
         for about, message, reason, _ in OF_A_WORKLOAD
     }
-    assert "exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota" in words["QuotaExceeded"]
+    assert "exceeds quota team with requests.memory=1Gi; raise the namespace's ResourceQuota" in text["QuotaExceeded"]
     assert (
-        "quota team requires limits.cpu, requests.cpu; set them in spec.rollout.resources" in words["QuotaUnspecified"]
+        "quota team requires limits.cpu, requests.cpu; set them in spec.rollout.resources" in text["QuotaUnspecified"]
     )
 
 
-def test_what_a_deployment_says_of_its_replicas_counts_before_older_events():
+def test_deployment_condition_counts_before_older_events():
     failing = {"type": "ReplicaFailure", "status": "True", "message": FULL}
     owner = [{"uid": "u1", "controller": True}]
     child = {
@@ -175,7 +175,7 @@ def test_what_a_deployment_says_of_its_replicas_counts_before_older_events():
     assert [cause.reason for cause in found] == ["QuotaExceeded"]
 
 
-def test_pods_that_exist_are_not_refused_any_more():
+def test_existing_pods_have_no_rejection():
     pods = [make_pod(role) for role in ("head", "trainer", "rollout")]
     warning = failed_create("gsm8k-rollout-7d9f", f"Error creating: {FULL}")
     assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives what it tells of"
@@ -188,7 +188,7 @@ def orphan(uid="earlier", **metadata):
     return pod | {"metadata": pod["metadata"] | {"name": "gsm8k-trainer-0", "ownerReferences": [owner]} | metadata}
 
 
-def look_at_trainers(pod, seconds):
+def plan_with_trainer_pod(pod, seconds):
     """A plan so long after the StatefulSet was made."""
     created = (NOW - timedelta(seconds=seconds)).isoformat()
     owners = [{"uid": "u1", "controller": True}]
@@ -201,11 +201,11 @@ def look_at_trainers(pod, seconds):
 
 
 @pytest.mark.parametrize("pod", [orphan(), orphan(ownerReferences=[], labels={"rljob.dev/job": "gsm8k"})])
-def test_a_pod_that_has_a_trainers_name_is_told_with_the_command_that_removes_it(pod):
-    made = look_at_trainers(pod, 61)
+def test_pod_with_a_trainers_name_is_reported_with_the_delete_command(pod):
+    made = plan_with_trainer_pod(pod, 61)
     (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
-    words = "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; if it is not needed: kubectl delete pod -n default"
-    assert event.message == f"{words} gsm8k-trainer-0"
+    text = "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; if it is not needed: kubectl delete pod -n default"
+    assert event.message == f"{text} gsm8k-trainer-0"
     running = conditions.find(made.status, conditions.RUNNING)
     assert (running.status, running.reason) == ("False", "PodNameTaken")
     assert event.message in running.message
@@ -221,14 +221,14 @@ def test_a_pod_that_has_a_trainers_name_is_told_with_the_command_that_removes_it
         (orphan(name="gsm8k-trainer-7"), 61),
     ],
 )
-def test_a_pod_that_is_going_or_adopted_or_in_nobodys_way_is_not_told(pod, seconds):
-    made = look_at_trainers(pod, seconds)
+def test_deleted_adopted_or_unrelated_pod_is_not_reported(pod, seconds):
+    made = plan_with_trainer_pod(pod, seconds)
     assert [event for event in made.events if event.reason == "PodNameTaken"] == []
     if seconds < 60:
         assert made.valid_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
+def test_failed_mount_is_reported_while_the_pod_waits():
     message = 'MountVolume.SetUp failed for volume "config" : configmap "mine" not found'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
     (cause,) = causes(make_job(), make_pod(), warnings=(warning,))
@@ -238,7 +238,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_while_its_pod_waits():
     assert causes(make_job(), ready, warnings=(warning,)) == []
 
 
-def test_a_kubelet_that_is_slow_to_read_a_config_map_is_no_cause():
+def test_slow_kubelet_is_not_a_cause():
     message = 'MountVolume.SetUp failed for volume "config" : failed to sync configmap cache: timed out waiting for x'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
     assert causes(make_job(), make_pod(), warnings=(warning,)) == [], "there is nothing to create"
@@ -254,12 +254,12 @@ def make_model(reason=None, **spec):
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [(None, False), ("WaitingForPods", False), ("FunctionFailed", True), ("NoReplicas", True)]
+    ("reason", "reported"), [(None, False), ("WaitingForPods", False), ("FunctionFailed", True), ("NoReplicas", True)]
 )
-def test_a_reward_model_that_needs_help_is_told_to_the_jobs_that_use_it(reason, told):
+def test_unready_reward_model_is_reported_to_its_jobs(reason, reported):
     found = causes(make_job(rewards=SHARED), reward_models={"judge": make_model(reason)})
-    assert [cause.reason for cause in found] == (["RewardModelNotReady"] if told else [])
-    if told:
+    assert [cause.reason for cause in found] == (["RewardModelNotReady"] if reported else [])
+    if reported:
         assert f"reward style: RewardModel judge is not ready ({reason})" in found[0].message
         assert "spec.rewards[0].rewardModelRef" in found[0].message
 
@@ -278,7 +278,7 @@ def model_plan(pod, model=None):
     return plan_reward_model(model or make_model(), ObservedState(pods=(pod,)), NOW, new_token=lambda: "t")
 
 
-def test_a_reward_models_function_that_raises_on_import_is_told_in_its_own_words():
+def test_model_reports_the_error_of_a_function_that_fails_on_import():
     made = model_plan(make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")))
     (event,) = made.events
     assert (event.type, event.reason) == ("Warning", "FunctionFailed")
@@ -290,10 +290,10 @@ def test_a_reward_models_function_that_raises_on_import_is_told_in_its_own_words
         make_model_pod(**crashed(78, "error: function.py:3: RuntimeError: no corpus")),
         make_model().model_copy(update={"status": made.status}),
     )
-    assert again.events == (), "told once"
+    assert again.events == (), "reported once"
 
 
-def test_a_reward_models_pods_have_the_causes_of_a_jobs():
+def test_model_pods_have_the_same_causes_as_job_pods():
     made = model_plan(make_model_pod(**waiting("ImagePullBackOff", image="there/is:none")))
     assert [event.reason for event in made.events] == ["ImagePull"]
     assert "correct spec.image" in made.events[0].message
@@ -301,17 +301,17 @@ def test_a_reward_models_pods_have_the_causes_of_a_jobs():
     assert "compare spec.nodePool" in made.events[0].message
 
 
-def test_a_new_reward_model_whose_pods_start_is_no_warning():
+def test_new_model_emits_no_warning_while_its_pods_start():
     assert model_plan(make_model_pod()).events == ()
 
 
-def test_every_remedy_is_tried_here():
+def test_every_remedy_is_tested():
     tried = {reason for _, reason, _ in OF_A_POD} | {reason for _, _, reason, _ in OF_A_WORKLOAD}
     others = {"PodNameTaken", "FailedMount", "RewardModelMissing", "RewardModelNotReady", "FunctionFailed"}
     assert tried | others == set(REMEDIES)
 
 
-def test_a_quota_is_named_without_the_pods_that_come_and_go():
+def test_quota_cause_is_stable_between_pods():
     def warning(pod, used):
         message = f'Error creating: pods "{pod}" is forbidden: exceeded quota: q, requested: cpu=1, used: cpu={used}'
         return {"reason": "FailedCreate", "message": message, "involvedObject": {"name": "gsm8k-rollout-7d9f"}}
@@ -322,7 +322,7 @@ def test_a_quota_is_named_without_the_pods_that_come_and_go():
     assert "exceeds quota q with cpu=1" in first[0].message
 
 
-def test_a_missing_reward_model_is_told_once_and_in_the_condition():
+def test_missing_reward_model_is_reported_once_and_in_the_condition():
     job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
     made = plan_job(job, ObservedState(), NOW, new_token=lambda: "t")
     assert [event.reason for event in made.events] == ["RewardModelMissing"]
@@ -331,7 +331,7 @@ def test_a_missing_reward_model_is_told_once_and_in_the_condition():
     assert plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events == ()
 
 
-def test_two_roles_on_one_node_break_the_isolation_that_one_asked_for():
+def test_shared_node_breaks_required_isolation():
     job = make_job(rollout={"nodePool": {"exclusive": True}})
     trainer, rollout = make_pod("trainer", "n1"), make_pod("rollout", "n1")
     assert evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, rollout))).roles)[0] is False
@@ -342,7 +342,7 @@ def test_two_roles_on_one_node_break_the_isolation_that_one_asked_for():
     assert evaluate_isolation(observe_job(make_job(), ObservedState(pods=(trainer, rollout))).roles) is None
 
 
-def test_a_name_conflict_stays_until_the_object_goes():
+def test_name_conflict_stays_until_the_object_is_deleted():
     job = make_job()
     made = plan_job(job, ObservedState(), NOW, new_token=lambda: "t")
     taken = conditions.set_name_conflict(made.status, ["Service gsm8k-head"], NOW)
@@ -354,7 +354,7 @@ def test_a_name_conflict_stays_until_the_object_goes():
     assert not conditions.is_true(conditions.set_name_conflict(again, [], NOW), "NameConflict")
 
 
-def test_causes_are_told_once_however_much_there_is_to_say_of_the_pods():
+def test_causes_survive_the_message_limit_and_emit_one_event():
     job = make_job(trainer={"replicas": 4}, rollout={"replicas": 4})
     pods = [make_pod(role, conditions=unscheduled(NO_ROOM * 2)) for role in ("head", *["trainer", "rollout"] * 4)]
     pods = tuple(pod | {"metadata": pod["metadata"] | {"name": f"pod-{i}"}} for i, pod in enumerate(pods))
@@ -367,13 +367,13 @@ def test_causes_are_told_once_however_much_there_is_to_say_of_the_pods():
     assert plan_job(job, ObservedState(pods=pods), NOW, new_token=lambda: "t").events == ()
 
 
-def test_what_a_name_that_is_not_free_hides_is_told_when_it_is_free():
+def test_cause_hidden_by_a_blocked_name_is_reported_when_it_is_free():
     job = make_job(rewards=[{"name": "style", "rewardModelRef": {"name": "judge"}}])
     earlier = {"kind": "Secret", "metadata": {"name": "gsm8k-token", "ownerReferences": [{"uid": "u0"}]}}
     blocked = ObservedState(children={ChildKey("Secret", "gsm8k-token"): earlier})
     for _ in range(2):
         made = plan_job(job, blocked, NOW, new_token=lambda: "t")
-        assert made.events == (), "no condition names it, so it would be told in each look, which is each second"
+        assert made.events == (), "no condition names it, so it would be reported in each look, which is each second"
         job.status = made.status
     assert [e.reason for e in plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events] == [
         "RewardModelMissing"

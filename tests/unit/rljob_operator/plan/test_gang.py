@@ -49,13 +49,13 @@ def make_pods(stage, roles=ROLES):
     return {f"{r}-{i}": make_pod(r, i, stage) for r, n in roles.items() for i in range(n)}
 
 
-class World:
+class JobSimulation:
     """A job whose plan is applied to the objects that are there."""
 
     def __init__(self, job):
         self.job, self.now, self.children, self.pods = job, START, {}, {}
 
-    def look(self, seconds=1):
+    def reconcile(self, seconds=1):
         self.now += timedelta(seconds=seconds)
         made = plan_job(
             self.job, ObservedState(self.children, tuple(self.pods.values())), self.now, new_token=lambda: "t"
@@ -76,69 +76,71 @@ class World:
         return conditions.find(self.job.status, "Queued")
 
 
-def has_workloads(world):
-    return any(key.kind in WORKLOAD_KINDS for key in world.children)
+def has_workloads(simulation):
+    return any(key.kind in WORKLOAD_KINDS for key in simulation.children)
 
 
 def test_gates_open_only_when_all_pods_exist():
-    world = World(make_job())
-    world.look()
-    world.pods = make_pods("gated", ROLES | {"rollout": 1})
-    made = world.look()
-    assert (made.ungate, world.job.status.phase) == ((), "Queued")
-    assert world.queued().message == "4 of 5 Pods exist"
-    world.pods = make_pods("gated")
-    assert len(world.look().ungate) == 5
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.pods = make_pods("gated", ROLES | {"rollout": 1})
+    made = simulation.reconcile()
+    assert (made.ungate, simulation.job.status.phase) == ((), "Queued")
+    assert simulation.queued().message == "4 of 5 Pods exist"
+    simulation.pods = make_pods("gated")
+    assert len(simulation.reconcile().ungate) == 5
 
 
-def test_a_job_that_is_not_whole_in_time_gives_its_nodes_back_and_tries_again():
-    world = World(make_job())
-    world.look()
-    world.pods = make_pods("placed", ROLES | {"rollout": 1})
-    world.look(99)
-    assert has_workloads(world)
-    made = world.look(1)
-    assert not has_workloads(world), "half a job holds no nodes"
-    assert (world.queued().reason, world.job.status.phase) == ("TimedOut", "Queued")
+def test_incomplete_gang_releases_its_nodes_and_retries():
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.pods = make_pods("placed", ROLES | {"rollout": 1})
+    simulation.reconcile(99)
+    assert has_workloads(simulation)
+    made = simulation.reconcile(1)
+    assert not has_workloads(simulation), "half a job holds no nodes"
+    assert (simulation.queued().reason, simulation.job.status.phase) == ("TimedOut", "Queued")
     assert made.requeue_after_seconds <= 50
-    world.look()  # the Pods are gone, and the words about them change
-    world.look()
-    assert world.writes == 0, "nothing to write while it rests"
-    world.look(48)
-    assert has_workloads(world)
-    assert world.queued().reason == "WaitingForPods"
+    simulation.reconcile()  # the Pods are gone, and the words about them change
+    simulation.reconcile()
+    assert simulation.writes == 0, "nothing to write while it rests"
+    simulation.reconcile(48)
+    assert has_workloads(simulation)
+    assert simulation.queued().reason == "WaitingForPods"
 
 
-def test_a_replaced_pod_of_a_running_job_starts_at_once():
-    world = World(make_job())
-    world.look()
-    world.pods = make_pods("ready")
-    world.look()
-    assert world.job.status.phase == "Running"
-    assert world.queued().status == "False"
-    world.pods["rollout-1"] = make_pod("rollout", 1, "gated")
-    del world.pods["reward-0"]
-    assert world.look(1000).ungate == ("rollout-1",)
-    assert has_workloads(world), "the time-out is for a start alone"
+def test_replacement_pod_of_a_running_job_starts_at_once():
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.pods = make_pods("ready")
+    simulation.reconcile()
+    assert simulation.job.status.phase == "Running"
+    assert simulation.queued().status == "False"
+    simulation.pods["rollout-1"] = make_pod("rollout", 1, "gated")
+    del simulation.pods["reward-0"]
+    assert simulation.reconcile(1000).ungate == ("rollout-1",)
+    assert has_workloads(simulation), "the time-out is for a start alone"
 
 
-def test_a_rest_that_a_clock_far_ahead_has_written_is_over():
-    world = World(make_job())
-    world.job.status.not_before = START + timedelta(days=1)
-    world.look()
-    assert has_workloads(world)
+def test_backoff_written_by_a_clock_far_ahead_is_ignored():
+    simulation = JobSimulation(make_job())
+    simulation.job.status.not_before = START + timedelta(days=1)
+    simulation.reconcile()
+    assert has_workloads(simulation)
 
 
 @pytest.mark.parametrize("later", ["none", "volcano", "coscheduling", "kueue"])
-def test_another_gang_rolls_no_running_pod(later):
-    world = World(make_job())
-    world.look()
-    world.pods = make_pods("ready")
-    world.look()
-    before = {key: c["spec"]["template"] for key, c in world.children.items() if key.kind in WORKLOAD_KINDS}
-    world.job.spec.scheduling = make_job(later, **({"queue": "q"} if later == "kueue" else {})).spec.scheduling
-    world.look()
-    assert before == {key: c["spec"]["template"] for key, c in world.children.items() if key.kind in WORKLOAD_KINDS}
+def test_changed_gang_restarts_no_running_pod(later):
+    simulation = JobSimulation(make_job())
+    simulation.reconcile()
+    simulation.pods = make_pods("ready")
+    simulation.reconcile()
+    before = {key: c["spec"]["template"] for key, c in simulation.children.items() if key.kind in WORKLOAD_KINDS}
+    simulation.job.spec.scheduling = make_job(later, **({"queue": "q"} if later == "kueue" else {})).spec.scheduling
+    simulation.reconcile()
+    assert before == {
+        key: c["spec"]["template"] for key, c in simulation.children.items() if key.kind in WORKLOAD_KINDS
+    }
 
 
 @pytest.mark.parametrize(
@@ -161,8 +163,8 @@ def test_another_gang_rolls_no_running_pod(later):
         ),
     ],
 )
-def test_each_scheduler_gets_the_group_that_it_reads(gang, labels, annotations, scheduler, group):
-    made = World(make_job(gang, **({"queue": "q"} if gang != "coscheduling" else {}))).look()
+def test_each_scheduler_gets_its_group(gang, labels, annotations, scheduler, group):
+    made = JobSimulation(make_job(gang, **({"queue": "q"} if gang != "coscheduling" else {}))).reconcile()
     for child in made.children:
         if child["kind"] in WORKLOAD_KINDS:
             template = child["spec"]["template"]
@@ -174,33 +176,33 @@ def test_each_scheduler_gets_the_group_that_it_reads(gang, labels, annotations, 
     assert groups == ([(group, 5)] if group else [])
 
 
-def test_kueue_without_a_queue_is_refused_with_the_remedy():
+def test_kueue_without_queue_is_rejected():
     assert find_problems(make_job("kueue")) == [
         "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
     ]
     assert len(find_problems(make_job("gates", queue="q"))) == 1
 
 
-def test_a_job_that_waits_in_kueues_queue_keeps_its_place_however_long_it_takes():
-    world = World(make_job("kueue", queue="research"))
-    world.look()
-    world.pods = make_pods("pending")
-    for pod in world.pods.values():
+def test_wait_for_kueue_quota_never_times_out():
+    simulation = JobSimulation(make_job("kueue", queue="research"))
+    simulation.reconcile()
+    simulation.pods = make_pods("pending")
+    for pod in simulation.pods.values():
         pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
-    world.look()
-    world.look(100_000)
-    assert has_workloads(world), "the time-out is for nodes, not for quota"
-    assert (world.queued().status, world.queued().reason) == ("True", "WaitingForQuota")
-    assert "queue research has not admitted the job" in world.queued().message
-    world.pods = make_pods("pending")
-    world.look()
-    world.look(99)
-    assert world.queued().reason == "WaitingForNodes"
-    world.look(1)
-    assert not has_workloads(world), "admitted, the group must find its nodes in time"
+    simulation.reconcile()
+    simulation.reconcile(100_000)
+    assert has_workloads(simulation), "the time-out is for nodes, not for quota"
+    assert (simulation.queued().status, simulation.queued().reason) == ("True", "WaitingForQuota")
+    assert "queue research has not admitted the job" in simulation.queued().message
+    simulation.pods = make_pods("pending")
+    simulation.reconcile()
+    simulation.reconcile(99)
+    assert simulation.queued().reason == "WaitingForNodes"
+    simulation.reconcile(1)
+    assert not has_workloads(simulation), "admitted, the group must find its nodes in time"
 
 
-STAGES = st.sampled_from(["gone", "gated", "pending", "placed", "ready"])
+STAGES = st.sampled_from(["missing", "gated", "pending", "placed", "ready"])
 
 
 @settings(max_examples=40, deadline=None)
@@ -208,16 +210,18 @@ STAGES = st.sampled_from(["gone", "gated", "pending", "placed", "ready"])
     st.sampled_from(["none", "gates", "volcano"]),
     st.lists(st.tuples(st.lists(STAGES, min_size=5, max_size=5), st.integers(1, 120)), min_size=1, max_size=5),
 )
-def test_in_any_world_a_second_look_writes_nothing_and_no_gate_opens_early(gang, history):
-    world = World(make_job(gang))
+def test_repeated_reconcile_writes_nothing_and_no_gate_opens_early(gang, history):
+    simulation = JobSimulation(make_job(gang))
     names = [(r, i) for r, n in ROLES.items() for i in range(n)]
     for stages, seconds in history:
-        if has_workloads(world):
-            world.pods = {f"{r}-{i}": make_pod(r, i, s) for (r, i), s in zip(names, stages, strict=True) if s != "gone"}
-        was_up = world.job.status.phase in ("Running", "Restarting")
-        missing = len(world.pods) < 5
-        made = world.look(seconds)
-        assert not (gang == "gates" and missing and not was_up and made.ungate)
+        if has_workloads(simulation):
+            simulation.pods = {
+                f"{r}-{i}": make_pod(r, i, s) for (r, i), s in zip(names, stages, strict=True) if s != "missing"
+            }
+        was_running = simulation.job.status.phase in ("Running", "Restarting")
+        missing = len(simulation.pods) < 5
+        made = simulation.reconcile(seconds)
+        assert not (gang == "gates" and missing and not was_running and made.ungate)
         for _ in range(3):
-            world.look(0)
-        assert world.writes == 0
+            simulation.reconcile(0)
+        assert simulation.writes == 0

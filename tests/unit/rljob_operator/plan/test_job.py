@@ -1,4 +1,4 @@
-"""Golden files: a job (and what was observed) in, its children and the plan's other words out."""
+"""Golden files: a job (and what was observed) in, its children and the plan's other text out."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -61,9 +61,9 @@ def hashes(job):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_job_gives_exactly_these_children_and_this_status(case, golden):
+def test_plan_matches_the_golden_files(case, golden):
     made = make_plan(load(case), load_observed(case))
-    words = {
+    text = {
         "delete": [f"{kind} {name}" for kind, name in made.delete],
         "events": [f"{event.type} {event.reason}: {event.message}" for event in made.events],
         "requeueAfterSeconds": made.requeue_after_seconds,
@@ -71,10 +71,10 @@ def test_a_job_gives_exactly_these_children_and_this_status(case, golden):
         "status": made.status.to_manifest(),
     }
     golden(DATA / case / "children.yaml", "---\n".join(to_yaml(child) for child in made.children))
-    golden(DATA / case / "plan.yaml", to_yaml(words))
+    golden(DATA / case / "plan.yaml", to_yaml(text))
 
 
-def test_the_job_file_in_the_configmap_reads_back_as_the_same_spec_with_explicit_nulls():
+def test_job_file_reads_back_as_the_same_spec_with_explicit_nulls():
     job = load("full")
     config = next(c for c in children_of(job).values() if c["metadata"]["name"] == "full-config")
     read = RLJob.model_validate(yaml.safe_load(config["data"]["job.yaml"]))
@@ -82,7 +82,7 @@ def test_the_job_file_in_the_configmap_reads_back_as_the_same_spec_with_explicit
     assert read.spec.algorithm.optimizer.max_grad_norm is None, "null means no clipping, not the default"
 
 
-def test_the_configmap_does_not_change_with_what_the_api_server_writes():
+def test_children_ignore_metadata_that_the_api_server_writes():
     job = load("smallest")
     later = job.model_copy(deep=True)
     later.metadata.generation, later.status.phase = 9, "Running"
@@ -91,7 +91,7 @@ def test_the_configmap_does_not_change_with_what_the_api_server_writes():
 
 
 @pytest.mark.parametrize("case", ["smallest", "full"])
-def test_every_child_carries_the_job_its_owner_and_a_selector_that_its_pods_match(case):
+def test_every_child_has_labels_owner_and_a_matching_selector(case):
     job = load(case)
     for key, child in children_of(job).items():
         assert child["metadata"]["labels"][LABEL_JOB] == job.metadata.name, key
@@ -124,12 +124,12 @@ def test_every_child_carries_the_job_its_owner_and_a_selector_that_its_pods_matc
         ("model.revision", "v2", {"full-head", "full-trainer", "full-rollout"}),
     ],
 )
-def test_a_change_rolls_the_roles_that_read_it_and_no_other(path, value, rolls):
+def test_changed_field_restarts_only_the_roles_that_read_it(path, value, rolls):
     before, after = hashes(load("full")), hashes(changed(load("full"), path, value))
     assert {name for name in before if before[name] != after[name]} == rolls
 
 
-def test_the_token_of_a_job_is_kept_and_only_a_new_job_gets_one():
+def test_existing_token_is_kept():
     job = load("smallest")
     stored = ObservedState(children=children_of(job))
     again = plan_job(job, stored, NOW, new_token=lambda: pytest.fail("a new token under running Pods"))
@@ -148,7 +148,7 @@ def with_model(observed, name, **changes):
     return replace(observed, reward_models=observed.reward_models | {name: changed_model})
 
 
-def test_the_head_begins_anew_with_a_model_that_was_made_anew_and_not_with_its_replicas():
+def test_head_restarts_for_a_recreated_model_but_not_for_its_replicas():
     job, observed = load("reward-models"), load_observed("reward-models")
     before = head_of(job, observed)
     assert head_of(job, with_model(observed, "math", spec={"replicas": 7, "slots": 3})) == before
@@ -157,18 +157,18 @@ def test_the_head_begins_anew_with_a_model_that_was_made_anew_and_not_with_its_r
     assert head_of(job, with_model(observed, "judge", spec=url)) != before
 
 
-def test_a_running_head_is_left_as_it_is_while_a_model_is_missing():
+def test_running_head_is_unchanged_while_a_model_is_missing():
     job, observed = load("reward-models"), load_observed("reward-models")
     running = replace(observed, children={key_of(c): c for c in make_plan(job, observed).children}, reward_models={})
     made = make_plan(job, running)
     held = {("Job", "gsm8k-head"), ("NetworkPolicy", "gsm8k-head"), ("ConfigMap", "gsm8k-config")}
     assert not held & {key_of(child) for child in made.children}
     assert made.delete == ()
-    said = next(c for c in made.status.conditions if c.type == "Running")
-    assert "RewardModel math does not exist" in said.message
+    running = next(c for c in made.status.conditions if c.type == "Running")
+    assert "RewardModel math does not exist" in running.message
 
 
-def test_a_job_whose_model_appears_gets_its_pods():
+def test_job_gets_pods_when_its_model_appears():
     job, missing = load("reward-model-missing"), load_observed("reward-model-missing")
     first = make_plan(job, missing)
     assert not {child["kind"] for child in first.children} & set(WORKLOAD_KINDS)
@@ -177,36 +177,36 @@ def test_a_job_whose_model_appears_gets_its_pods():
     assert {"Job", "StatefulSet", "Deployment"} <= {child["kind"] for child in second.children}
 
 
-def test_two_new_jobs_never_share_a_token():
+def test_new_jobs_have_different_tokens():
     first, second = (render_children(load("smallest"))[0]["data"] for _ in range(2))
     assert first != second
 
 
-def test_rendering_a_job_that_cannot_be_built_names_every_problem():
+def test_render_reports_every_problem():
     with pytest.raises(UserError) as error:
         render_children(load("invalid"))
     assert len(str(error.value).splitlines()) == 4
 
 
-def test_a_job_without_uid_renders_children_without_owner():
+def test_render_without_uid_gives_children_without_owner():
     job = load("smallest")
     job.metadata.uid = ""
     assert all("ownerReferences" not in child["metadata"] for child in render_children(job))
 
 
-def test_a_job_of_another_controller_is_left_alone():
+def test_job_managed_by_another_controller_is_left_alone():
     job = changed(load("smallest"), "managedBy", "kueue.x-k8s.io/multikueue")
     made = make_plan(job, ObservedState(children=children_of(load("smallest"))))
     assert (made.children, made.delete, made.status, made.events) == ((), (), job.status, ())
 
 
-def test_a_job_under_deletion_is_left_to_the_garbage_collector():
+def test_job_being_deleted_is_left_to_the_garbage_collector():
     manifest = load("smallest").model_dump(mode="json", by_alias=True)
     manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert make_plan(RLJob.model_validate(manifest)).children == ()
 
 
-def test_a_removed_reward_loses_all_its_children_and_nobody_elses_are_touched():
+def test_removed_reward_loses_only_its_own_children():
     full = load("full")
     fewer = changed(full, "rewards", [full.spec.rewards[0].model_dump(mode="json", by_alias=True)])
     made = make_plan(fewer, ObservedState(children=children_of(full)))
@@ -217,7 +217,7 @@ def test_a_removed_reward_loses_all_its_children_and_nobody_elses_are_touched():
     } | {"Job full-head"}, "the driver reads the rewards, so its Job is replaced"
 
 
-def test_a_head_whose_configuration_changed_is_deleted_first_and_made_anew_after():
+def test_head_with_changed_configuration_is_deleted_then_recreated():
     job = load("smallest")
     stored = children_of(job)
     newer = changed(job, "algorithm.clipHigh", 0.28)
@@ -228,7 +228,7 @@ def test_a_head_whose_configuration_changed_is_deleted_first_and_made_anew_after
     assert ("Job", "gsm8k-head") in {key_of(c) for c in make_plan(newer, ObservedState(children=without)).children}
 
 
-def test_a_new_operators_other_template_restarts_no_running_head():
+def test_operator_upgrade_restarts_no_running_head():
     job = load("smallest")
     stored = children_of(job)
     old = stored[("Job", "gsm8k-head")]
@@ -244,7 +244,7 @@ def children_of_earlier(job):
     return children_of(earlier)
 
 
-def test_children_of_an_earlier_job_of_the_same_name_are_deleted_and_waited_for():
+def test_children_of_an_earlier_job_are_deleted_and_block_the_new_one():
     job = load("smallest")
     stored = children_of_earlier(job)
     stored[("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
@@ -257,7 +257,7 @@ def test_children_of_an_earlier_job_of_the_same_name_are_deleted_and_waited_for(
 
 
 @pytest.mark.parametrize("spec", [{"suspend": True}, {"trainer": {"gpusPerReplica": 0, "template": {"spec": 1}}}])
-def test_children_of_an_earlier_job_go_whatever_becomes_of_the_new_one(spec):
+def test_children_of_an_earlier_job_are_deleted_in_every_state(spec):
     job = load("smallest")
     for path, value in spec.items():
         job = changed(job, path, value)
@@ -265,7 +265,7 @@ def test_children_of_an_earlier_job_go_whatever_becomes_of_the_new_one(spec):
     assert set(make_plan(job, ObservedState(children=stored)).delete) >= set(stored)
 
 
-def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
+def test_terminating_children_of_an_earlier_job_are_not_deleted_again():
     job = load("smallest")
     stored = children_of_earlier(job)
     for child in stored.values():
@@ -284,7 +284,7 @@ def test_children_of_an_earlier_job_that_go_already_are_not_deleted_again():
         {"reference": {"controller": False}},
     ],
 )
-def test_an_object_of_that_name_that_no_earlier_job_controls_is_never_deleted(change):
+def test_foreign_object_is_never_deleted(change):
     job = load("smallest")
     stored = children_of_earlier(job)
     metadata = stored[("ConfigMap", "gsm8k-config")]["metadata"]
@@ -296,7 +296,7 @@ def test_an_object_of_that_name_that_no_earlier_job_controls_is_never_deleted(ch
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one_up(earlier):
+def test_pods_of_an_earlier_job_are_ignored(earlier):
     job = load("smallest")
     head = children_of_earlier(job)[("Job", "gsm8k-head")]["spec"]["template"]
     if not earlier:
@@ -308,7 +308,7 @@ def test_pods_that_an_earlier_job_left_behind_neither_count_nor_hold_the_new_one
     assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"
 
 
-def test_a_job_whose_file_no_configmap_holds_is_invalid_and_says_how_to_make_it_smaller():
+def test_job_file_above_the_configmap_limit_is_invalid():
     source = "def compute_score(): ...\n" + "# text\n" * 30_000
     rewards = [{"name": f"r{index}", "function": {"inline": source}} for index in range(5)]
     job = changed(load("smallest"), "rewards", rewards)

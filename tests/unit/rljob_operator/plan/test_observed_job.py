@@ -21,7 +21,7 @@ from tests.paths import ROOT
         ('Traceback (most recent call last):\n  File "x"\nValueError: no\n', "ValueError: no"),
     ],
 )
-def test_the_words_that_help_are_found_in_a_message_a_log_or_a_traceback(message, said):
+def test_error_is_extracted_from_message_log_or_traceback(message, said):
     assert extract_error_message(message) == said
 
 

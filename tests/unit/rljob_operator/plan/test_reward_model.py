@@ -34,7 +34,7 @@ def holds(status):
     return {condition.type: (condition.status, condition.reason) for condition in status.conditions}
 
 
-def test_a_function_has_all_its_children_owned_and_labelled():
+def test_function_model_has_all_children_with_owner_and_labels():
     children = plan_reward_model(make_model(), ObservedState(), NOW).children
     kinds = ["Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
     assert [child["kind"] for child in children] == kinds
@@ -42,7 +42,7 @@ def test_a_function_has_all_its_children_owned_and_labelled():
     assert {child["metadata"]["ownerReferences"][0]["kind"] for child in children} == {"RewardModel"}
 
 
-def test_the_token_is_made_once_and_kept():
+def test_token_is_kept():
     model = make_model()
     first = make_observed(model, 2)
     again = plan_reward_model(model, first, NOW, new_token=lambda: "another")
@@ -50,7 +50,7 @@ def test_the_token_is_made_once_and_kept():
     assert secret["data"] == first.children[ChildKey("Secret", "judge-rewardmodel")]["data"]
 
 
-def test_some_ready_pods_serve_but_are_degraded():
+def test_model_with_some_ready_pods_serves_and_is_degraded():
     status = plan_reward_model(make_model(), make_observed(make_model(), 1), NOW).status
     assert holds(status) == {
         "Ready": ("True", "Serving"),
@@ -61,13 +61,13 @@ def test_some_ready_pods_serve_but_are_degraded():
     assert (status.replicas, status.ready_replicas, status.observed_generation) == (2, 1, 3)
 
 
-def test_an_http_model_is_ready_and_takes_back_the_children_it_had():
+def test_http_model_is_ready_and_deletes_earlier_children():
     wanted = plan_reward_model(make_model({"http": {"url": "http://x"}}), make_observed(make_model(), 2), NOW)
     assert (wanted.children, len(wanted.delete)) == ((), 6)
     assert holds(wanted.status)["Ready"] == ("True", "External")
 
 
-def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
+def test_model_pods_equal_job_reward_pods_except_names_labels_and_token():
     job = RLJob.model_validate(yaml.safe_load((DATA / "smallest" / "job.yaml").read_text()))
     reward = job.spec.rewards[0]
     model = make_model({"function": reward.function.to_manifest()})
@@ -90,7 +90,7 @@ def test_its_pods_are_a_jobs_reward_pods_but_for_names_labels_and_token():
         ({"requirements": ["math-verify"]}, [{"ports": [{"protocol": "TCP", "port": p} for p in (443, 8000)]}]),
     ],
 )
-def test_its_policy_lets_out_what_the_function_may_reach_and_monitoring_in(function, egress):
+def test_network_policy_allows_function_egress_and_monitoring(function, egress):
     function = FUNCTION["function"] | function
     model = make_model({"function": function, "env": {"UV_INDEX_URL": "http://index:8000/simple"}})
     policy = next(c for c in plan_reward_model(model, ObservedState(), NOW).children if c["kind"] == "NetworkPolicy")
@@ -98,7 +98,7 @@ def test_its_policy_lets_out_what_the_function_may_reach_and_monitoring_in(funct
     assert len(policy["spec"]["ingress"]) == 2
 
 
-def test_a_template_that_cannot_be_used_is_said_and_what_runs_is_left_alone():
+def test_invalid_template_is_reported_and_children_stay():
     model = make_model(FUNCTION | {"template": {"spec": {"containers": [{"image": "nameless"}]}}})
     wanted = plan_reward_model(model, make_observed(make_model(), 2), NOW)
     assert (wanted.children, wanted.delete) == ((), ())
@@ -119,7 +119,7 @@ EARLIER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", "name": "j
         ({"deletionTimestamp": "2026-01-02T00:00:00Z"}, False),
     ],
 )
-def test_no_pod_starts_before_an_earlier_secret_is_gone(change, deletes):
+def test_no_pod_starts_before_an_earlier_secret_is_deleted(change, deletes):
     observed = make_observed(make_model(), 0)
     key = ChildKey("Secret", "judge-rewardmodel")
     secret = observed.children[key]

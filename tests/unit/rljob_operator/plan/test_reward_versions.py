@@ -54,7 +54,7 @@ def pod_of(owner, name="p", *, ready=True):
     }
 
 
-def look(owner, *pods, children=(), **observed):
+def reconcile(owner, *pods, children=(), **observed):
     """One look, and the owner as stored after it."""
     make = plan_job if isinstance(owner, RLJob) else plan_reward_model
     known = make(owner, ObservedState(), NOW, new_token=lambda: "t").children
@@ -78,11 +78,11 @@ def condition(status, type_):
         ),
     ],
 )
-def test_an_update_loses_no_capacity_unless_a_queue_counts_the_pods(owner, rolling):
+def test_rolling_update_surges_except_under_kueue(owner, rolling):
     assert deployment_of(owner)["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
 
 
-def test_a_users_template_still_shapes_the_pods_that_are_rolled():
+def test_user_template_applies_to_updated_pods():
     template = {"spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "reward", "image": "mine"}]}}
     spec = deployment_of(make_model(template=template))["spec"]
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 7
@@ -90,7 +90,7 @@ def test_a_users_template_still_shapes_the_pods_that_are_rolled():
     assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_source_and_image_make_a_version_and_nothing_else_does():
+def test_only_source_and_image_change_the_version():
     same = [pod_of(make_job(), name) for name in "abc"]
     same.append(pod_of(make_job(rollout={"replicas": 3}), "d"))
     assert list(count_versions(same).values()) == [4], "what a webhook changes is no version"
@@ -100,50 +100,50 @@ def test_source_and_image_make_a_version_and_nothing_else_does():
     assert len(count_versions([*same, pod_of(make_job(rewards=[resources]), "e")])) == 1
 
 
-def test_a_job_says_while_two_versions_serve_and_tells_the_beginning_and_the_end_once():
+def test_mixed_versions_condition_emits_one_event_at_start_and_end():
     job = make_job()
     old, new = [pod_of(make_job(OLD), name) for name in "ab"], [pod_of(job, name) for name in "cd"]
-    _, job = look(job, *old)
+    _, job = reconcile(job, *old)
     assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "there is nothing to say yet"
-    _, job = look(job, *old, pod_of(make_job(), "c", ready=False))
+    _, job = reconcile(job, *old, pod_of(make_job(), "c", ready=False))
     assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "the new one does not serve"
-    began, job = look(job, *old, new[0])
-    said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
-    assert (said.status, said.reason) == ("True", "MixedVersions")
+    started, job = reconcile(job, *old, new[0])
+    found = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
+    assert (found.status, found.reason) == ("True", "MixedVersions")
     counts = describe_counts(count_versions([*old, new[0]]))
-    assert said.message == f"reward correct: {counts}; each step is scored by one version only"
+    assert found.message == f"reward correct: {counts}; each step is scored by one version only"
     assert "2 " in counts, "of the old one"
-    assert [(e.type, e.reason) for e in began.events if "version" in e.message] == [("Normal", "MixedVersions")]
-    goes_on, job = look(job, old[0], *new)
-    assert [e for e in goes_on.events if "version" in e.message] == [], "told once"
-    ended, job = look(job, *new)
-    said = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
-    assert (said.status, said.reason) == ("False", "SingleVersion")
+    assert [(e.type, e.reason) for e in started.events if "version" in e.message] == [("Normal", "MixedVersions")]
+    continued, job = reconcile(job, old[0], *new)
+    assert [e for e in continued.events if "version" in e.message] == [], "told once"
+    ended, job = reconcile(job, *new)
+    found = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
+    assert (found.status, found.reason) == ("False", "SingleVersion")
     assert [(e.type, e.reason) for e in ended.events if "version" in e.message] == [("Normal", "SingleVersion")]
-    rests, again = look(job, *new)
-    assert (rests.events, again.status) == ((), job.status)
+    idle, again = reconcile(job, *new)
+    assert (idle.events, again.status) == ((), job.status)
 
 
 def with_image(image, **more):
     return make_job(rewards=[{"name": "correct", "function": {"inline": NEW}, "image": image}], **more)
 
 
-def test_versions_that_differ_in_their_image_alone_are_named_by_it():
-    made, _ = look(with_image("mine:1"), pod_of(with_image("mine:1"), "a"), pod_of(with_image("mine:2"), "b"))
+def test_versions_that_differ_only_in_image_are_named_by_it():
+    made, _ = reconcile(with_image("mine:1"), pod_of(with_image("mine:1"), "a"), pod_of(with_image("mine:2"), "b"))
     message = condition(made.status, conditions.REWARD_VERSIONS_MIXED).message
     assert "(mine:1)" in message
     assert "(mine:2)" in message
     assert message.endswith("each step is scored by one version only")
 
 
-def test_a_server_is_told_the_images_that_its_template_ends_with_and_of_the_vllm_beside_it():
+def test_server_env_has_the_images_of_the_merged_template_and_sidecar():
     template = {"spec": {"containers": [{"name": "reward", "image": "mine"}, {"name": "more", "image": "other"}]}}
     model = make_model(function=None, model={"source": "/m", "image": "vllm:1"}, template=template)
     (server,) = (c for c in deployment_of(model)["spec"]["template"]["spec"]["containers"] if c["name"] == "reward")
     assert {"name": ENV_REWARD_IMAGES, "value": "vllm:1 mine"} in server["env"]
 
 
-def test_a_condition_of_the_conflict_stays_the_last_one():
+def test_name_conflict_condition_stays_last():
     """set_name_conflict puts it there: in another place each look would write."""
     status = make_job().status.model_copy(update={"conditions": []})
     built = conditions.build_conditions(
@@ -157,14 +157,14 @@ def test_a_condition_of_the_conflict_stays_the_last_one():
     assert [c.type for c in stored.conditions] == [c.type for c in built]
 
 
-def test_a_model_updates_from_the_change_until_the_last_old_pod_is_gone():
+def test_model_is_updating_until_the_last_old_pod_is_deleted():
     model = make_model()
     old, new = [pod_of(make_model(OLD), name) for name in "ab"], [pod_of(model, name) for name in "cd"]
     seen = []
     for pods in (old, [*old, pod_of(model, "c", ready=False)], [*old, new[0]], [old[0], *new], new, new):
-        made, model = look(model, *pods)
-        said = condition(model.status, "Updating")
-        seen.append((said.status, said.reason, [event.reason for event in made.events if "Pods" in event.message]))
+        made, model = reconcile(model, *pods)
+        found = condition(model.status, "Updating")
+        seen.append((found.status, found.reason, [event.reason for event in made.events if "Pods" in event.message]))
     assert seen == [
         ("True", "RollingOut", ["RollingOut"]),
         ("True", "RollingOut", []),
@@ -175,31 +175,31 @@ def test_a_model_updates_from_the_change_until_the_last_old_pod_is_gone():
     ]
 
 
-def test_pods_on_top_of_an_update_are_no_scaling():
+def test_surge_pods_of_an_update_are_not_scaling():
     model, status = make_model(), {"status": {"replicas": 3, "readyReplicas": 3}}
     pods = [pod_of(make_model(OLD), "a"), pod_of(make_model(OLD), "b"), pod_of(model, "c")]
-    made, _ = look(model, *pods, children=[deployment_of(model) | status])
+    made, _ = reconcile(model, *pods, children=[deployment_of(model) | status])
     assert condition(made.status, "Scaling").status == "False"
     assert condition(made.status, "Ready").message == "2 of 2 Pods are ready"
-    later, _ = look(model, *pods[2:], children=[deployment_of(model) | status])
+    later, _ = reconcile(model, *pods[2:], children=[deployment_of(model) | status])
     assert condition(later.status, "Scaling").reason == "ScalingDown"
 
 
-def test_an_update_whose_first_pod_cannot_be_made_says_why_though_all_old_ones_serve():
+def test_update_reports_why_its_first_pod_cannot_be_created():
     model = make_model()
     failing = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTA}], "readyReplicas": 2}
-    made, _ = look(
+    made, _ = reconcile(
         model,
         *(pod_of(make_model(OLD), name) for name in "ab"),
         children=[deployment_of(model) | {"status": failing}],
     )
-    said = condition(made.status, "Updating")
-    assert (said.status, said.reason) == ("True", "RollingOut")
-    assert "exceeds quota team with pods=1; raise the namespace's ResourceQuota" in said.message
+    found = condition(made.status, "Updating")
+    assert (found.status, found.reason) == ("True", "RollingOut")
+    assert "exceeds quota team with pods=1; raise the namespace's ResourceQuota" in found.message
     assert "QuotaExceeded" in [event.reason for event in made.events]
 
 
-def test_without_pods_there_is_no_update():
+def test_no_update_without_pods():
     assert describe_update([], deployment_of(make_model())["spec"]["template"]) is None
 
 
@@ -211,29 +211,29 @@ def test_without_pods_there_is_no_update():
         ({"function": None, "http": {"url": "https://x/score"}}, 0, ["https://x/score"]),
     ],
 )
-def test_a_models_endpoints_are_those_that_answer(spec, ready, endpoints):
+def test_model_endpoints_are_the_ready_ones(spec, ready, endpoints):
     model = make_model(**spec)
     served = [deployment_of(model) | {"status": {"readyReplicas": ready}}] if model.spec.is_served else []
-    assert look(model, children=served)[0].status.endpoints == endpoints
+    assert reconcile(model, children=served)[0].status.endpoints == endpoints
 
 
-def test_the_observed_p95_is_the_slowest_jobs_and_moves_only_with_news():
+def test_p95_is_the_slowest_jobs_and_ignores_small_changes():
     model, written = make_model(), []
     for seconds in ([1.2345, 0.5], [1.3], [1.357, None], [1.4], [], [None], [0.5]):
         demands = tuple(Demand(f"j{i}", RewardDemand(latency_p95_seconds=s)) for i, s in enumerate(seconds))
-        _, model = look(model, demands=(*demands, Demand("silent", None)))
+        _, model = reconcile(model, demands=(*demands, Demand("silent", None)))
         written.append(model.status.latency_p95_seconds)
     assert written == [1.23, 1.23, 1.36, 1.36, 1.36, 1.36, 0.5]
 
 
-def test_a_model_with_a_fixed_number_asks_again_while_a_job_runs_and_not_at_rest():
+def test_fixed_model_is_requeued_only_while_a_job_runs():
     running = (Demand("j", RewardDemand()),)
-    assert look(make_model(), demands=running)[0].requeue_after_seconds == 30.0
-    assert look(make_model())[0].requeue_after_seconds is None
+    assert reconcile(make_model(), demands=running)[0].requeue_after_seconds == 30.0
+    assert reconcile(make_model())[0].requeue_after_seconds is None
 
 
-def test_an_earlier_models_pod_is_no_version_of_this_one():
+def test_terminating_pod_has_no_version():
     gone = pod_of(make_model(OLD), "a")
     gone["metadata"] = gone["metadata"] | {"deletionTimestamp": (NOW + timedelta(seconds=5)).isoformat()}
-    made, _ = look(make_model(), gone, pod_of(make_model(), "b"))
+    made, _ = reconcile(make_model(), gone, pod_of(make_model(), "b"))
     assert condition(made.status, "Updating").status == "False"

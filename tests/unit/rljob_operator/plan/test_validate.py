@@ -1,4 +1,4 @@
-"""What a valid RLJob may ask that its children cannot be: each is told, and none breaks a look at the job."""
+"""What a valid RLJob may ask that its children cannot be: each is reported, and none breaks a look at the job."""
 
 from datetime import UTC, datetime
 
@@ -43,7 +43,7 @@ def reward(template):
         (reward({"spec": {"containers": None}}), "spec.rewards[0].template.spec.containers"),
     ],
 )
-def test_a_template_that_takes_away_what_the_role_builds_is_refused_with_its_place(spec, path):
+def test_template_that_deletes_built_parts_is_rejected(spec, path):
     job = make_job(**spec)
     assert find_problems(job) == [f"{path} must not be null: it would delete what the operator builds; remove it"]
     failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
@@ -51,24 +51,24 @@ def test_a_template_that_takes_away_what_the_role_builds_is_refused_with_its_pla
 
 
 @pytest.mark.parametrize("field", ["image", "env"])
-def test_a_reward_template_without_image_or_variables_is_left_to_the_api_server(field):
+def test_reward_template_without_image_or_env_is_left_to_the_api_server(field):
     job = make_job(**reward({"spec": {"containers": [{"name": "reward", field: None}]}}))
     assert any(child["kind"] == "Deployment" for child in plan_job(job, ObservedState(), NOW).children)
 
 
 @pytest.mark.parametrize("url", ["http://scorer:abc/", "http://scorer:99999/", "http://[::1", "https://:8080/"])
-def test_an_endpoint_that_is_no_url_is_refused_with_its_place(url):
+def test_invalid_endpoint_url_is_rejected(url):
     job = make_job(rewards=[{"name": "correct", "http": {"url": url}}])
-    words = f"spec.rewards[0].http.url must name a host, and a port from 1 to 65535 if any, got {url}"
-    assert find_problems(job) == [words]
+    text = f"spec.rewards[0].http.url must name a host, and a port from 1 to 65535 if any, got {url}"
+    assert find_problems(job) == [text]
     failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
-    assert failed.message == words
+    assert failed.message == text
     model = RewardModel.model_validate({"metadata": {"name": "theirs", "uid": "m1"}, "spec": {"http": {"url": url}}})
     ready = plan_reward_model(model, ObservedState(), NOW).status.conditions[0]
     assert (ready.status, ready.reason) == ("False", conditions.REASON_INVALID_SPEC)
 
 
-def test_a_variable_that_the_kubelet_fills_in_opens_no_port_and_breaks_nothing():
+def test_variable_that_the_kubelet_expands_opens_no_port():
     job = make_job(head={"env": {"TRACKING": "http://$(TRACKING_HOST):$(TRACKING_PORT)/"}})
     assert find_problems(job) == []
     assert plan_job(job, ObservedState(), NOW).children

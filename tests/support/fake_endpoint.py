@@ -1,4 +1,4 @@
-"""Somebody else's OpenAI-compatible endpoint, as bad as a test wants it."""
+"""A fake OpenAI-compatible endpoint, with answers and faults set by tests."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 from aiohttp import web
 
 Answer = Callable[[dict[str, Any], int], Awaitable[web.Response] | web.Response]
-"""The answer to a request's body, the how-manieth it is (from 0)."""
+"""(body of the request, its index from 0) -> response."""
 
 
 def completion(text: str | None, **changes: Any) -> web.Response:
-    """A chat completion."""
+    """Return a chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **changes}
     usage = {"prompt_tokens": 70, "completion_tokens": 30}
     return web.json_response({"object": "chat.completion", "choices": [choice], "usage": usage})
 
 
 async def nothing(body: dict[str, Any], number: int) -> web.Response:
-    """Answers never."""
+    """Never answer."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 class Endpoint:
-    """Answers by `answer`, which tests set; counts what it was asked and how much at once. Runs in its own thread."""
+    """Runs in a thread. Answers with `answer`, which tests set, and records requests and their concurrency."""
 
     def __init__(self, host: str, port: int = 9000) -> None:
         self.host, self.port = host, port
@@ -37,7 +37,7 @@ class Endpoint:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.at: list[float] = []
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.max_in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -47,7 +47,7 @@ class Endpoint:
     def reset(self, answer: Answer) -> None:
         self.answer = answer
         self.requests, self.keys, self.at = [], [], []
-        self.most_in_flight = self.in_flight
+        self.max_in_flight = self.in_flight
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -70,7 +70,7 @@ class Endpoint:
         self.keys.append(request.headers.get("Authorization"))
         self.at.append(self._loop.time())
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             answer = self.answer(self.requests[-1], number)
             return answer if isinstance(answer, web.Response) else await answer

@@ -1,15 +1,20 @@
-"""Real reward servers of kind judge before somebody else's endpoint. The latter is played; the former is not."""
+"""Judges at a fake endpoint: in this process (`make_judge`), and as real reward servers (`start_judge`)."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import yaml
 
+from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.scoring import Scorer
+from rljob_reward.server.served_reward import load_reward
 from tests.support.fake_endpoint import Endpoint
 from tests.support.reward_process import Server, wait_for
 
@@ -21,16 +26,84 @@ def new_address() -> str:
     return f"{_BLOCK}.{next(_numbers) % 250 + 1}"
 
 
+def judge_reward(url: str, judge: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a Reward with the smallest judge at `url`, changed by `judge` and `fields`."""
+    judge = dict(judge)
+    endpoint = {"url": url, "model": "gpt-judge", **judge.pop("endpoint", {})}
+    smallest = {"template": "Rate: {{ completion }}", "parser": {"regex": r"Score: (\S+)"}, "endpoint": endpoint}
+    return {"name": "test", "judge": {**smallest, **judge}, "timeoutSeconds": 20, **fields}
+
+
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Any]:
+def endpoint() -> Iterator[Endpoint]:
     running = Endpoint(new_address())
     yield running
     running.close()
 
 
+class InProcessReward:
+    """A Scorer with a judge or a classifier, without HTTP."""
+
+    def __init__(self, reward: Any) -> None:
+        self.metrics = Metrics(reward.name, reward.slots)
+        self.scorer = Scorer(reward, self.metrics)
+
+    async def score(self, completion: str, **fields: Any) -> ScoreResult:
+        request = ScoreRequest(id=f"r{next(_numbers)}", prompt="2+2?", completion=completion, **fields)
+        return ScoreResult.model_validate_json(await self._submit(request))
+
+    async def score_group(self, request: dict[str, Any]) -> GroupResult:
+        result = GroupResult.model_validate_json(await self._submit(GroupRequest.model_validate(request)))
+        assert [each.id for each in result.results] == [sample["id"] for sample in request["samples"]]
+        return result
+
+    async def _submit(self, request: ScoreRequest | GroupRequest) -> bytes:
+        waiter = _Waiter()
+        self.scorer.submit(request, request.model_dump_json().encode(), waiter)
+        return await waiter.result
+
+    def metric(self, line: str) -> float:
+        rows = self.metrics.render().decode().splitlines()
+        return next((float(row.rsplit(" ", 1)[1]) for row in rows if row.startswith(line)), 0.0)
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, result: bytes) -> None:
+        self.result.set_result(result)
+
+    def is_disconnected(self) -> bool:
+        return False
+
+
+@pytest.fixture
+async def make_reward(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
+    """`await make_reward(reward)`: a started InProcessReward. Raises UserError if it cannot be served."""
+    rewards: list[InProcessReward] = []
+
+    async def make(reward: dict[str, Any]) -> InProcessReward:
+        path = tmp_path / f"reward-{next(_numbers)}.yaml"
+        path.write_text(yaml.safe_dump(reward))
+        rewards.append(InProcessReward(load_reward(path)))
+        await rewards[-1].scorer.start()
+        return rewards[-1]
+
+    yield make
+    for reward in rewards:
+        await reward.scorer.close()
+
+
+@pytest.fixture
+def make_judge(make_reward: Callable[..., Any], endpoint: Endpoint) -> Callable[..., Any]:
+    """`await make_judge(judge={}, **fields of the Reward)`: the smallest judge with changes, in this process."""
+    return lambda judge=None, **fields: make_reward(judge_reward(endpoint.url, judge or {}, **fields))
+
+
 @pytest.fixture(scope="module")
-def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Any) -> Iterator[Callable[..., Server]]:
-    """start_judge(judge={}, environment={}, wait=True, **fields of the Reward): the smallest judge with changes."""
+def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint) -> Iterator[Callable[..., Server]]:
+    """start_judge(judge={}, environment={}, wait=True, **fields of the Reward): the same as a real reward server."""
     servers: list[Server] = []
 
     def start(
@@ -40,12 +113,8 @@ def start_judge(tmp_path_factory: pytest.TempPathFactory, endpoint: Any) -> Iter
         host: str | None = None,
         **fields: Any,
     ) -> Server:
-        judge = judge or {}
-        given = {"url": endpoint.url, "model": "gpt-judge", **judge.pop("endpoint", {})}
-        smallest = {"template": "Rate: {{ completion }}", "parser": {"regex": r"Score: (\S+)"}, "endpoint": given}
-        reward = {"name": "test", "judge": {**smallest, **judge}, "timeoutSeconds": 20, **fields}
         folder = tmp_path_factory.mktemp("judge")
-        (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
+        (folder / "reward.yaml").write_text(yaml.safe_dump(judge_reward(endpoint.url, judge or {}, **fields)))
         server = Server(folder, host or new_address(), ["--grace", "2"], environment or {})
         servers.append(server)
         if wait:

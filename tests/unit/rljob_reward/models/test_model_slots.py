@@ -1,37 +1,51 @@
-"""Slots that are coroutines: each execution ends with one verdict, whatever its call does."""
-
 from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import CollectorRegistry
+
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.models.model_slots import CallPool, OpenGate
+from rljob_reward.models.metrics import UpstreamMetrics
+from rljob_reward.models.model_slots import ModelSlotPool
+from rljob_reward.models.rate_limiter import UnlimitedRateLimiter
 from rljob_reward.results import ExecutionResult, StartupReport
 
 
-class Broken:
-    """A Caller whose calls end as cancelled though nobody cancelled them, as some libraries' do."""
+class BrokenBackend:
+    """Raises `error` from every call."""
 
-    gate = OpenGate()
+    limiter = UnlimitedRateLimiter()
     can_serve = True
     enforces_timeout = False
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
     async def start(self) -> StartupReport:
         return StartupReport()
 
-    async def call(self, body, progress):
-        raise asyncio.CancelledError
+    async def score(self, body, progress):
+        raise self.error
 
     async def close(self) -> None: ...
 
-    def record_wait(self, limit: str, seconds: float) -> None: ...
 
-
-async def test_a_call_that_ends_without_an_answer_has_a_verdict_too():
-    pool = CallPool(Broken(), 1, 60.0, on_idle=lambda: None)
-    verdict: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
-    pool.acquire().execute(b"{}", 1, verdict.set_result)
-    async with asyncio.timeout(60):
-        (reply,) = await verdict
-    assert reply.reason is InvalidReason.EXCEPTION
+async def execute(error: BaseException) -> ExecutionResult:
+    metrics = UpstreamMetrics(CollectorRegistry(), "test")
+    pool = ModelSlotPool(BrokenBackend(error), metrics, 1, 60.0, on_idle=lambda: None)
+    result: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
+    pool.acquire().execute(b"{}", 1, result.set_result)
+    async with asyncio.timeout(10):
+        replies = await result
     await pool.close()
+    return replies
+
+
+async def test_execution_has_a_result_when_a_library_cancels_it():
+    (reply,) = await execute(asyncio.CancelledError())
+    assert reply.reason is InvalidReason.EXCEPTION
+
+
+async def test_execution_has_a_result_when_the_backend_has_a_bug():
+    (reply,) = await execute(KeyError("x"))
+    assert (reply.reason, reply.message) == (InvalidReason.EXCEPTION, "KeyError: 'x'")

@@ -1,13 +1,11 @@
-"""From answers to scores, and from votes to one."""
-
 from __future__ import annotations
 
 import pytest
 
 from rljob_api.manifest.scorers import JudgeReward
 from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.models.execution import NoScoreError, Score
 from rljob_reward.models.judge.parser import Parser, combine, is_strict
-from rljob_reward.models.model_slots import NoScoreError, Score
 
 
 def make(**parser):
@@ -15,13 +13,13 @@ def make(**parser):
     return Parser(JudgeReward.model_validate({"template": "x", "endpoint": endpoint, "parser": parser}))
 
 
-def why(parser, answer):
+def error_of(parser, answer):
     with pytest.raises(NoScoreError) as error:
         parser.read(answer)
     return error.value
 
 
-def test_the_last_match_counts_and_the_named_group_before_the_first():
+def test_regex_uses_the_last_match_and_the_named_group():
     parser = make(regex=r"(\w+): (?P<score>-?\d+)")
     assert parser.read("draft: 1, final: -7").value == -7
 
@@ -29,25 +27,25 @@ def test_the_last_match_counts_and_the_named_group_before_the_first():
 def test_words_have_scores_in_any_case():
     parser = make(regex=r"Verdict: (\w+)", scores={"Good": 1, "bad": 0})
     assert [parser.read(f"Verdict: {word}").value for word in ("GOOD", "Bad")] == [1, 0]
-    error = why(parser, "Verdict: fine")
+    error = error_of(parser, "Verdict: fine")
     assert error.reason is InvalidReason.BAD_RETURN
     assert "Good, bad" in error.message
 
 
-def test_the_path_of_a_schema_goes_through_objects_and_lists():
+def test_score_path_goes_through_objects_and_lists():
     parser = make(jsonSchema={"type": "object"}, scorePath="verdicts.1.points")
     score = parser.read('{"verdicts": [{"points": 1}, {"points": "2", "sure": true, "why": "x", "big": 1e400}]}')
     assert (score.value, score.components) == (2.0, {"sure": 1.0})
 
 
-def test_what_cannot_be_a_component_costs_no_score():
+def test_unusable_components_are_dropped():
     answer = f'{{"score": 1, "huge": 1{"0" * 400}, "lone \\ud800": 2}}'
     score = make(jsonSchema={"type": "object"}).read(answer)
-    assert (score.value, score.components) == (1.0, {"lone ?": 2.0}), "an answer on the wire is UTF-8"
+    assert (score.value, score.components) == (1.0, {"lone ?": 2.0}), "the result must be valid UTF-8"
 
 
 @pytest.mark.parametrize("answer", ['```json\n{"score": 3}\n```', ' {"score": 3}\n', '{"score": true, "x": 1}'])
-def test_json_in_a_fence_is_json_and_a_bool_is_a_number(answer):
+def test_fenced_json_and_bool_scores_are_read(answer):
     assert make(jsonSchema={"type": "object"}).read(answer).value in (3, 1)
 
 
@@ -55,36 +53,36 @@ def test_json_in_a_fence_is_json_and_a_bool_is_a_number(answer):
     "answer", ["", "{", "[]", "3", '{"points": 3}', '{"score": {}}', '{"score": "many"}', "[" * 10_000]
 )
 def test_json_without_a_score_is_a_bad_return_with_its_beginning(answer):
-    error = why(make(jsonSchema={"type": "object"}), answer)
+    error = error_of(make(jsonSchema={"type": "object"}), answer)
     assert error.reason is InvalidReason.BAD_RETURN
     assert answer.strip('{}" ')[:4] in error.message
 
 
-def test_null_is_an_abstention():
-    assert why(make(jsonSchema={"type": "object"}), '{"score": null}').reason is InvalidReason.ABSTAINED
+def test_null_score_is_an_abstention():
+    assert error_of(make(jsonSchema={"type": "object"}), '{"score": null}').reason is InvalidReason.ABSTAINED
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1e999"])
-def test_what_is_not_finite_is_no_score(number):
-    assert why(make(regex="(.*)x"), f"{number}x").reason is InvalidReason.NOT_FINITE
+def test_infinite_score_is_not_finite(number):
+    assert error_of(make(regex="(.*)x"), f"{number}x").reason is InvalidReason.NOT_FINITE
 
 
 def failed(message="x"):
     return NoScoreError(InvalidReason.BAD_RETURN, message)
 
 
-def test_the_mean_of_votes_and_of_their_components():
+def test_mean_of_votes_and_components():
     score = combine([Score(1, {"a": 1}), Score(0, {"a": 0, "b": 4}), Score(1)], "mean")
     assert score.value == pytest.approx(2 / 3)
     assert score.components == {"a": 0.5, "b": 4, "votes": 3, "agreement": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize(("votes", "score"), [([1, 1, 0], 1), ([0, 3, 3, 0], 1.5), ([1, 2, 3], 2)])
-def test_the_majority_of_votes_and_the_mean_where_they_are_tied(votes, score):
+def test_majority_of_votes_is_the_mean_of_tied_scores(votes, score):
     assert combine([Score(vote) for vote in votes], "majority").value == score
 
 
-def test_half_of_the_votes_are_not_enough_and_the_first_failure_tells():
+def test_half_of_the_votes_are_not_enough():
     with pytest.raises(NoScoreError, match="2 of 4 votes failed, the first: one"):
         combine([Score(1), failed("one"), failed("two"), Score(1)], "mean")
     assert combine([Score(1), failed(), Score(1)], "mean").components["votes"] == 2
@@ -99,5 +97,5 @@ def test_half_of_the_votes_are_not_enough_and_the_first_failure_tells():
         ({"anyOf": [{"type": "number"}, {"type": "object"}]}, False),
     ],
 )
-def test_strict_is_asked_for_only_where_its_conditions_are_met(schema, strict):
+def test_strict_requires_closed_objects_with_required_properties(schema, strict):
     assert is_strict(schema) is strict

@@ -1,0 +1,3 @@
+from tests.support.judge_servers import endpoint, make_judge, make_reward
+
+__all__ = ["endpoint", "make_judge", "make_reward"]

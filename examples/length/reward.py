@@ -1,8 +1,7 @@
-"""Right answers first, and among them the short ones: a right answer that is longer than the group's shortest right one
-loses up to `penalty`, the longest all of it.
+"""Prefers short right answers: one that is longer than the group's shortest right answer loses up to `penalty`.
 
-Two steps (scope: sampleThenGroup): compute_score scores a sample the moment it ends, post_process_scores sees the whole
-group once its last sample has been scored. A wrong answer gains nothing by being short.
+Two steps (scope: sampleThenGroup): compute_score scores a sample as soon as it ends, and post_process_scores scores the
+group once all its samples have a score. A wrong answer gains nothing by being short.
 """
 
 import re
@@ -17,7 +16,7 @@ class LengthPenalty:
     def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
         numbers = [number.replace(",", "") for number in NUMBER.findall(solution_str)]
         correct = bool(numbers) and numbers[-1] == str(ground_truth)
-        # The driver tells how many tokens were sampled; without it (test-reward) characters will do.
+        # The driver sends the number of sampled tokens; test-reward does not, so count characters.
         length = (extra_info or {}).get("num_tokens", len(solution_str))
         return {"score": float(correct), "correct": correct, "length": length}
 

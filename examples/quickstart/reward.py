@@ -4,10 +4,10 @@ import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """0.5 when the last number is right, 0.5 when nothing but the right answer is there, 0.2 for any bare number.
+    """0.5 when the last number is right, 0.5 when the completion is only the right answer, 0.2 for any bare number.
 
-    Only a completion that ended by itself is 'bare': without that, the model would ramble on to the token limit.
-    `exact` and `last` are curves of their own; evaluation.accuracy names the one that counts.
+    A completion that hit the token limit is never 'bare'; otherwise the model would write until the limit.
+    `exact` and `last` have their own curves; evaluation.accuracy names the one to report.
     """
     ended = not (extra_info or {}).get("truncated", False)
     numbers = re.findall(r"-?\d+", solution_str)

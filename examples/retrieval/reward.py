@@ -1,7 +1,7 @@
 """A reward that looks its facts up: the passage nearest to the question, from a vector store inside the worker.
 
-The store is LanceDB, in the worker's scratch folder; the vectors are hashed letter trigrams, so no model is needed. Put
-your passages and your embedding in their place.
+The store is LanceDB, in the worker's scratch folder; the vectors are hashed letter trigrams, so no model is needed.
+Replace the passages and the embedding with yours.
 """
 
 import math
@@ -47,7 +47,7 @@ SIZE = 256
 
 
 def embed(text):
-    """A unit vector: how often each letter trigram occurs, hashed to SIZE places."""
+    """Return a unit vector: the counts of letter trigrams, hashed to SIZE elements."""
     vector = [0.0] * SIZE
     padded = f"  {text.lower()}  "
     for start in range(len(padded) - 2):
@@ -57,7 +57,7 @@ def embed(text):
 
 
 def open_store():
-    """One table with a passage for each fact. Made once in each worker, when the file is imported."""
+    """One table with a passage for each fact. Created once per worker, when the file is imported."""
     passages = [(f"The symbol of the element {name} is {symbol}.", symbol) for name, symbol in FACTS.items()]
     rows = [{"text": text, "symbol": symbol, "vector": embed(text)} for text, symbol in passages]
     return lancedb.connect(tempfile.mkdtemp()).create_table("facts", rows)
@@ -67,8 +67,7 @@ STORE = open_store()
 
 
 def reward(prompts, completions, **columns):
-    """In TRL's signature, since that is given the question. 1.0 where the completion says the symbol of the passage
-    that was found for the question, as a word of its own."""
+    """1.0 if the completion has the symbol of the nearest passage, as a separate word. TRL's signature has prompts."""
     return [
         score(text_of(prompt), text_of(completion)) for prompt, completion in zip(prompts, completions, strict=True)
     ]
@@ -81,5 +80,5 @@ def score(question, completion):
 
 
 def text_of(turns):
-    """A conversation comes as its turns: the last one's text."""
+    """Return the text of the last message of a conversation."""
     return turns if isinstance(turns, str) else turns[-1]["content"]

@@ -112,7 +112,7 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:
     """What restarts the driver when it changes: all that it reads except for what it reloads (steps) or discovers
-    (replicas), and the fields of its own Pod, because the template of a Job is immutable."""
+    (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
     spec = job.spec
     read = pods.read_settings(spec, _NOT_READ)
     return read | {

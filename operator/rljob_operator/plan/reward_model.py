@@ -1,4 +1,4 @@
-"""RewardModels: the desired children of one, its status and its events. Pure, except for the token of a new model.
+"""The plan of a RewardModel: children, status and events. Pure, except for the token of a new model.
 
 Every child is named NAME-rewardmodel, a name that no child of a job has. Invariant: no Pod of a model starts from an
 object of another owner, or of an earlier model with its name.
@@ -64,7 +64,7 @@ class NotReadyReason:
 
 @dataclass(frozen=True)
 class _ObservedModel:
-    """A model with its decided replicas, and what was observed of it."""
+    """A model with its decided replicas, its children and its Pods."""
 
     model: RewardModel
     state: ObservedState
@@ -262,7 +262,7 @@ def _evaluate_scaling(model: RewardModel, replicas: int, ready: int, is_updating
 
 
 def _evaluate_updating(update: tuple[str, str] | None, causes: Sequence[Cause]) -> tuple[bool, str, str]:
-    """Whether Pods of several versions exist, and how many of each are ready."""
+    """Whether Pods run different versions, and how many of each are ready."""
     if update is None:
         return False, SETTLED, ""
     reason, counts = update

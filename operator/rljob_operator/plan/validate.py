@@ -1,4 +1,4 @@
-"""Problems of a schema-valid spec that keep its children from being built. Reports all of them, each with path and fix.
+"""Problems of a schema-valid spec that keep its children from being built, each with path and fix.
 
 The types, the CRD and its rules (rljob_api) come first. These checks remain: what only a cluster requires, and
 templates, which the schema leaves open.

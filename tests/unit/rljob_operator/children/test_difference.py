@@ -1,4 +1,4 @@
-"""When an apply would write nothing."""
+"""Drift: when an apply would write something."""
 
 import pytest
 

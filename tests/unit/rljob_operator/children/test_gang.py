@@ -1,6 +1,6 @@
-"""The names that other schedulers read, as their own sources spell them, and what a running workload keeps of them.
+"""The fields that other schedulers read, and which of these fields a running workload keeps.
 
-Looked up in November 2026 in the projects' repositories:
+From the projects' repositories in November 2026:
   Volcano        volcano-sh/apis pkg/apis/scheduling/v1beta1/{labels,types}.go, volcano cmd/scheduler/app/options
   coscheduling   kubernetes-sigs/scheduler-plugins apis/scheduling/v1alpha1/types.go, its chart as-a-second-scheduler
   Kueue          kubernetes-sigs/kueue pkg/controller/jobs/pod/{constants,pod_webhook,pod_controller}.go, pkg/constants,
@@ -72,7 +72,7 @@ def test_coscheduling_group_has_the_label():
 
 def test_kueue_group_has_labels_and_annotations_of_replaceable_pods():
     children = make_children("kueue", queue="research")
-    assert not pod_groups(children), "the group is its Pods' labels"
+    assert not pod_groups(children), "the labels of its Pods define the group"
     for template in templates(children).values():
         metadata = template["metadata"]
         assert {
@@ -85,7 +85,7 @@ def test_kueue_group_has_labels_and_annotations_of_replaceable_pods():
             "kueue.x-k8s.io/pod-suspending-parent": "rljob",
             "kueue.x-k8s.io/retriable-in-group": "false",
         }.items() <= metadata["annotations"].items()
-        assert "schedulerName" not in template["spec"], "Kueue holds Pods by a gate of its own"
+        assert "schedulerName" not in template["spec"], "Kueue adds its own scheduling gate"
 
 
 def test_workloads_have_no_kueue_labels():

@@ -1,4 +1,4 @@
-"""The user's Pod template over ours."""
+"""The merge of the user's Pod template."""
 
 import pytest
 

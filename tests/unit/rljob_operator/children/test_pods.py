@@ -1,4 +1,4 @@
-"""What every role's Pods share: volumes of one claim."""
+"""Volumes that all roles share."""
 
 from rljob_api.manifest.job import RLJob
 from rljob_operator.children import build_children

@@ -1,4 +1,4 @@
-"""What references to RewardModels mean for a job's head."""
+"""References of a job to RewardModels."""
 
 import json
 
@@ -38,14 +38,14 @@ def test_missing_model_is_named():
 def test_http_model_gives_the_driver_its_url_and_timeout():
     rewards = reward_refs.resolve_http(make_job(), MODELS).spec.rewards
     theirs = RLJob.model_validate(make_job().model_dump(by_alias=True)).spec.rewards[1]
-    assert theirs.reward_model_ref is not None, "the job itself is not changed"
+    assert theirs.reward_model_ref is not None, "the job itself stays unchanged"
     assert (rewards[1].http.url, rewards[1].timeout_seconds) == ("http://judge:1/score", 7)
     assert rewards[1].reward_model_ref is None
     assert rewards[0].reward_model_ref is not None
 
 
 def test_model_scope_applies_to_the_job():
-    """The driver asks by it, and the model's server refuses what it is not for."""
+    """The driver sends requests by scope, and the model's server rejects others."""
     model = make_model("model-ours", {"function": {"inline": "class Both: ...\n"}, "scope": "sampleThenGroup"})
     rewards = reward_refs.resolve_http(make_job(), {"model-ours": model}).spec.rewards
     assert [reward.scope for reward in rewards] == ["sampleThenGroup", "sample", "sample"]

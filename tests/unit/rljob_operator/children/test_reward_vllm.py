@@ -1,4 +1,4 @@
-"""The vLLM beside a reward server, and what a judge's endpoint needs."""
+"""The vLLM sidecar of a reward server, and the env of a judge with an endpoint."""
 
 import pytest
 

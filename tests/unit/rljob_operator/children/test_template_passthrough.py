@@ -1,4 +1,4 @@
-"""What a cluster's own rules ask of Pods passes through `template` to every role's, and loses nothing that we need."""
+"""What a cluster's rules require of Pods reaches every role through `template`, and removes nothing."""
 
 import pytest
 
@@ -31,7 +31,7 @@ ROLES = ("head", "trainer", "rollout", "reward")
 
 
 def make_template(container):
-    """As a user writes it: by the name of the role's container, and a container of their own."""
+    """A user's template: fields of the role's container, and an extra container."""
     containers = [
         {"name": container, "volumeMounts": [MOUNT], "envFrom": [{"secretRef": {"name": "keys"}}]},
         {"name": "logs", "image": "shipper:1"},

@@ -1,4 +1,4 @@
-"""Autoscaled rewards in the plan: replicas, status, events and when to look again."""
+"""Autoscaled rewards in plans: replicas, status, events and when to reconcile again."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -49,7 +49,7 @@ def at(seconds):
 
 
 def reconcile(job, demand=None, seconds=0.0, pods=(HEAD,)):
-    """One look at the job. Returns the plan and the job as stored after it."""
+    """Reconcile once. Returns the plan and the job with its stored status."""
     driver = None if demand is None else DriverStatus(phase="generate", demand={"correct": demand})
     made = plan_job(job, ObservedState(pods=pods, driver=driver), at(seconds), new_token=lambda: "t")
     return made, job.model_copy(update={"status": made.status})
@@ -209,7 +209,7 @@ def test_model_conditions_follow_scaling():
     }
     made, model = reconcile_model(model, [Demand("a/correct", BURST)], 10)
     assert holds(model.status)["Scaling"] == ("True", "ScalingUp")
-    assert holds(model.status)["Degraded"] == ("False", "Scaling"), "Pods that start are no trouble"
+    assert holds(model.status)["Degraded"] == ("False", "Scaling"), "Pods may start"
     assert [event.message for event in made.events if event.reason == "ScaledUp"] == [
         "scaled from 0 to 5 Pods: wants 5: 640 samples x 4 s / 32 s = 80 slots of 16"
     ]
@@ -239,5 +239,7 @@ def test_job_demand_has_one_entry_per_reward_that_references_the_model():
     driver = DriverStatus(demand={"x": BURST, "y": BURST, "z": IDLE})
     seen = ObservedState(pods=(HEAD,), driver=driver)
     assert read_demands(job, seen, "math") == [Demand("gsm8k/x", BURST), Demand("gsm8k/z", IDLE)]
-    assert read_demands(job, ObservedState(pods=(HEAD,)), "math")[0].reported is None, "it runs and does not answer"
+    assert read_demands(job, ObservedState(pods=(HEAD,)), "math")[0].reported is None, (
+        "a running driver that does not answer"
+    )
     assert read_demands(job, ObservedState(), "math") == []

@@ -1,10 +1,10 @@
-"""How many replicas a reward needs: the arithmetic, and the rules of growing and shrinking."""
+"""The replicas that a reward needs: the arithmetic, and the rules of scaling up and down."""
 
 import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
@@ -21,7 +21,7 @@ def policy(slots=16, **fields):
 
 
 def reported(**fields):
-    """The published step: 5,120 samples of 20.5 s on average, wanted within 251 s."""
+    """A step of 5,120 samples that take 20.5 s on average and are needed within 251 s."""
     usual = {"samples": 5120, "is_open": True, "latency_seconds": 20.5, "latency_p95_seconds": 38.0}
     fields = usual | {"due_seconds": 251.0, "window_seconds": 251.0} | fields
     return RewardDemand(**({"expected": fields["samples"] if fields["is_open"] else 0} | fields))
@@ -48,7 +48,7 @@ def having(replicas, **fields):
 
 def test_slots_follow_littles_law():
     decided = decide_replicas(policy(utilization=1), [demand()], None, NOW)
-    assert math.ceil(decided.slots) == 419, "Little's law, with the published figures"
+    assert math.ceil(decided.slots) == 419, "Little's law"
     assert decided.replicas == 27
     assert decided.message == "wants 27: 5120 samples x 20.5 s / 251 s = 419 slots of 16"
 
@@ -66,7 +66,7 @@ def test_target_seconds_override_the_measured_window():
 
 def test_slots_never_exceed_samples():
     decided = decide_replicas(policy(), [demand(samples=64, window_seconds=0.0, due_seconds=10.0)], None, NOW)
-    assert (decided.slots, decided.replicas) == (64, 4), "all at once at the very end: one slot each"
+    assert (decided.slots, decided.replicas) == (64, 4), "all samples arrive at once: one slot each"
 
 
 def test_spare_replicas_are_added_while_there_is_demand():
@@ -88,7 +88,7 @@ def test_demands_of_several_jobs_add_up():
     assert decided.scaling.samples == 5632
 
 
-# ---- before and during the burst ----
+# ---- before and during a collection ----
 
 
 def test_pods_are_requested_one_startup_time_before_the_collection():
@@ -121,13 +121,13 @@ def test_oldest_request_bounds_the_latency_before_the_first_score():
     first = {"latency_seconds": None, "latency_p95_seconds": None, "in_flight": 100, "oldest_in_flight_seconds": 9.0}
     assert decide_replicas(policy(utilization=1), [demand(**first)], None, NOW).slots == pytest.approx(5120 * 8 / 251)
     unserved = demand(**first, waiting=100)
-    assert decide_replicas(policy(), [unserved], None, NOW).replicas == 1, "without a replica its age is waiting"
+    assert decide_replicas(policy(), [unserved], None, NOW).replicas == 1, "without a replica the age is waiting time"
 
 
 def test_late_step_scales_up():
     late = demand(expected=4000, elapsed_seconds=151.0)
     decided = decide_replicas(policy(), [late], having(33), at(300))
-    assert decided.replicas == 52, "4,000 samples in the 100 s that are left"
+    assert decided.replicas == 52, "4,000 samples in the remaining 100 s"
     assert "4000 samples still to score x 20.5 s, late" in decided.message
 
 
@@ -143,9 +143,7 @@ def test_late_step_waits_for_pods_that_are_starting():
 
 def test_hopelessly_late_step_needs_at_most_one_slot_per_sample():
     late = demand(expected=40, elapsed_seconds=900.0)
-    assert decide_replicas(policy(), [late], having(33), at(3000)).replicas == 33, (
-        "of 40 samples none is faster for more slots"
-    )
+    assert decide_replicas(policy(), [late], having(33), at(3000)).replicas == 33, "more slots than samples do not help"
 
 
 def test_small_change_of_latency_changes_nothing():
@@ -155,11 +153,11 @@ def test_small_change_of_latency_changes_nothing():
         assert decided.scaling == record, "nothing is written"
 
 
-# ---- down again ----
+# ---- scaling down ----
 
 
 def run(demands, last, seconds, chosen, step=2):
-    """Look every two seconds for some time. Returns the record and when it last changed."""
+    """Decide every `step` seconds. Returns the record and when it last changed."""
     record, changed = last, None
     for passed in range(0, seconds, step):
         new = decide_replicas(chosen, demands, record, at(passed)).scaling
@@ -202,7 +200,7 @@ def test_scale_ups_are_limited_within_a_step():
         record = decide_replicas(policy(), [slower], record, at(passed), lead_seconds=60).scaling
         replicas.append(record.replicas)
     assert sorted(replicas) == replicas
-    assert len(set(replicas)) == 6, "each look knows more, and each growth is told"
+    assert len(set(replicas)) == 6, "the estimate grows all the time, and each scale-up emits an event"
 
 
 def test_long_pause_removes_replicas_and_restores_them_in_time():
@@ -213,7 +211,7 @@ def test_long_pause_removes_replicas_and_restores_them_in_time():
         record = decide_replicas(chosen, [pause], record, at(passed), lead_seconds=90).scaling
         replicas.append(record.replicas)
     assert (replicas[20], replicas[40], replicas[240]) == (33, 0, 33)
-    assert replicas.index(33, 100) * 2 == 410, "by the time that one takes to start before the next collection"
+    assert replicas.index(33, 100) * 2 == 410, "one startup time before the next collection"
 
 
 def test_open_step_never_loses_replicas():
@@ -235,7 +233,7 @@ def test_overlapping_steps_scale_down_to_what_all_of_them_need():
     chosen = policy(scaleDownAfterSeconds=60)
     record = decide_replicas(chosen, [demand("a", elapsed_seconds=5.0)], having(66), at(0)).scaling
     old = [demand("a", elapsed_seconds=105.0), demand("b", samples=16)]
-    assert decide_replicas(chosen, old, record, at(100)).replicas == 66, "a's step began when there were 66"
+    assert decide_replicas(chosen, old, record, at(100)).replicas == 66, "the step of job a began with 66 replicas"
     new = [demand("a", elapsed_seconds=20.0), demand("b", samples=16)]
     assert decide_replicas(chosen, new, record, at(100)).replicas == 33
 
@@ -244,7 +242,7 @@ def test_silent_driver_changes_nothing():
     record, _ = run([UNKNOWN], having(33), FOREVER, policy(), step=50)
     assert record == having(33)
     assert decide_replicas(policy(), [UNKNOWN, demand("b", samples=10_240)], having(33), at(60)).replicas == 66, (
-        "others may grow"
+        "other jobs may scale up"
     )
 
 
@@ -255,13 +253,13 @@ def test_new_bounds_apply_immediately():
 
 def test_future_timestamps_delay_nothing():
     ahead = having(20).model_copy(update={"last_scale_time": at(86400)})
-    assert decide_replicas(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that day to come"
+    assert decide_replicas(policy(), [demand()], ahead, at(60)).replicas == 33, "it does not wait for that time"
     sinking = ahead.model_copy(update={"below_since": at(86400), "below_peak": 5})
     record = decide_replicas(policy(), [IDLE], sinking, at(60)).scaling
     assert record.below_since == at(60)
 
 
-# ---- whatever comes ----
+# ---- properties ----
 
 COUNTS = st.integers(0, 20_000)
 SECONDS = st.floats(0, 2000, allow_nan=False)
@@ -303,7 +301,7 @@ STEPS = st.lists(st.tuples(demands(), st.integers(0, 400)), min_size=1, max_size
 
 
 def walk(chosen, steps):
-    """Decisions one after the other, each with what it was made of."""
+    """Consecutive decisions with their inputs."""
     record, now = None, NOW
     for found, pause in steps:
         now += timedelta(seconds=pause)
@@ -313,17 +311,15 @@ def walk(chosen, steps):
 
 
 @given(POLICIES, STEPS)
-@settings(deadline=None)
 def test_decisions_stay_in_bounds_and_are_deterministic(chosen, steps):
     for found, now, record, decided in walk(chosen, steps):
         assert chosen.autoscaling.min_replicas <= decided.replicas <= chosen.autoscaling.max_replicas
         assert decide_replicas(chosen, found, record, now) == decided
         stored = RewardScaling.model_validate(decided.scaling.to_manifest())
-        assert stored == decided.scaling, "the status holds all of it"
+        assert stored == decided.scaling, "the status has all fields"
 
 
 @given(POLICIES, STEPS)
-@settings(deadline=None)
 def test_single_job_never_loses_replicas_within_a_step(chosen, steps):
     for found, _, record, decided in walk(chosen, [(found[:1], pause) for found, pause in steps]):
         if record and found and (found[0].reported is None or found[0].reported.is_open):
@@ -331,7 +327,6 @@ def test_single_job_never_loses_replicas_within_a_step(chosen, steps):
 
 
 @given(POLICIES, demands(), COUNTS, st.floats(1, 10))
-@settings(deadline=None)
 def test_more_demand_never_gives_fewer_replicas(chosen, found, more, slower):
     def grown(each):
         if each.reported is None:
@@ -349,7 +344,6 @@ def test_more_demand_never_gives_fewer_replicas(chosen, found, more, slower):
 
 
 @given(POLICIES, STEPS)
-@settings(deadline=None)
 def test_idle_reward_scales_to_the_minimum_and_then_writes_nothing(chosen, steps):
     *_, (_, now, _, decided) = walk(chosen, steps)
     record = decided.scaling
@@ -360,7 +354,7 @@ def test_idle_reward_scales_to_the_minimum_and_then_writes_nothing(chosen, steps
     assert decide_replicas(chosen, [], record, now + timedelta(days=1)).scaling == record
 
 
-# ---- around it ----
+# ---- events and demands ----
 
 
 def test_each_change_of_replicas_emits_one_event():
@@ -369,11 +363,11 @@ def test_each_change_of_replicas_emits_one_event():
     assert (event.reason, event.message) == ("ScaledUp", "reward r from 3 to 33 Pods: wants 33: because")
     assert derive_scaling_events(after, before, "reward r")[0].reason == "ScaledDown"
     assert derive_scaling_events(after, after, "reward r") == ()
-    assert derive_scaling_events(None, after, "reward r") == (), "its begin is no change"
+    assert derive_scaling_events(None, after, "reward r") == (), "the first decision is not a change"
 
 
 def test_demand_is_empty_without_driver_and_unknown_if_it_is_silent():
     assert read_demand("a", None, "r", has_driver=False) == IDLE
     assert read_demand("a", None, "r", has_driver=True) == UNKNOWN
-    told = DriverStatus(demand={"r": reported()})
-    assert read_demand("a", told, "r", has_driver=True) == demand()
+    status = DriverStatus(demand={"r": reported()})
+    assert read_demand("a", status, "r", has_driver=True) == demand()

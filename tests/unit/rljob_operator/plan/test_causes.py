@@ -1,4 +1,4 @@
-"""Each cause of waiting is reported apart, names the field to change, and is reported once."""
+"""Each cause of waiting names the field to change, and is reported once."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -82,7 +82,7 @@ OF_A_POD = [
         "or see why it is not bound",
     ),
 ]
-"""What a Pod's status says, the cause, and text of its remedy."""
+"""The status of a Pod, the cause, and a part of its remedy."""
 
 
 @pytest.mark.parametrize(("status", "reason", "text"), OF_A_POD)
@@ -98,7 +98,7 @@ def test_unschedulable_cause_names_node_labels_without_preemption_details():
     assert "(it requires nodes with arch=x, pool=h100); compare spec.rollout.nodePool" in cause.message
     assert "preemption" not in cause.message
     (other,) = causes(make_job(), make_pod(spec={"nodeSelector": {"pool": "h100"}}, conditions=unscheduled(NO_ROOM)))
-    assert "it requires" not in other.message, "its labels are not what is wrong"
+    assert "it requires" not in other.message, "its labels are not the cause"
 
 
 def test_unbound_claim_is_named():
@@ -178,18 +178,18 @@ def test_deployment_condition_counts_before_older_events():
 def test_existing_pods_have_no_rejection():
     pods = [make_pod(role) for role in ("head", "trainer", "rollout")]
     warning = failed_create("gsm8k-rollout-7d9f", f"Error creating: {FULL}")
-    assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives what it tells of"
+    assert causes(make_job(), *pods, warnings=(warning,)) == [], "an Event outlives its cause"
 
 
 def orphan(uid="earlier", **metadata):
-    """A Pod of an earlier StatefulSet of the name."""
+    """A Pod of an earlier StatefulSet with the same name."""
     owner = {"kind": "StatefulSet", "name": "gsm8k-trainer", "uid": uid, "controller": True}
     pod = make_pod("trainer")
     return pod | {"metadata": pod["metadata"] | {"name": "gsm8k-trainer-0", "ownerReferences": [owner]} | metadata}
 
 
 def plan_with_trainer_pod(pod, seconds):
-    """A plan so long after the StatefulSet was made."""
+    """The plan at `seconds` after the creation of the StatefulSet."""
     created = (NOW - timedelta(seconds=seconds)).isoformat()
     owners = [{"uid": "u1", "controller": True}]
     metadata = {"name": "gsm8k-trainer", "uid": "s1", "creationTimestamp": created, "ownerReferences": owners}
@@ -204,8 +204,10 @@ def plan_with_trainer_pod(pod, seconds):
 def test_pod_with_a_trainers_name_is_reported_with_the_delete_command(pod):
     made = plan_with_trainer_pod(pod, 61)
     (event,) = [event for event in made.events if event.reason == "PodNameTaken"]
-    text = "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; if it is not needed: kubectl delete pod -n default"
-    assert event.message == f"{text} gsm8k-trainer-0"
+    assert event.message == (
+        "trainer: Pod gsm8k-trainer-0 occupies a name of the StatefulSet but is not controlled by it; "
+        "if it is not needed: kubectl delete pod -n default gsm8k-trainer-0"
+    )
     running = conditions.find(made.status, conditions.RUNNING)
     assert (running.status, running.reason) == ("False", "PodNameTaken")
     assert event.message in running.message
@@ -225,7 +227,7 @@ def test_deleted_adopted_or_unrelated_pod_is_not_reported(pod, seconds):
     made = plan_with_trainer_pod(pod, seconds)
     assert [event for event in made.events if event.reason == "PodNameTaken"] == []
     if seconds < 60:
-        assert made.valid_until == NOW + timedelta(seconds=60 - seconds), "it is looked at again when it counts"
+        assert made.valid_until == NOW + timedelta(seconds=60 - seconds), "it is reconciled when the grace period ends"
 
 
 def test_failed_mount_is_reported_while_the_pod_waits():
@@ -241,7 +243,7 @@ def test_failed_mount_is_reported_while_the_pod_waits():
 def test_slow_kubelet_is_not_a_cause():
     message = 'MountVolume.SetUp failed for volume "config" : failed to sync configmap cache: timed out waiting for x'
     warning = {"reason": "FailedMount", "message": message, "involvedObject": {"name": "gsm8k-rollout-x"}}
-    assert causes(make_job(), make_pod(), warnings=(warning,)) == [], "there is nothing to create"
+    assert causes(make_job(), make_pod(), warnings=(warning,)) == [], "nothing is missing"
 
 
 SHARED = [{"name": "style", "rewardModelRef": {"name": "judge"}}]
@@ -350,7 +352,9 @@ def test_name_conflict_stays_until_the_object_is_deleted():
     assert len(conditions.conflict_events(job.status, taken)) == 1
     job.status = taken
     again = plan_job(job, ObservedState(), NOW, new_token=lambda: "t").status
-    assert conditions.set_name_conflict(again, ["Service gsm8k-head"], NOW) == taken, "a second look writes nothing"
+    assert conditions.set_name_conflict(again, ["Service gsm8k-head"], NOW) == taken, (
+        "a second reconcile writes nothing"
+    )
     assert not conditions.is_true(conditions.set_name_conflict(again, [], NOW), "NameConflict")
 
 
@@ -361,7 +365,7 @@ def test_causes_survive_the_message_limit_and_emit_one_event():
     made = plan_job(job, ObservedState(pods=pods), NOW, new_token=lambda: "t")
     assert [event.reason for event in made.events] == ["Unschedulable"] * 3
     message = conditions.find(made.status, "Running").message
-    assert len(message) == conditions.MAX_MESSAGE_LENGTH, "else nothing is shown here"
+    assert len(message) == conditions.MAX_MESSAGE_LENGTH, "the message must reach the limit"
     assert message.startswith("waits for 1 of 1 head Pod")
     job.status = made.status
     assert plan_job(job, ObservedState(pods=pods), NOW, new_token=lambda: "t").events == ()
@@ -373,7 +377,7 @@ def test_cause_hidden_by_a_blocked_name_is_reported_when_it_is_free():
     blocked = ObservedState(children={ChildKey("Secret", "gsm8k-token"): earlier})
     for _ in range(2):
         made = plan_job(job, blocked, NOW, new_token=lambda: "t")
-        assert made.events == (), "no condition names it, so it would be reported in each look, which is each second"
+        assert made.events == (), "no condition contains it, so it would be reported every second"
         job.status = made.status
     assert [e.reason for e in plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events] == [
         "RewardModelMissing"

@@ -1,4 +1,4 @@
-"""Golden files: a job (and what was observed) in, its children and the plan's other text out."""
+"""Plans of jobs: golden files for children and status, and what restarts which Pods."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ def children_of(job):
 
 
 def changed(job, path, value):
-    """The job with one field of its spec changed, by its manifest path."""
+    """The job with a changed field, given by its path in spec."""
     manifest = job.model_dump(mode="json", by_alias=True)
     place = manifest["spec"]
     *parents, last = path.split(".")
@@ -305,7 +305,7 @@ def test_pods_of_an_earlier_job_are_ignored(earlier):
     pod = {"kind": "Pod", **head, "metadata": head["metadata"] | {"name": "gsm8k-head-x"}, "status": status}
     made = make_plan(job, ObservedState(pods=(pod,)))
     assert made.status.roles[0].ready == (0 if earlier else 1)
-    assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are made"
+    assert {key_of(child) for child in made.children} == set(children_of(job)), "its own are created"
 
 
 def test_job_file_above_the_configmap_limit_is_invalid():

@@ -1,4 +1,4 @@
-"""What the operator makes of Pods that wait, fail, restart and end."""
+"""The status of a job whose Pods wait, fail, restart and end."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -56,7 +56,7 @@ def all_ready():
 
 
 class JobSimulation:
-    """A job that is looked at again and again, as its status is stored and its children exist."""
+    """Applies the plans of a job and stores its status."""
 
     def __init__(self, job):
         self.job, self.now, self.children, self.driver = job, START, {}, None
@@ -142,7 +142,7 @@ def test_transition_time_changes_only_with_the_status(simulation):
     simulation.reconcile(**{"rollout-a": None})
     assert simulation.true()["Running"].last_transition_time == first
     again = simulation.reconcile()
-    assert again.status == simulation.reconcile().status, "an unchanged world gives an unchanged status"
+    assert again.status == simulation.reconcile().status, "unchanged observations give an unchanged status"
 
 
 def test_conditions_have_the_observed_generation(simulation):
@@ -172,7 +172,7 @@ def test_finished_job_stays_finished(simulation):
     simulation.job.spec.suspend = True
     simulation.reconcile()
     assert simulation.job.status.phase == "Succeeded"
-    assert not simulation.children, "a finished job makes no new head, though its Job is gone"
+    assert not simulation.children, "a finished job creates no new head, even if its Job was deleted"
 
 
 def test_user_error_fails_the_job_with_its_message(simulation):
@@ -192,18 +192,19 @@ def test_invalid_reward_function_fails_the_job(simulation):
     simulation.reconcile(**all_ready() | {"reward": crashed})
     message = simulation.true()["Failed"].message
     assert message.startswith("reward-correct ended with exit code 78")
-    assert message.endswith("; fix spec.rewards[0].function"), "a traceback names no field of the job"
+    assert message.endswith("; fix spec.rewards[0].function"), "a traceback does not name a field of the job"
 
 
 def test_failed_head_job_reports_the_last_traceback(simulation):
     simulation.reconcile(**all_ready())
     simulation.head_is("Failed", failed=7)
-    trace = 'Traceback (most recent call last):\n  File "x.py"\nConnectionError: ray is gone\n'
+    trace = 'Traceback (most recent call last):\n  File "x.py"\nConnectionError: ray has stopped\n'
     simulation.reconcile(head=pod("head", "gsm8k-head-7", ready=False, state=ended(1, trace), phase="Failed"))
     failed = simulation.true()["Failed"]
     assert failed.reason == "HeadFailed"
     assert (
-        failed.message == "head ended with exit code 1: ConnectionError: ray is gone (see the log of Pod gsm8k-head-7)"
+        failed.message
+        == "head ended with exit code 1: ConnectionError: ray has stopped (see the log of Pod gsm8k-head-7)"
     )
     assert simulation.job.status.roles[0].restarts == 6, "the seventh failure was not followed by a restart"
 
@@ -317,7 +318,7 @@ def test_invalid_change_fails_without_writes_and_recovers_when_fixed(simulation)
     simulation.job.spec.rollout.template = {"containers": []}
     made = simulation.reconcile()
     assert (made.children, made.delete) == ((), ())
-    assert set(simulation.true()) == {"Failed", "Running"}, "its Pods do run on"
+    assert set(simulation.true()) == {"Failed", "Running"}, "its Pods keep running"
     simulation.job.spec.rollout.template = {}
     simulation.reconcile()
     assert set(simulation.true()) == {"Running"}
@@ -330,7 +331,7 @@ def test_deleted_secret_gets_a_new_token_and_restarts_the_head(simulation):
     made = plan_job(simulation.job, observed, simulation.now, new_token=lambda: "other")
     secret = next(child for child in made.children if child["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["token"]) == b"other"
-    assert made.delete == (HEAD,), "the driver must not go on with a token that nobody else has"
+    assert made.delete == (HEAD,), "the driver must not continue with an outdated token"
 
 
 def test_retry_restarts_a_failed_job_once(simulation):
@@ -379,7 +380,7 @@ def change_spec(simulation):
 def test_user_error_recovers_when_the_spec_changes(simulation):
     fail(simulation, 78)
     simulation.reconcile()
-    assert simulation.job.status.phase == "Failed", "time alone mends nothing"
+    assert simulation.job.status.phase == "Failed", "time alone fixes nothing"
     change_spec(simulation)
     simulation.reconcile()
     simulation.reconcile()
@@ -409,12 +410,12 @@ def make_unbuildable(simulation):
 
 def test_workloads_of_an_earlier_spec_may_succeed_while_the_spec_is_invalid(simulation):
     make_unbuildable(simulation)
-    assert "Running" in simulation.true(), "it is left alone"
+    assert "Running" in simulation.true(), "its Pods keep running"
     simulation.head_is("Complete")
     simulation.reconcile()
     assert (simulation.job.status.phase, "Failed" in simulation.true()) == ("Succeeded", False)
     simulation.reconcile()
-    assert {key.kind for key in simulation.children} & {"StatefulSet", "Deployment"} == set(), "its nodes are free"
+    assert {key.kind for key in simulation.children} & {"StatefulSet", "Deployment"} == set(), "its nodes are released"
 
 
 def test_suspended_invalid_job_deletes_its_workloads(simulation):
@@ -424,7 +425,7 @@ def test_suspended_invalid_job_deletes_its_workloads(simulation):
     assert not any(key.kind in ("Job", "StatefulSet", "Deployment") for key in simulation.children)
     assert set(simulation.true()) == {"Failed"}
     before = simulation.job.status
-    assert (simulation.reconcile().delete, simulation.job.status) == ((), before), "a second look does nothing"
+    assert (simulation.reconcile().delete, simulation.job.status) == ((), before), "a second reconcile does nothing"
 
 
 def test_new_spec_error_emits_a_new_event(simulation):
@@ -433,8 +434,8 @@ def test_new_spec_error_emits_a_new_event(simulation):
     simulation.job.spec.head.template = {"spec": None}
     simulation.reconcile()
     simulation.reconcile()
-    told = [event.message.split(" must")[0] for event in simulation.events if event.reason == "InvalidSpec"]
-    assert told == ["spec.head.template.spec.containers", "spec.head.template.spec"]
+    reported = [event.message.split(" must")[0] for event in simulation.events if event.reason == "InvalidSpec"]
+    assert reported == ["spec.head.template.spec.containers", "spec.head.template.spec"]
 
 
 def test_retry_of_a_running_job_has_no_effect_after_it_fails(simulation):

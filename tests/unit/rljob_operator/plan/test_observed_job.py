@@ -1,4 +1,4 @@
-"""What is read from the Pods: a container's last words, and whether the head has ended."""
+"""What is read from Pods: termination messages, and whether the driver has ended."""
 
 import pytest
 import yaml
@@ -12,7 +12,7 @@ from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "error"),
     [
         (None, ""),
         ("data.train: no column 'q'\nit has: prompt, answer\n", "data.train: no column 'q'\nit has: prompt, answer"),
@@ -21,8 +21,8 @@ from tests.paths import ROOT
         ('Traceback (most recent call last):\n  File "x"\nValueError: no\n', "ValueError: no"),
     ],
 )
-def test_error_is_extracted_from_message_log_or_traceback(message, said):
-    assert extract_error_message(message) == said
+def test_error_is_extracted_from_message_log_or_traceback(message, error):
+    assert extract_error_message(message) == error
 
 
 def test_driver_succeeded_by_its_container_while_the_pod_reports_running() -> None:

@@ -1,4 +1,4 @@
-"""A RewardModel's children, status and the order of the I/O."""
+"""Plans of RewardModels: children, status and events."""
 
 from datetime import UTC, datetime
 
@@ -126,7 +126,7 @@ def test_no_pod_starts_before_an_earlier_secret_is_deleted(change, deletes):
     children = observed.children | {key: secret | {"metadata": secret["metadata"] | change}}
     wanted = plan_reward_model(make_model(), ObservedState(children=children), NOW)
     assert not {"Secret", "Deployment"} & {child["kind"] for child in wanted.children}
-    assert wanted.delete == ((key,) if deletes else ()), "an earlier model's goes, and no other"
+    assert wanted.delete == ((key,) if deletes else ()), "only an earlier model's is deleted"
     assert wanted.requeue_after_seconds == 1.0
     assert holds(wanted.status)["Ready"] == ("False", "WaitingForDeletion")
 

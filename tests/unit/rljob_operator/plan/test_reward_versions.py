@@ -1,4 +1,4 @@
-"""Two versions of a reward at once: how they are told apart, and what jobs and RewardModels say of them."""
+"""Several versions of a reward at once: how they are distinguished and reported."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -42,7 +42,7 @@ def deployment_of(owner):
 
 
 def pod_of(owner, name="p", *, ready=True):
-    """As the owner's template makes it, and a webhook that mirrors images and adds a container."""
+    """A Pod of the owner's template, changed by a webhook that mirrors images and adds a container."""
     template = deployment_of(owner)["spec"]["template"]
     container = template["spec"]["containers"][0]
     containers = [container | {"image": f"mirror/{name}"}, {"name": "injected", "image": f"mesh:{name}"}]
@@ -55,7 +55,7 @@ def pod_of(owner, name="p", *, ready=True):
 
 
 def reconcile(owner, *pods, children=(), **observed):
-    """One look, and the owner as stored after it."""
+    """Reconcile once. Returns the plan and the owner with its stored status."""
     make = plan_job if isinstance(owner, RLJob) else plan_reward_model
     known = make(owner, ObservedState(), NOW, new_token=lambda: "t").children
     seen = ObservedState({key_of(child): child for child in [*known, *children]}, pods, **observed)
@@ -93,7 +93,7 @@ def test_user_template_applies_to_updated_pods():
 def test_only_source_and_image_change_the_version():
     same = [pod_of(make_job(), name) for name in "abc"]
     same.append(pod_of(make_job(rollout={"replicas": 3}), "d"))
-    assert list(count_versions(same).values()) == [4], "what a webhook changes is no version"
+    assert list(count_versions(same).values()) == [4], "a webhook's changes do not change the version"
     others = [pod_of(make_job(OLD), "x"), pod_of(with_image("another"), "y")]
     assert sorted(count_versions([*same, *others]).values()) == [1, 1, 4]
     resources = {"name": "correct", "function": {"inline": NEW}, "resources": {"limits": {"cpu": "2"}}}
@@ -104,7 +104,7 @@ def test_mixed_versions_condition_emits_one_event_at_start_and_end():
     job = make_job()
     old, new = [pod_of(make_job(OLD), name) for name in "ab"], [pod_of(job, name) for name in "cd"]
     _, job = reconcile(job, *old)
-    assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "there is nothing to say yet"
+    assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "there is only one version"
     _, job = reconcile(job, *old, pod_of(make_job(), "c", ready=False))
     assert condition(job.status, conditions.REWARD_VERSIONS_MIXED) is None, "the new one does not serve"
     started, job = reconcile(job, *old, new[0])
@@ -112,10 +112,10 @@ def test_mixed_versions_condition_emits_one_event_at_start_and_end():
     assert (found.status, found.reason) == ("True", "MixedVersions")
     counts = describe_counts(count_versions([*old, new[0]]))
     assert found.message == f"reward correct: {counts}; each step is scored by one version only"
-    assert "2 " in counts, "of the old one"
+    assert "2 " in counts, "of the old version"
     assert [(e.type, e.reason) for e in started.events if "version" in e.message] == [("Normal", "MixedVersions")]
     continued, job = reconcile(job, old[0], *new)
-    assert [e for e in continued.events if "version" in e.message] == [], "told once"
+    assert [e for e in continued.events if "version" in e.message] == [], "reported once"
     ended, job = reconcile(job, *new)
     found = condition(job.status, conditions.REWARD_VERSIONS_MIXED)
     assert (found.status, found.reason) == ("False", "SingleVersion")
@@ -144,7 +144,7 @@ def test_server_env_has_the_images_of_the_merged_template_and_sidecar():
 
 
 def test_name_conflict_condition_stays_last():
-    """set_name_conflict puts it there: in another place each look would write."""
+    """set_name_conflict appends it: in another place each reconcile would write."""
     status = make_job().status.model_copy(update={"conditions": []})
     built = conditions.build_conditions(
         conditions.set_name_conflict(status, ["Service x"], NOW),

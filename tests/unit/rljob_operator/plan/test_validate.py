@@ -1,4 +1,4 @@
-"""What a valid RLJob may ask that its children cannot be: each is reported, and none breaks a look at the job."""
+"""Problems of schema-valid specs: each is reported, and none breaks a reconcile."""
 
 from datetime import UTC, datetime
 

@@ -38,7 +38,7 @@ def build_pool(
     if isinstance(backend, JudgeReward):
         from rljob_reward.models.judge.judge import Judge
 
-        model = Judge(backend, reward.slots, reward.timeout_seconds, upstream_metrics)
+        model = Judge(backend, reward.slots, reward.replicas, reward.timeout_seconds, upstream_metrics)
     else:
         from rljob_reward.models.classifier import Classifier
 

@@ -35,6 +35,8 @@ class ServedReward:
     """What its pool needs; for a function, the settings of a worker."""
     version: str
     """sha256 of source, settings and images: scores of different versions are not comparable."""
+    replicas: int = 1
+    """Configured number of Pods; with autoscaling the maximum."""
     cache: bool = False
     """Whether equal requests share a result."""
     kind: str = "function"
@@ -60,6 +62,7 @@ def load_reward(config_path: Path, function_path: Path | None = None, images: st
         slots=reward.slots,
         queue_length=reward.queue_length,
         timeout_seconds=reward.timeout_seconds,
+        replicas=reward.autoscaling.max_replicas if reward.autoscaling else max(1, reward.replicas),
         cache=reward.cache,
         backend=backend,
         version=_digest(settings | {"timeout_seconds": reward.timeout_seconds, "images": images}),

@@ -49,7 +49,9 @@ _WARM_UP_SECONDS = 600.0
 class Judge:
     """A chat model that judges, on the vLLM sidecar or at an endpoint."""
 
-    def __init__(self, judge: JudgeReward, slots: int, timeout_seconds: float, metrics: UpstreamMetrics) -> None:
+    def __init__(
+        self, judge: JudgeReward, slots: int, replicas: int, timeout_seconds: float, metrics: UpstreamMetrics
+    ) -> None:
         """Raises UserError if the template or the parser is invalid, or if the key or vLLM's socket is missing."""
         self._judge = judge
         self._metrics = metrics
@@ -63,7 +65,7 @@ class Judge:
         self._queue = QuestionQueue(self._limiter, slots, timeout_seconds, metrics.record_wait)
         # With compare, each question waits in the queue.
         self.limiter: RateLimiter = UnlimitedRateLimiter() if judge.compare else self._limiter
-        self._replicas = ReplicaCounter(self._set_replicas) if limits != EndpointLimits() else None
+        self._replicas = ReplicaCounter(replicas, self._set_replicas) if limits != EndpointLimits() else None
         key = _take_key(judge.endpoint) if judge.endpoint else ""
         self._sidecar = None if judge.endpoint else VllmSidecar()
         self._session = self._sidecar.session if self._sidecar else vllm_sidecar.open_session()

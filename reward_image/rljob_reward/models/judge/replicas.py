@@ -1,7 +1,7 @@
 """Count the ready replicas of this reward, which share the rate limits of an endpoint equally.
 
 Consumes the DNS records of the reward's headless Service, every few seconds. If a lookup fails or finds no address, the
-last count remains. After a change of replicas, counts can be outdated for as long as DNS caches; see docs/judge.md.
+last count remains, at first the configured number. DNS caches can delay the count after a change; see docs/judge.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _POLL_SECONDS = 2.0
 class ReplicaCounter:
     """Reports the number of replicas, this one included."""
 
-    def __init__(self, on_count: Callable[[int], None]) -> None:
+    def __init__(self, configured: int, on_count: Callable[[int], None]) -> None:
+        self._configured = configured
         self._service = os.environ.get(ENV_PEERS, "")
         self._own_address = os.environ.get(ENV_POD_IP, "")
         self._on_count = on_count
@@ -30,7 +31,7 @@ class ReplicaCounter:
 
     async def start(self) -> None:
         """Count once, then keep counting. Without a Service this is the only replica."""
-        self._on_count(1)
+        self._on_count(self._configured if self._service else 1)
         if self._service:
             await self._refresh()
             self._poll = asyncio.get_running_loop().create_task(self._poll_replicas())

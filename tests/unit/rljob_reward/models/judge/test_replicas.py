@@ -37,7 +37,7 @@ async def count(until: int) -> list[int]:
         if number == until:
             reached.set()
 
-    counter = ReplicaCounter(report)
+    counter = ReplicaCounter(7, report)
     await counter.start()
     async with asyncio.timeout(10):
         await reached.wait()
@@ -47,18 +47,23 @@ async def count(until: int) -> list[int]:
 
 async def test_start_counts_ready_replicas_and_itself(lookups):
     lookups[:] = [["10.0.0.2", "10.0.0.3"]]
-    assert await count(3) == [1, 3]
+    assert await count(3) == [7, 3]
 
 
 async def test_count_follows_scale_up_and_scale_down(lookups):
     lookups[:] = [["10.0.0.1"], ["10.0.0.1", "10.0.0.2", "10.0.0.4"], ["10.0.0.1", "10.0.0.2"]]
-    assert (await count(2))[:4] == [1, 1, 3, 2]
+    assert (await count(2))[:4] == [7, 1, 3, 2]
 
 
 async def test_last_count_remains_when_lookups_fail(lookups):
     failures = [OSError(24, "Too many open files"), UnicodeError("label too long"), []]
     lookups[:] = [["10.0.0.1", "10.0.0.2"], *failures, ["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
-    assert await count(3) == [1, 2, 3]
+    assert await count(3) == [7, 2, 3]
+
+
+async def test_configured_number_is_used_until_a_replica_is_ready(lookups):
+    lookups[:] = [[], [], ["10.0.0.1"]]
+    assert (await count(1))[:2] == [7, 1]
 
 
 async def test_server_without_a_service_is_the_only_replica(lookups, monkeypatch):

@@ -18,11 +18,9 @@ class Slot(Protocol):
 
     def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
         """Run one request and call `callback` with its result. The slot must be idle."""
-        ...
 
     def kill(self, reason: InvalidReason, message: str) -> None:
         """Fail the running request with this reason. No effect without one."""
-        ...
 
 
 class SlotPool(Protocol):
@@ -31,34 +29,26 @@ class SlotPool(Protocol):
     @property
     def can_serve(self) -> bool:
         """Whether the server may be ready."""
-        ...
 
     @property
     def has_idle(self) -> bool:
         """Whether acquire() can return a slot now."""
-        ...
 
     @property
     def enforces_timeout(self) -> bool:
         """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a slot after that time."""
-        ...
 
     def owns(self, pid: int) -> bool:
         """Whether the pool waits for that process."""
-        ...
 
     async def start_first(self) -> StartupReport:
         """Make the pool able to serve. Raise UserError if the reward cannot be served."""
-        ...
 
     def acquire(self) -> Slot:
         """Return an idle slot, reserved for the caller until its result."""
-        ...
 
     def ensure(self, demand: int) -> None:
         """Grow towards `demand` slots, as far as the pool may."""
-        ...
 
     async def close(self) -> None:
         """Cancel every running request, and end what the pool started."""
-        ...

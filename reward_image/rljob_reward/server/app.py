@@ -23,7 +23,6 @@ from rljob_api.wire.protocol import GroupRequest, ScoreRequest
 from rljob_reward.results import StartupReport
 from rljob_reward.server import metrics as metrics_module
 from rljob_reward.server.metrics import Metrics
-from rljob_reward.server.responses import Request as AnyRequest
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
 
@@ -62,15 +61,15 @@ _SCORE_ENDPOINTS = {
 class Client:
     """The client of one request, waiting for its result."""
 
-    __slots__ = ("_receive", "result")
+    __slots__ = ("_receive", "response")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def deliver(self, result: bytes) -> None:
-        if not self.result.done():
-            self.result.set_result(result)
+    def deliver(self, response: bytes) -> None:
+        if not self.response.done():
+            self.response.set_result(response)
 
     def is_disconnected(self) -> bool:
         """Poll once, without a waiting task: receive() suspends while the client is connected, else it returns."""
@@ -143,7 +142,7 @@ class App:
         except QueueFullError as error:
             retry_after = str(error.retry_after_seconds).encode()
             return await _refuse(send, 429, str(error), (b"retry-after", retry_after))
-        await _respond(send, 200, await client.result)
+        await _respond(send, 200, await client.response)
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse(
@@ -169,7 +168,7 @@ class App:
         return Response(self._metrics.render(), media_type=metrics_module.CONTENT_TYPE)
 
 
-def _find_problem(request: AnyRequest, scope: str) -> str:
+def _find_problem(request: ScoreRequest | GroupRequest, scope: str) -> str:
     """Return why the reward cannot score a well-formed request; empty if it can."""
     if isinstance(request, ScoreRequest):
         return ""

@@ -1,39 +1,69 @@
-"""One execution of the reward over a sample or a group, and the requests that wait for its result."""
+"""One execution of the reward over a sample or a group: the requests that wait for it, and the response that they get.
+
+Owns the difference between samples and groups; all other modules of the server treat both as an execution over samples.
+Invariant: each sample gets one result.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from rljob_api.wire.protocol import Lane, ScoreResult
-from rljob_reward.server.responses import Request, RequestSummary
+from rljob_api.wire.protocol import GroupRequest, GroupResult, Lane, ScoreRequest, ScoreResult
+from rljob_reward.results import ExecutionResult
 
+Request = ScoreRequest | GroupRequest
 RequestKey = tuple[str, int]
 """id and hash of the body: a retry of the same sample or group has the same key."""
 
 
 class Waiter(Protocol):
-    """A request that waits for an execution's result."""
+    """A request that waits for an execution's response."""
 
-    def deliver(self, result: bytes) -> None: ...
+    def deliver(self, response: bytes) -> None: ...
 
     def is_disconnected(self) -> bool:
         """Whether the client has disconnected; called just before the execution would start."""
-        ...
+
+
+class Response(NamedTuple):
+    results: list[ScoreResult]  # [samples]
+    encoded: bytes
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all results are valid, so that a retry could not improve them."""
+        return all(result.valid for result in self.results)
 
 
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
 
-    __slots__ = ("arrived", "body", "content", "key", "lane", "started", "summary", "timeout", "waiters")
+    __slots__ = (
+        "arrived",
+        "body",
+        "content",
+        "id",
+        "is_group",
+        "key",
+        "lane",
+        "sample_ids",
+        "started",
+        "timeout",
+        "waiters",
+    )
 
-    def __init__(self, request: Request, body: bytes, waiter: Waiter, content: bytes | None) -> None:
-        self.summary = RequestSummary.of(request)
+    def __init__(self, request: Request, body: bytes, waiter: Waiter) -> None:
+        self.id = request.id
         self.lane: Lane = request.lane
+        self.is_group = isinstance(request, GroupRequest)
+        self.sample_ids = (
+            [sample.id for sample in request.samples] if isinstance(request, GroupRequest) else [request.id]
+        )
         self.body = body
         self.key: RequestKey = (request.id, hash(body))
-        self.content = content
+        self.content: bytes | None = None
         """Its key in the result cache; None without a cache."""
         self.waiters = [waiter]
         self.arrived = time.perf_counter()
@@ -43,17 +73,25 @@ class Execution:
     def is_abandoned(self) -> bool:
         return all(waiter.is_disconnected() for waiter in self.waiters)
 
-
-class Follower:
-    """A request that waits for the result of another one with equal content."""
-
-    def __init__(self, request_id: str, waiter: Waiter) -> None:
-        self._id = request_id
-        self._waiter = waiter
-
-    def deliver(self, result: bytes) -> None:
-        own = ScoreResult.model_validate_json(result).model_copy(update={"id": self._id})
-        self._waiter.deliver(own.model_dump_json().encode())
-
-    def is_disconnected(self) -> bool:
-        return self._waiter.is_disconnected()
+    def build_response(
+        self, replies: ExecutionResult, queue_seconds: float, execute_seconds: float, version: str
+    ) -> Response:
+        """Build the response to all waiters. All samples share the times of the execution."""
+        if len(replies) == 1 and replies[0].reason is not None:
+            replies = replies * len(self.sample_ids)
+        results = [
+            ScoreResult(
+                id=sample_id,
+                valid=reply.reason is None,
+                score=reply.score,
+                components=reply.components,
+                reason=reply.reason,
+                message=reply.message,
+                queue_seconds=queue_seconds,
+                execute_seconds=execute_seconds,
+                version=version,
+            )
+            for sample_id, reply in zip(self.sample_ids, replies, strict=True)
+        ]
+        response = GroupResult(id=self.id, results=results) if self.is_group else results[0]
+        return Response(results, response.model_dump_json().encode())

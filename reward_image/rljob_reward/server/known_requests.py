@@ -1,41 +1,39 @@
 """Requests whose result is known or on its way, by id and body, and with `cache: true` by content.
 
 A request with the key of a pending execution joins it. Responses with only valid results are remembered for a while, so
-a retry after a lost response costs nothing and cannot differ.
+a retry after a lost response costs nothing and cannot differ. With a cache, an equal sample under another id gets the
+same valid result; a failure is always retried. Bounded: both drop what was used least recently.
 """
 
 from __future__ import annotations
 
+import hashlib
+
 from cachetools import LRUCache
 
-from rljob_api.wire.protocol import ScoreRequest
-from rljob_reward.server.execution import Execution, Follower, RequestKey
+from rljob_api.wire.protocol import ScoreRequest, ScoreResult
+from rljob_reward.server.execution import Execution, Request, RequestKey, Response, Waiter
 from rljob_reward.server.metrics import Metrics
-from rljob_reward.server.responses import Request, ScoreResponse
-from rljob_reward.server.result_cache import ResultCache, digest_content
 
-_MAX_REMEMBERED = 4096
+_MAX_RESPONSES = 4096
+_MAX_CACHED_RESULTS = 65_536
 
 
 class KnownRequests:
     """Pending executions and earlier responses."""
 
-    def __init__(self, metrics: Metrics, *, cache: bool) -> None:
+    def __init__(self, metrics: Metrics, *, cache: bool, max_cached_results: int = _MAX_CACHED_RESULTS) -> None:
         self._metrics = metrics
         self._pending: dict[RequestKey, Execution] = {}
         self._pending_by_content: dict[bytes, Execution] = {}
-        self._responses: LRUCache[RequestKey, bytes] = LRUCache(_MAX_REMEMBERED)
-        self._cache = ResultCache() if cache else None
+        self._responses: LRUCache[RequestKey, bytes] = LRUCache(_MAX_RESPONSES)
+        self._cache: LRUCache[bytes, ScoreResult] | None = LRUCache(max_cached_results) if cache else None
 
     @property
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    def digest(self, request: Request) -> bytes | None:
-        """The request's key in the result cache; None where results are not cached."""
-        return digest_content(request) if self._cache and isinstance(request, ScoreRequest) else None
-
-    def serve(self, execution: Execution) -> bool:
+    def serve(self, execution: Execution, request: Request) -> bool:
         """Serve a new request from an earlier or a pending result. False: it must be executed."""
         [waiter] = execution.waiters
         if pending := self._pending.get(execution.key):
@@ -44,31 +42,57 @@ class KnownRequests:
         if (response := self._responses.get(execution.key)) is not None:
             waiter.deliver(response)
             return True
-        if self._cache is None or execution.content is None:
+        if self._cache is None or not isinstance(request, ScoreRequest):
             return False
-        if (cached := self._cache.get(execution.content, execution.summary.id)) is not None:
-            self._metrics.record_cache("hit")
-            waiter.deliver(cached)
-            return True
-        equal = self._pending_by_content.get(execution.content)
+        execution.content = digest_content(request)
+        outcome = self._serve_equal(execution, execution.content, waiter)
+        self._metrics.record_cache(outcome)
+        return outcome != "miss"
+
+    def _serve_equal(self, execution: Execution, content: bytes, waiter: Waiter) -> str:
+        assert self._cache is not None
+        if (result := self._cache.get(content)) is not None:
+            own = {"id": execution.id, "queue_seconds": 0.0, "execute_seconds": 0.0}
+            waiter.deliver(result.model_copy(update=own).model_dump_json().encode())
+            return "hit"
+        equal = self._pending_by_content.get(content)
         # A request of the other lane must not wait in this one's queue.
         if equal is None or (equal.lane != execution.lane and equal.started is None):
-            self._metrics.record_cache("miss")
-            return False
-        self._metrics.record_cache("joined")
-        equal.waiters.append(Follower(execution.summary.id, waiter))
-        return True
+            return "miss"
+        equal.waiters.append(_Follower(execution.id, waiter))
+        return "joined"
 
     def add(self, execution: Execution) -> None:
         self._pending[execution.key] = execution
         if execution.content:
             self._pending_by_content[execution.content] = execution
 
-    def finish(self, execution: Execution, response: ScoreResponse) -> None:
+    def finish(self, execution: Execution, response: Response) -> None:
         del self._pending[execution.key]
         if execution.content and self._pending_by_content.get(execution.content) is execution:
             del self._pending_by_content[execution.content]
         if response.is_valid:
             self._responses[execution.key] = response.encoded
-            if self._cache and execution.content:
-                self._cache.put(execution.content, response.results[0])
+            if self._cache is not None and execution.content:
+                self._cache[execution.content] = response.results[0]
+
+
+def digest_content(request: ScoreRequest) -> bytes:
+    """Return the digest of everything in a request except its id and its lane."""
+    content = request.model_dump_json(exclude={"id", "lane"})
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+class _Follower:
+    """A request that waits for the result of another one with equal content."""
+
+    def __init__(self, request_id: str, waiter: Waiter) -> None:
+        self._id = request_id
+        self._waiter = waiter
+
+    def deliver(self, response: bytes) -> None:
+        own = ScoreResult.model_validate_json(response).model_copy(update={"id": self._id})
+        self._waiter.deliver(own.model_dump_json().encode())
+
+    def is_disconnected(self) -> bool:
+        return self._waiter.is_disconnected()

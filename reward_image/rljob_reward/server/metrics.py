@@ -36,36 +36,15 @@ class Metrics:
         self._reward = reward
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        by_outcome = ("reward", "lane", "outcome")
-        self._queue = Histogram(
-            "rljob_reward_queue_seconds",
-            "From arrival to the start of execution.",
-            by_outcome,
-            buckets=_BUCKETS_SECONDS,
-            registry=self._registry,
-        )
-        self._execute = Histogram(
-            "rljob_reward_execute_seconds",
-            "From the start of execution to its end.",
-            by_outcome,
-            buckets=_BUCKETS_SECONDS,
-            registry=self._registry,
-        )
-        self._refused = Counter(
-            "rljob_reward_refused", "Requests answered 429.", ("reward", "lane"), registry=self._registry
-        )
-        self._restarts = Counter(
-            "rljob_reward_worker_restarts",
-            "Workers that were replaced.",
-            ("reward",),
-            registry=self._registry,
-        )
+        self._queue = self._histogram("rljob_reward_queue_seconds", "From arrival to the start of execution.")
+        self._execute = self._histogram("rljob_reward_execute_seconds", "From the start of execution to its end.")
+        self._refused = self._counter("rljob_reward_refused", "Requests answered 429.", "lane")
+        self._restarts = self._counter("rljob_reward_worker_restarts", "Workers that were replaced.")
         self._restarts.labels(reward)
-        self._cache = Counter(
+        self._cache = self._counter(
             "rljob_reward_cache",
             "Requests of a reward with `cache`: hit (a result was kept), joined (an equal one was under way), miss.",
-            ("reward", "outcome"),
-            registry=self._registry,
+            "outcome",
         )
         for lane in LANES:  # exported as 0 from the start, so that rate() sees the first event
             self._refused.labels(reward, lane)
@@ -82,6 +61,13 @@ class Metrics:
     def registry(self) -> CollectorRegistry:
         """For metrics of one kind of reward."""
         return self._registry
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        labels = ("reward", "lane", "outcome")
+        return Histogram(name, text, labels, buckets=_BUCKETS_SECONDS, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ("reward", *labels), registry=self._registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, ("reward", *labels), registry=self._registry)

@@ -14,13 +14,12 @@ from functools import partial
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import InvalidReason, Lane
 from rljob_reward.results import ExecutionResult, StartupReport, failure
-from rljob_reward.server.execution import Execution, Waiter
+from rljob_reward.server.execution import Execution, Request, Waiter
 from rljob_reward.server.known_requests import KnownRequests
 from rljob_reward.server.lanes import LANES, Lanes
 from rljob_reward.server.metrics import VALID, Metrics
 from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start
 from rljob_reward.server.pools import build_pool
-from rljob_reward.server.responses import Request, build_response
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.slots import Slot
 
@@ -66,8 +65,8 @@ class Scorer:
 
     def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
         """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused."""
-        execution = Execution(request, body, waiter, self._known.digest(request))
-        if self._known.serve(execution):
+        execution = Execution(request, body, waiter)
+        if self._known.serve(execution, request):
             return
         lane = execution.lane
         if not self._lanes.admit(lane, execution):
@@ -144,7 +143,7 @@ class Scorer:
         execution.started = time.perf_counter()
         if not self.pool.enforces_timeout:
             execution.timeout = self._loop.call_later(self._reward.timeout_seconds, self._kill_late, slot)
-        slot.execute(execution.body, len(execution.summary.sample_ids), partial(self._finish, execution))
+        slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
 
     def _kill_late(self, slot: Slot) -> None:
         seconds = self._reward.timeout_seconds
@@ -162,7 +161,7 @@ class Scorer:
         now = time.perf_counter()
         started = now if execution.started is None else execution.started
         queue_seconds, execute_seconds = started - execution.arrived, now - started
-        response = build_response(execution.summary, result, queue_seconds, execute_seconds, self._reward.version)
+        response = execution.build_response(result, queue_seconds, execute_seconds, self._reward.version)
         self._known.finish(execution, response)
         if execution.started is not None:
             self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)

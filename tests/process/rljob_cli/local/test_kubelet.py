@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rljob_cli.manifests import is_ready
 from rljob_cli.local.node.container import read_tail
 from rljob_cli.local.node.podshim import descendants, scan_processes
+from rljob_cli.manifests import is_ready
 from tests.support.local_cluster import deployment, until
 
 SERVER = """
@@ -175,7 +175,8 @@ async def test_missing_claim_names_the_volume_option(cluster):
     mounts = [{"name": "v", "mountPath": "/models"}]
     await cluster.store.apply(deployment("d", "pass", volumes=volumes, volumeMounts=mounts))
     scheduled = await until(
-        lambda: [c for c in (only_pod(cluster) or {}).get("status", {}).get("conditions", []) if c.get("message")], "a restart"
+        lambda: [c for c in (only_pod(cluster) or {}).get("status", {}).get("conditions", []) if c.get("message")],
+        "a restart",
     )
     assert "--volume models=DIR" in scheduled[0]["message"]
 
@@ -185,7 +186,8 @@ async def test_container_starts_when_its_secret_is_created(cluster):
     await cluster.store.apply(deployment("d", "import time; time.sleep(300)", env=[token]))
     waiting = await until(lambda: container_status(cluster).get("state", {}).get("waiting"), "the container waits")
     await until(
-        lambda: container_status(cluster)["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError", "a restart"
+        lambda: container_status(cluster)["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError",
+        "a restart",
     )
     assert waiting
     await cluster.store.apply({"kind": "Secret", "metadata": {"name": "token"}, "stringData": {"t": "x"}})

@@ -29,15 +29,15 @@ def path(tmp_path):
     return tmp_path / "job.yaml"
 
 
-def test_relative_paths_begin_at_the_job_file(path):
+def test_relative_paths_start_at_the_job_file(path):
     spec = load(path).job.spec
     assert spec.model.source == str(path.parent / "model")
     assert spec.data.train.source == str(path.parent / "train.jsonl")
     assert spec.rewards[0].function.file == str(path.parent / "reward.py")
-    assert spec.data.train.data_source == "train.jsonl", "what functions are told does not depend on the folder"
+    assert spec.data.train.data_source == "train.jsonl", "the dataset name of functions does not depend on the folder"
 
 
-def test_an_override_is_yaml_and_creates_what_is_not_there(path):
+def test_override_is_yaml_and_creates_missing_fields(path):
     overrides = ["spec.schedule.steps=3", "spec.rewards[0].slots=2", "spec.algorithm.optimizer.learningRate=1e-6"]
     spec = load(path, overrides).job.spec
     assert (spec.schedule.steps, spec.rewards[0].slots, spec.algorithm.optimizer.learning_rate) == (3, 2, 1e-6)
@@ -45,17 +45,17 @@ def test_an_override_is_yaml_and_creates_what_is_not_there(path):
 
 
 @pytest.mark.parametrize("override", ["spec.schedule.steps", "=3", "spec.rewards[7].slots=1", "spec.model.source.x=1"])
-def test_an_override_of_nothing_is_a_users_mistake(path, override):
+def test_override_without_a_target_is_a_user_error(path, override):
     with pytest.raises(UserError, match="--set"):
         load(path, [override])
 
 
-def test_a_wrong_override_is_told_like_a_mistake_in_the_file(path):
+def test_invalid_override_is_reported_like_an_error_in_the_file(path):
     with pytest.raises(UserError, match=r"job\.yaml:\d+: spec\.schedule\.steps must be at least 1, got 0"):
         load(path, ["spec.schedule.steps=0"])
 
 
-def test_paths_are_read_as_messages_show_them():
+def test_paths_are_parsed_as_messages_print_them():
     assert parse_path("spec.rewards[0].name") == ("spec", "rewards", 0, "name")
     data = {"a": [{"b": 1}]}
     apply_override(data, "a[0].b=[2, 3]")
@@ -81,7 +81,7 @@ def refer(path, models=MODELS, name="judge"):
     return path
 
 
-def test_a_reward_model_of_the_file_becomes_the_jobs_own_reward(path):
+def test_reward_model_of_the_file_becomes_the_jobs_own_reward(path):
     file = load(refer(path))
     reward = file.job.spec.rewards[0]
     assert (reward.name, reward.weight, reward.slots, reward.timeout_seconds) == ("r", 0.5, 3, 7)
@@ -90,7 +90,7 @@ def test_a_reward_model_of_the_file_becomes_the_jobs_own_reward(path):
     assert reward.env == {"TOLERANCE": "1e-6"}, "a text stays a text"
 
 
-def test_what_is_wrong_with_a_model_names_its_own_line(path):
+def test_problem_of_a_reward_model_has_its_own_line(path):
     file = load(refer(path))
     text = path.read_text().splitlines()
     problem = file.problem("spec.rewards[0].function.file", "is not there")
@@ -98,7 +98,7 @@ def test_what_is_wrong_with_a_model_names_its_own_line(path):
     assert "weight: 0.5" in text[file.problem("spec.rewards[0].weight", "is odd").line - 1]
 
 
-def test_a_reference_keeps_for_what_a_cluster_would_make_of_it(path):
+def test_reference_is_kept_on_request(path):
     file = load(refer(path), keep_references=True)
     assert file.job.spec.rewards[0].reward_model_ref.name == "judge"
     assert list(file.reward_models) == ["judge"]
@@ -114,20 +114,20 @@ def test_a_reference_keeps_for_what_a_cluster_would_make_of_it(path):
         (MODELS.replace("name: judge", "name: jury"), r"in this file, got judge \(it has jury\)"),
         (
             MODELS.replace("name: judge", "name: judge, namespace: team"),
-            r"of the job's namespace default, got one of team",
+            r"in the job's namespace default, got one in team",
         ),
         (MODELS.replace("slots: 3", "replicas: 0"), r"job\.yaml:20: spec\.replicas must be at least 1"),
         (MODELS.replace("slots: 3", "slots: 0"), r"job\.yaml:20: spec\.slots must be at least 1, got 0"),
         (MODELS + MODELS, r"metadata\.name is the name of two RewardModels"),
-        ("---\n" + JOB, r"must hold exactly one RLJob, got 2"),
+        ("---\n" + JOB, r"must contain exactly one RLJob, got 2"),
     ],
 )
-def test_a_reference_that_cannot_be_followed_is_told_with_its_line(path, models, message):
+def test_invalid_reference_is_reported_with_its_line(path, models, message):
     with pytest.raises(UserError, match=message):
         load(refer(path, models))
 
 
-def test_a_wrong_model_is_told_beside_a_wrong_override(path):
+def test_invalid_reward_model_and_override_are_reported_together(path):
     with pytest.raises(UserError) as error:
         load(refer(path, MODELS.replace("slots: 3", "slots: 0")), ["spec.schedule.steps=0"])
     assert "spec.schedule.steps must be at least 1" in str(error.value)

@@ -1,4 +1,4 @@
-"""What can be known of models and judges before anything starts."""
+"""Errors of models and judges that are known before anything starts."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def findings(tmp_path, **reward):
         ({"judge": JUDGE | {"endpoint": ENDPOINT, "parser": {"regex": "x"}}}, "judge.parser.regex has no group"),
         (
             {"judge": RANKING, "scope": "group"},
-            "judge.parser.scorePath refers to score, which has type integer; compare: ranking and listwise need an array",
+            "judge.parser.scorePath refers to score, which has type integer; compare: ranking and listwise need",
         ),
         ({"judge": JUDGE | {"model": {"source": "./nowhere"}}}, "judge.model.source"),
         ({"model": {"source": "./nowhere"}}, "spec.rewards[0].model.source"),
         ({"model": {"source": "pvc://claim/rm"}}, "spec.rewards[0].model.source is on the claim claim"),
-        ({"model": {"source": "hf://org/rm", "gpus": 1}}, "spec.rewards[0].model.gpus the job asks for 1 GPUs"),
+        ({"model": {"source": "hf://org/rm", "gpus": 1}}, "spec.rewards[0].model.gpus the job requests 1 GPUs"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path, reward, words):
+def test_invalid_judge_or_model_is_reported_with_its_place(tmp_path, reward, words):
     (found,) = findings(tmp_path, **reward)
     assert words in found
 
 
-def test_a_key_that_no_variable_stands_for_is_told(tmp_path, monkeypatch):
+def test_secret_key_without_a_variable_is_reported(tmp_path, monkeypatch):
     judge = JUDGE | {"endpoint": ENDPOINT | {"apiKeySecretRef": {"name": "keys", "key": "MY_KEY"}}}
     (found,) = findings(tmp_path, judge=judge)
     assert "apiKeySecretRef.key" in found
@@ -55,7 +55,7 @@ def test_a_key_that_no_variable_stands_for_is_told(tmp_path, monkeypatch):
     assert findings(tmp_path, judge=judge) == []
 
 
-def test_a_relative_checkpoint_is_beside_the_job_file(tmp_path):
+def test_relative_model_starts_at_the_job_file(tmp_path):
     (tmp_path / "judge").mkdir()
     (found,) = findings(tmp_path, judge=JUDGE | {"model": {"source": "./judge"}})
-    assert str(tmp_path / "judge") in found, "the folder is there, but no model is in it"
+    assert str(tmp_path / "judge") in found, "the folder exists, but has no model"

@@ -1,62 +1,171 @@
-"""Kubeconfigs as users have them: each mistake is one line that names the remedy."""
+"""Kubeconfigs and answers of the API server as users have them: each error is one line with a remedy."""
 
-from types import SimpleNamespace
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from rljob_cli.cluster.client import Cluster, ClusterError, Target
+from rljob_api.errors import UserError
+from rljob_cli.cluster.client import Cluster, ClusterError, NotReadyError, Target, connect
 
 CONFIG = """
 apiVersion: v1
 kind: Config
 current-context: %s
 clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {}}]
+users: [{name: u, user: {token: secret}}]
 contexts:
 - {name: here, context: {cluster: c, user: u, namespace: research}}
 - {name: there, context: {cluster: c, user: u}}
 """
 
 
-def connect(tmp_path, text, context=None):
-    file = tmp_path / "config"
+async def namespace_of(folder: Path, text: str, context: str | None = None, namespace: str | None = None) -> str:
+    file = folder / "config"
     file.write_text(text)
-    return Cluster(Target(str(file), context))
+    async with connect(Target(str(file), context, namespace)) as cluster:
+        return cluster.namespace
 
 
 @pytest.mark.parametrize(
     "text", ["garbage: [", "5", "- a", "contexts: 5", "contexts: [5]", "contexts: [{}]", "", "a: b"]
 )
 @pytest.mark.parametrize("context", [None, "here"])
-def test_a_file_that_is_no_kubeconfig_is_told_in_one_line(tmp_path, text, context):
+async def test_file_that_is_not_a_kubeconfig_is_one_line(tmp_path: Path, text: str, context: str | None) -> None:
     with pytest.raises(ClusterError, match=r"no cluster: .*--kubeconfig") as raised:
-        connect(tmp_path, text, context)
+        await namespace_of(tmp_path, text, context)
     assert "\n" not in str(raised.value)
 
 
-def test_a_context_by_name_needs_no_current_one(tmp_path):
-    for current in ('""', "gone"):
-        assert connect(tmp_path, CONFIG % current, "here").namespace == "research"
-    assert connect(tmp_path, CONFIG % "here").namespace == "research"
+async def test_context_and_namespace_come_from_options_then_the_kubeconfig(tmp_path: Path) -> None:
+    for current in ('""', "deleted"):
+        assert await namespace_of(tmp_path, CONFIG % current, "here") == "research"
+    assert await namespace_of(tmp_path, CONFIG % "here") == "research"
+    assert await namespace_of(tmp_path, CONFIG % "there") == "default"
+    assert await namespace_of(tmp_path, CONFIG % "there", "here", "mine") == "mine"
 
 
-def test_a_context_that_is_not_there_is_told_with_those_that_are(tmp_path):
-    with pytest.raises(ClusterError, match="no context gone; it has here, there"):
-        connect(tmp_path, CONFIG % "gone")
-    with pytest.raises(ClusterError, match="no current context; it has here, there"):
-        connect(tmp_path, CONFIG % '""')
+@pytest.mark.parametrize(
+    ("current", "context", "missing"),
+    [
+        ("deleted", None, "no context deleted"),
+        ("here", "other", "no context other"),
+        ('""', None, "no current context"),
+    ],
+)
+async def test_missing_context_is_reported_with_the_existing_ones(
+    tmp_path: Path, current: str, context: str | None, missing: str
+) -> None:
+    with pytest.raises(ClusterError, match=f"the kubeconfig has {missing}; it has here, there; pass --kubeconfig"):
+        await namespace_of(tmp_path, CONFIG % current, context)
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ClusterError, match=r"there is no kubeconfig .*nope"):
-        Cluster(Target(str(tmp_path / "nope")))
+async def test_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"kubeconfig .*nope not found"):
+        async with connect(Target(str(tmp_path / "nope"))):
+            pass
 
 
-def test_a_page_in_place_of_an_answer_is_told_in_one_line(tmp_path, monkeypatch):
-    cluster = connect(tmp_path, CONFIG % "here")
-    page = SimpleNamespace(data=b"<html>log in</html>")
-    monkeypatch.setattr(cluster._jobs, "list_namespaced_custom_object", lambda *_, **__: page.data.decode())
-    monkeypatch.setattr(cluster._core, "list_namespaced_pod", lambda *_, **__: page)
-    for ask in (cluster.list_jobs, lambda: cluster.list_pods("a=b")):
-        with pytest.raises(ClusterError, match="answers as no API server does"):
-            ask()
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> Any:
+    """Serve all paths with one handler, and use the cluster in a function."""
+
+    async def run(handler: Handler, use: Callable[[Cluster], Awaitable[Any]]) -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        async with TestServer(app) as server:
+            file = tmp_path / "config"
+            file.write_text((CONFIG % "here").replace("http://127.0.0.1:1", str(server.make_url(""))))
+            async with connect(Target(str(file))) as cluster:
+                return await use(cluster)
+
+    return run
+
+
+async def test_page_that_is_not_an_api_response_is_reported(serve: Any) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>log in</html>", content_type="text/html")
+
+    for use in (Cluster.list_jobs, lambda cluster: cluster.list_pods("a=b"), Cluster.list_reward_models):
+        with pytest.raises(ClusterError, match="did not return a Kubernetes API response; check the server URL"):
+            await serve(page, use)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (401, "unauthorized: the API server rejected your credentials"),
+        (403, "forbidden: you may not list pods in namespace research; request a role that allows it: because"),
+        (500, "list pods: the API server answered 500: because"),
+    ],
+)
+async def test_refusal_is_reported_with_a_remedy(serve: Any, code: int, message: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"message": "because"}, status=code)
+
+    with pytest.raises(ClusterError, match=message):
+        await serve(refuse, lambda cluster: cluster.list_pods("a=b"))
+
+
+async def test_server_that_does_not_answer_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(CONFIG % "here")
+    async with connect(Target(str(tmp_path / "config"))) as cluster:
+        with pytest.raises(ClusterError, match=r"the API server http://127\.0\.0\.1:1 did not answer: .*is running"):
+            await cluster.list_jobs()
+
+
+async def test_missing_job_is_reported_with_similar_names(serve: Any) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith("/rljobs"):
+            assert request.headers["Authorization"] == "Bearer secret"
+            return web.json_response({"apiVersion": "v1", "items": [{"metadata": {"name": "sums"}}]})
+        return web.json_response({"message": "not found"}, status=404)
+
+    with pytest.raises(UserError, match="RLJob research/sumz: not found; did you mean sums"):
+        await serve(answer, lambda cluster: cluster.get_job("sumz"))
+
+
+async def test_log_is_streamed_as_lines_of_any_length(serve: Any) -> None:
+    lines = ["short", "x" * 300_000, "", "last without an end"]
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.path == "/api/v1/namespaces/research/pods/head/log"
+        assert request.query == {
+            **{"container": "c", "follow": "false", "previous": "true", "timestamps": "true"},
+            **{"tailLines": "7", "sinceSeconds": "9"},
+        }
+        return web.Response(text="\n".join(lines))
+
+    async def use(cluster: Cluster) -> list[str]:
+        log = cluster.stream_log("head", "c", tail=7, previous=True, since_seconds=9)
+        return [line async for line in log]
+
+    assert await serve(answer, use) == lines
+
+
+async def test_log_that_does_not_exist_yet_is_not_ready(serve: Any) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"message": "container is waiting to start"}, status=400)
+
+    async def use(cluster: Cluster) -> None:
+        async for _ in cluster.stream_log("head", "c"):
+            pass
+
+    with pytest.raises(NotReadyError, match="container is waiting to start"):
+        await serve(answer, use)
+
+
+async def test_metrics_of_a_pod_are_read_through_its_proxy(serve: Any) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.path == "/api/v1/namespaces/research/pods/head:8100/proxy/metrics"
+        return web.Response(text="up 1\n")
+
+    assert await serve(answer, lambda cluster: cluster.read_pod_metrics("head", 8100)) == "up 1\n"

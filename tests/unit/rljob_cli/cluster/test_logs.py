@@ -1,75 +1,73 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster.logs import (
-    Follower,
-    Instance,
-    Line,
-    Printer,
-    Selection,
-    check_role,
-    container_of,
-    parse_line,
-    print_logs,
-)
+from rljob_cli.cluster.client import NotFoundError
+from rljob_cli.cluster.log_lines import Line, Printer, Selection, check_role, container_of, parse_line
+from rljob_cli.cluster.logs import Follower, Instance, follow_logs, print_logs
 
 
-class Cluster:
-    """Gives one list of lines for each time that a log is opened."""
+class FakeCluster:
+    """Returns one list of lines each time that a log is opened."""
 
     def __init__(self, *logs: list[str]) -> None:
         self.logs = list(logs)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
-    def open_log(self, pod: str, container: str, **options: Any) -> Iterator[str]:
-        self.asked.append(options)
-        return iter(self.logs.pop(0))
+    async def stream_log(self, pod: str, container: str, **options: Any) -> AsyncIterator[str]:
+        self.requests.append(options)
+        for line in self.logs.pop(0):
+            yield line
 
 
 def stamp(number: int) -> str:
     return f"2026-01-01T00:00:00.{number:09d}Z"
 
 
-def test_lines_of_kubelets_in_different_zones_are_in_the_order_of_their_times() -> None:
+def drain(follower: Follower) -> list[str]:
+    return [follower.lines.get_nowait().text for _ in range(follower.lines.qsize())]
+
+
+def test_lines_of_kubelets_in_different_time_zones_sort_by_time() -> None:
     east = parse_line("a", "2026-01-01T01:00:00.000000001+01:00 later")
     utc = parse_line("b", "2026-01-01T00:00:00.000000000Z first")
     assert sorted([east, utc]) == [utc, east]
 
 
-def test_a_connection_that_broke_prints_no_line_twice_and_loses_none() -> None:
-    cluster = Cluster([f"{stamp(1)} a", f"{stamp(2)} b"], [f"{stamp(1)} a", f"{stamp(2)} b", f"{stamp(3)} c"])
+async def test_follower_repeats_and_loses_no_line_after_a_broken_connection() -> None:
+    cluster = FakeCluster([f"{stamp(1)} a", f"{stamp(2)} b"], [f"{stamp(1)} a", f"{stamp(2)} b", f"{stamp(3)} c"])
     follower = Follower(Instance("pod", "uid", 0), "head", tail=5)
-    follower.read(cluster)  # type: ignore[arg-type]
-    follower.read(cluster)  # type: ignore[arg-type]
-    assert [follower.lines.get_nowait().text for _ in range(follower.lines.qsize())] == ["a", "b", "c"]
-    assert cluster.asked[0]["tail"] == 5
-    assert cluster.asked[1]["tail"] is None, "the lines written meanwhile are all wanted"
-    assert cluster.asked[1]["since_seconds"] >= 1
+    await follower.read(cluster)  # type: ignore[arg-type]
+    await follower.read(cluster)  # type: ignore[arg-type]
+    assert drain(follower) == ["a", "b", "c"]
+    assert cluster.requests[0]["tail"] == 5
+    assert cluster.requests[1]["tail"] is None, "all lines since then are wanted"
+    assert cluster.requests[1]["since_seconds"] >= 1
 
 
-def test_lines_of_one_moment_are_all_printed() -> None:
+async def test_follower_keeps_all_lines_with_the_same_time() -> None:
     follower = Follower(Instance("pod", "uid", 0), "head", tail=None)
-    follower.read(Cluster([f"{stamp(1)} a", f"{stamp(1)} b"]))  # type: ignore[arg-type]
-    assert follower.lines.qsize() == 2
+    await follower.read(FakeCluster([f"{stamp(1)} a", f"{stamp(1)} b"]))  # type: ignore[arg-type]
+    assert drain(follower) == ["a", "b"]
 
 
-def test_each_pod_has_a_colour_of_its_own_and_none_in_a_pipe() -> None:
-    said: list[str] = []
-    printer = Printer(said.append, colour=True)
+def test_printer_uses_one_colour_per_pod_and_none_in_a_pipe() -> None:
+    printed: list[str] = []
+    printer = Printer(printed.append, colour=True)
     for pod in ("a", "bb", "a"):
-        printer.print(Line("", pod, "text"))
-    first, second, third = (text.split("m")[0] for text in said)
+        printer.print(Line("", pod, "text \x1b[1mbold"))
+    first, second, third = (text.split("m")[0] for text in printed)
     assert first == third != second
-    Printer(said.append, colour=False).print(Line("", "a", "text"))
-    assert said[-1] == "a text\n"
+    assert printed[0].endswith("\x1b[0m text \x1b[1mbold\n"), "the text is not changed"
+    Printer(printed.append, colour=False).print(Line("", "a", "text"))
+    assert printed[-1] == "a text\n"
 
 
-def test_the_container_of_the_role_is_read_whatever_runs_beside_it() -> None:
+def test_container_of_the_role_is_chosen_among_others() -> None:
     pod = {
         "metadata": {"labels": {"rljob.dev/role": "rollout"}},
         "spec": {"containers": [{"name": "proxy"}, {"name": "rollout"}]},
@@ -77,7 +75,7 @@ def test_the_container_of_the_role_is_read_whatever_runs_beside_it() -> None:
     assert container_of(pod) == "rollout"
 
 
-def test_a_reward_that_runs_elsewhere_says_where() -> None:
+def test_role_without_pods_is_rejected_with_its_place() -> None:
     rewards = [{"name": "shared", "rewardModelRef": {"name": "judge"}}]
     job = {"metadata": {"namespace": "ns", "name": "sums"}, "spec": {"rewards": rewards}}
     with pytest.raises(UserError, match="RewardModel judge"):
@@ -86,29 +84,35 @@ def test_a_reward_that_runs_elsewhere_says_where() -> None:
         check_role(job, "judge")
 
 
-class JobWithAJudge:
+class JobWithJudge:
     """A head, and a judge's Pod with its vLLM."""
 
     namespace = "ns"
 
-    def __init__(self) -> None:
+    def __init__(self, phase: str = "Running") -> None:
+        self.phase = phase
         self.opened: list[tuple[str, str]] = []
 
-    def get_job(self, name: str) -> dict[str, Any]:
-        return {"metadata": {"namespace": "ns", "name": name}, "spec": {"rewards": [{"name": "good", "judge": {}}]}}
+    async def get_job(self, name: str) -> dict[str, Any]:
+        spec = {"rewards": [{"name": "good", "judge": {}}]}
+        return {"metadata": {"namespace": "ns", "name": name}, "spec": spec, "status": {"phase": self.phase}}
 
-    def list_pods(self, selector: str) -> list[dict[str, Any]]:
-        def pod(name: str, role: str, *beside: str) -> dict[str, Any]:
-            init = {"initContainers": [{"name": each} for each in beside]} if beside else {}
+    async def list_pods(self, selector: str) -> list[dict[str, Any]]:
+        def pod(name: str, role: str, *sidecars: str) -> dict[str, Any]:
+            init = {"initContainers": [{"name": sidecar} for sidecar in sidecars]} if sidecars else {}
             labels = {"rljob.dev/role": role} | ({"rljob.dev/reward": "good"} if role == "reward" else {})
             spec = {"nodeName": "node", "containers": [{"name": role}], **init}
-            return {"metadata": {"name": name, "labels": labels}, "spec": spec}
+            return {"metadata": {"name": name, "uid": name, "labels": labels}, "spec": spec}
 
         return [pod("judge", "reward", "vllm"), pod("head", "head")]
 
-    def open_log(self, pod: str, container: str, **_: Any) -> Iterator[str]:
+    async def stream_log(self, pod: str, container: str, **_: Any) -> AsyncIterator[str]:
         self.opened.append((pod, container))
-        return iter([f"{stamp(1)} {container} speaks"])
+        if self.opened.count((pod, container)) > 1:
+            raise NotFoundError("the Pod was deleted")
+        times = (1, 4) if pod == "head" else (2, 3)
+        for time in times:
+            yield f"{stamp(time)} {container} {time}"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +124,23 @@ class JobWithAJudge:
         (Selection("sums", role="head", container="vllm"), []),
     ],
 )
-def test_a_container_beside_the_roles_own_is_read_where_it_is(
+async def test_logs_read_the_selected_containers(
     selection: Selection, opened: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = JobWithAJudge()
-    assert print_logs(cluster, selection) == (0 if opened else 1)  # type: ignore[arg-type]
+    cluster = JobWithJudge()
+    assert await print_logs(cluster, selection) == (0 if opened else 1)  # type: ignore[arg-type]
     assert cluster.opened == opened
+    printed = capsys.readouterr()
     if not opened:
-        assert "the job has no head Pods with a container vllm now" in capsys.readouterr().err
+        assert "no head Pods with a container vllm found; run `rljob explain sums -n ns`" in printed.err
+    if len(opened) == 2:
+        lines = ["head  head 1", "judge reward 2", "judge reward 3", "head  head 4"]
+        assert printed.out.splitlines() == lines, "merged by time"
+
+
+async def test_followed_logs_end_with_the_job(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("rljob_cli.cluster.logs._POLL_SECONDS", 0.05)
+    assert await follow_logs(JobWithJudge("Succeeded"), Selection("sums")) == 0  # type: ignore[arg-type]
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [number for pod, _, number in printed if pod == "head"] == ["1", "4"]
+    assert [number for pod, _, number in printed if pod == "judge"] == ["2", "3"]

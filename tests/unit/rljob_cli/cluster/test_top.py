@@ -8,54 +8,51 @@ import pytest
 from rljob_api.errors import TransientError
 from rljob_cli.cluster import top
 from rljob_cli.cluster.client import ClusterError
-from rljob_cli.cluster.formatting import format_age, format_table
+from rljob_cli.cluster.formatting import format_age
 from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.run.reward_rows import RewardRow
+from rljob_cli.tables import to_text
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 JOB = {"metadata": {"namespace": "ns", "name": "sums", "creationTimestamp": "2026-01-01T23:59:00Z"}, "spec": {}}
 
 
-def test_cpu_and_memory_are_summed_over_a_pods_containers() -> None:
+def test_cpu_and_memory_are_summed_over_containers() -> None:
     pod = {"metadata": {"name": "p"}, "spec": {}}
     usage = [{"usage": {"cpu": "250m", "memory": "1Mi"}}, {"usage": {"cpu": "500000000n", "memory": "1024Ki"}}]
     view = top.view_job(JOB, [pod], [{"metadata": {"name": "p"}, "containers": usage}], NOW)
     assert (view.pods[0].cpu_cores, view.pods[0].memory_bytes) == (0.75, 2 * 2**20)
-    assert "MEMORY" in top.format_job(view, None)
-    assert "MEMORY" not in top.format_job(top.view_job(JOB, [pod], [], NOW), None)
-
-
-def test_lines_are_cut_to_the_terminal_and_nowhere_else() -> None:
-    rows = [["sums", "x" * 100]]
-    assert max(map(len, format_table(["NAME", "WAITS FOR"], rows, 40))) == 40
-    assert max(map(len, format_table(["NAME", "WAITS FOR"], rows))) > 100
+    assert "MEMORY" in to_text(top.draw_job(view))
+    assert "MEMORY" not in to_text(top.draw_job(top.view_job(JOB, [pod], [], NOW)))
 
 
 @pytest.mark.parametrize(("seconds", "age"), [(45, "45s"), (119, "119s"), (120, "2m"), (7200, "2h"), (200000, "2d")])
-def test_ages_read_as_kubectls(seconds: int, age: str) -> None:
+def test_ages_have_the_format_of_kubectl(seconds: int, age: str) -> None:
     assert format_age(NOW - timedelta(seconds=seconds), NOW) == age
 
 
-def test_watch_keeps_what_it_saw_while_the_cluster_cannot_be_asked(capsys: Any) -> None:
-    def draws() -> Any:
-        yield "table 1"
-        yield TransientError("the API server does not answer")
-        yield "table 2"
-        yield KeyboardInterrupt()
+async def test_watch_keeps_the_last_view_while_the_cluster_does_not_answer(capsys: Any) -> None:
+    views = iter(["table 1", TransientError("the API server did not answer"), "table 2", KeyboardInterrupt()])
 
-    looks = draws()
-
-    def draw() -> str:
-        look = next(looks)
-        if isinstance(look, BaseException):
-            raise look
-        return str(look)
+    async def draw() -> str:
+        view = next(views)
+        if isinstance(view, BaseException):
+            raise view
+        return view
 
     with pytest.raises(KeyboardInterrupt):
-        top.watch(draw, 0.0)
-    said = capsys.readouterr().out
-    assert said.count("table 1") == 2, "drawn again while nothing newer is known"
-    assert said.index("not up to date: the API server does not answer") < said.index("table 2")
+        await top.watch(draw, 0.0)
+    printed = capsys.readouterr().out
+    assert printed.count("table 1") == 2
+    assert printed.index("not up to date: the API server did not answer") < printed.index("table 2")
+
+
+def test_job_without_conditions_is_not_reconciled_yet() -> None:
+    [row] = top.view_jobs([JOB], NOW)
+    assert row.waits_for == "not reconciled yet; is the operator running?"
+    assert row.to_json()["driver_phase"] == ""
+    assert "DRIVER" in to_text(top.draw_jobs([row], "ns", False))
+    assert to_text(top.draw_jobs([], "ns", False)) == "no RLJobs in namespace ns (-A: all namespaces)"
 
 
 DRIVER = """
@@ -97,35 +94,35 @@ PODS = [ready_pod("head", "head"), ready_pod("a", "reward", "correct"), ready_po
 
 
 class FakeCluster:
-    """The client's four questions, answered from a table of /metrics by Pod."""
+    """Serves /metrics from a table by Pod."""
 
     def __init__(self, metrics: dict[str, str], models: list[dict[str, Any]] | None = None) -> None:
         self.metrics, self.models = metrics, models
 
-    def read_pod_metrics(self, pod: str, port: int) -> str:
+    async def read_pod_metrics(self, pod: str, port: int) -> str:
         if pod not in self.metrics:
             raise ClusterError("pods/proxy is forbidden")
         assert port == (8100 if pod == "head" else 8080)
         return self.metrics[pod]
 
-    def list_reward_models(self) -> list[dict[str, Any]]:
+    async def list_reward_models(self) -> list[dict[str, Any]]:
         if self.models is None:
             raise ClusterError("rewardmodels is forbidden")
         return self.models
 
-    def list_pods(self, selector: str) -> list[dict[str, Any]]:
+    async def list_pods(self, selector: str) -> list[dict[str, Any]]:
         assert selector == "rljob.dev/reward-model=math"
         return []
 
 
-def rows_of(cluster: FakeCluster) -> dict[str, RewardRow]:
-    return {row.name: row for row in fetch_rewards(cluster, REWARDED, PODS)}  # type: ignore[arg-type]
+async def rows_of(cluster: FakeCluster) -> dict[str, RewardRow]:
+    return {row.name: row for row in await fetch_rewards(cluster, REWARDED, PODS)}  # type: ignore[arg-type]
 
 
-def test_a_jobs_rewards_show_what_they_have_and_what_they_give() -> None:
+async def test_rewards_show_their_slots_latency_and_invalid_results() -> None:
     model = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", "metadata": {"name": "math"}}
     model |= {"spec": {"replicas": 3, "slots": 4, "function": {"file": "/r.py"}}, "status": {"readyReplicas": 2}}
-    rows = rows_of(FakeCluster({"head": DRIVER, "a": SERVER, "b": SERVER}, [model]))
+    rows = await rows_of(FakeCluster({"head": DRIVER, "a": SERVER, "b": SERVER}, [model]))
     assert rows["correct"] == RewardRow(
         *("correct", "function", 2, 2, 30, 32, 24, 0, 0.0), pytest.approx(1.0), pytest.approx(2.8), {"timeout": 3}
     )
@@ -133,16 +130,16 @@ def test_a_jobs_rewards_show_what_they_have_and_what_they_give() -> None:
     assert rows["theirs"] == RewardRow("theirs", "http")
 
 
-def test_what_the_user_may_not_read_is_a_dash_and_in_json_null() -> None:
-    rows = rows_of(FakeCluster({"a": SERVER}))
-    assert rows["correct"] == RewardRow("correct", "function", 2, 2, 30, 32), "one server's numbers are no sum"
+async def test_unreadable_number_is_a_dash_and_null_in_json() -> None:
+    rows = await rows_of(FakeCluster({"a": SERVER}))
+    assert rows["correct"] == RewardRow("correct", "function", 2, 2, 30, 32), "the numbers of one server are not a sum"
     assert rows["shared"] == RewardRow("shared")
     view = top.view_job(REWARDED, PODS, [], NOW, list(rows.values()))
     assert view.to_json()["rewards"][0]["slots_in_use"] is None
-    line = next(line for line in top.format_job(view, 80).splitlines() if line.startswith("correct"))
+    line = next(line for line in to_text(top.draw_job(view), 80).splitlines() if line.startswith("correct"))
     assert line.split() == ["correct", "function", "2/2", "30", "32", *["-"] * 6]
 
 
-def test_a_job_of_a_newer_version_is_shown_without_its_rewards() -> None:
+async def test_job_of_a_newer_version_has_no_reward_rows() -> None:
     manifest = REWARDED | {"spec": {**SPEC, "new": {}}}
-    assert fetch_rewards(FakeCluster({}), manifest, PODS) == []  # type: ignore[arg-type]
+    assert await fetch_rewards(FakeCluster({}), manifest, PODS) == []  # type: ignore[arg-type]

@@ -14,23 +14,23 @@ SPEC = {
 }
 
 
-@pytest.mark.parametrize("num_turns", range(5))
-async def test_a_watch_that_is_cancelled_just_when_something_changes_ends(num_turns):
-    """Or it has yielded before: a cancellation that is lost in between would keep `rljob run` from ending."""
+@pytest.mark.parametrize("num_iterations", range(5))
+async def test_watch_ends_when_cancelled_during_a_change(num_iterations):
+    """A cancellation that is lost at any point of the change would keep `rljob run` from ending."""
     store = LocalStore(RLJob.model_validate({"metadata": {"name": "t"}, "spec": SPEC}))
-    has_begun = asyncio.Event()
+    has_started = asyncio.Event()
 
     async def follow():
         async for _ in store.watch():
-            has_begun.set()
+            has_started.set()
 
     following = asyncio.create_task(follow())
-    await has_begun.wait()
+    await has_started.wait()
     await asyncio.sleep(0)
     store.changed()
-    for _ in range(num_turns):
+    for _ in range(num_iterations):
         await asyncio.sleep(0)
     following.cancel()
-    done, _ = await asyncio.wait((following,), timeout=10)
+    done, _ = await asyncio.wait((following,), timeout=2)
     assert done
     assert following.cancelled()

@@ -1,4 +1,4 @@
-"""Rewards of a run on this machine: asked at their own addresses, and unknown where one is silent."""
+"""Rewards of a run on this machine: read from each Pod, and unknown if one does not answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import Metrics
+from tests.support.local_cluster import loopback_prefix
 
-HEAD, FIRST, SECOND, SILENT = (f"127.41.2.{number}" for number in (1, 2, 3, 4))
+HEAD, FIRST, SECOND, SILENT = (f"{loopback_prefix()}.{number}" for number in (1, 2, 3, 4))
 SERVER = (
     'rljob_reward_slots_total{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
 )
@@ -56,17 +57,17 @@ async def serve(address: str, port: int, text: str) -> web.AppRunner:
     return runner
 
 
-async def test_a_run_shows_the_sums_of_its_servers_and_dashes_when_one_is_silent() -> None:
+async def test_row_sums_the_servers_and_is_unknown_when_one_does_not_answer() -> None:
     runners = [await serve(HEAD, PORT_DRIVER, DRIVER)]
     runners += [await serve(address, PORT_REWARD, SERVER) for address in (FIRST, SECOND)]
     try:
         async with aiohttp.ClientSession() as session:
-            told = await fetch_metrics(session, PODS)
+            known = await fetch_metrics(session, PODS)
             partly = await fetch_metrics(session, [*PODS, ready_pod(SILENT, role="reward", reward="correct")])
     finally:
         for runner in runners:
             await runner.cleanup()
-    [row] = build_rewards(JOB, PODS, told)
+    [row] = build_rewards(JOB, PODS, known)
     assert (row.kind, row.ready, row.replicas) == ("function", 2, 2)
     assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (None, 8, 6)
     assert (row.waiting, row.invalid) == (5, {"timeout": 2})
@@ -74,7 +75,7 @@ async def test_a_run_shows_the_sums_of_its_servers_and_dashes_when_one_is_silent
     assert (row.slots_in_use, row.waiting, row.invalid) == (None, None, {"timeout": 2})
 
 
-def test_before_anybody_answers_only_what_the_pods_say_is_known() -> None:
+def test_row_without_metrics_has_only_the_numbers_of_the_pods() -> None:
     [row] = build_rewards(JOB, PODS, Metrics())
     assert (row.ready, row.replicas, row.slots_given) == (2, 2, 8)
     assert (row.slots_in_use, row.waiting, row.latency_p95_seconds, row.invalid) == (None, None, None, None)

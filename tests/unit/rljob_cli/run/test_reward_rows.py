@@ -1,4 +1,4 @@
-"""Rewards as rows: each number from who knows it, and a dash where nobody does."""
+"""Rewards as rows: each number from its source, and a dash if it is unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_cli.cluster.formatting import format_table
 from rljob_cli.run.reward_rows import (
     HEADER,
     Metrics,
@@ -18,6 +17,7 @@ from rljob_cli.run.reward_rows import (
     parse_metrics,
     row_cells,
 )
+from rljob_cli.tables import build_table, to_text
 
 FUNCTION = Reward.model_validate({"name": "correct", "slots": 8, "function": {"file": "r.py"}})
 HTTP = Reward.model_validate({"name": "correct", "http": {"url": "http://r"}})
@@ -48,14 +48,14 @@ def waiting_at_driver(number: int, oldest_seconds: float, reward: str = "correct
     return f"rljob_reward_waiting{name} {number}\nrljob_reward_waiting_oldest_seconds{name} {oldest_seconds}\n"
 
 
-def test_a_reward_of_which_nothing_is_known_has_dashes_and_no_zero() -> None:
+def test_unknown_numbers_are_dashes_and_not_zero() -> None:
     row = build_row(RewardInfo("correct"), Metrics())
     assert row == RewardRow("correct")
     assert row_cells(row) == ["correct", *["-"] * (len(HEADER) - 1)]
     assert set(row.to_json().values()) == {"correct", None}
 
 
-def test_each_number_comes_from_who_knows_it() -> None:
+def test_numbers_come_from_status_servers_and_driver() -> None:
     scaling = RewardScaling(name="correct", replicas=3, slots=20)
     metrics = Metrics(
         driver=parse_metrics(
@@ -66,7 +66,7 @@ def test_each_number_comes_from_who_knows_it() -> None:
     row = build_row(RewardInfo("correct", FUNCTION, 2, 3, scaling), metrics)
     assert (row.kind, row.ready, row.replicas) == ("function", 2, 3)
     assert (row.slots_wanted, row.slots_given, row.slots_in_use) == (20, 16, 12)
-    assert (row.waiting, row.oldest_seconds) == (8, 9.0), "those at the driver count, too"
+    assert (row.waiting, row.oldest_seconds) == (8, 9.0), "requests that wait at the driver count, too"
     assert (row.latency_p50_seconds, row.latency_p95_seconds) == (2.0, pytest.approx(3.8))
     assert row.invalid == {"exception": 5, "timeout": 2}
     assert row_cells(row) == [
@@ -74,19 +74,19 @@ def test_each_number_comes_from_who_knows_it() -> None:
     ]
 
 
-def test_a_pod_that_does_not_answer_makes_no_sum_of_the_others() -> None:
+def test_sums_are_unknown_when_a_pod_does_not_answer() -> None:
     row = build_row(RewardInfo("correct", FUNCTION, 2, 2), Metrics(servers={"correct": None}))
     assert (row.slots_in_use, row.waiting, row.oldest_seconds) == (None, None, None)
-    assert row.slots_given == 16, "that much the job says"
+    assert row.slots_given == 16, "the job specifies the slots per replica"
 
 
-def test_the_driver_may_know_of_a_queue_where_no_server_is_there() -> None:
+def test_queue_at_the_driver_counts_without_a_server() -> None:
     text = waiting_at_driver(7, 61.0) + waiting_at_driver(1, 99.0, "other")
     row = build_row(RewardInfo("correct", FUNCTION, 0, 1), Metrics(parse_metrics(text)))
     assert (row.slots_given, row.waiting, row.oldest_seconds) == (0, 7, 61.0)
 
 
-def test_no_invalid_result_is_a_zero_once_there_are_results_and_unknown_before() -> None:
+def test_invalid_is_unknown_before_the_first_result_and_then_zero() -> None:
     before = parse_metrics(driver_metrics([], {"timeout": 0}))
     after = parse_metrics(driver_metrics([1.0], {"timeout": 0}))
     assert build_row(RewardInfo("correct"), Metrics(before)).invalid is None
@@ -96,24 +96,24 @@ def test_no_invalid_result_is_a_zero_once_there_are_results_and_unknown_before()
     assert build_row(RewardInfo("correct"), other).invalid is None
 
 
-def test_an_endpoint_of_someone_elses_has_no_slots() -> None:
+def test_external_endpoint_has_no_slots() -> None:
     row = build_row(RewardInfo("correct", HTTP), Metrics())
     assert (row.kind, row.slots_given) == ("http", None)
 
 
-def test_a_latency_beyond_the_last_bucket_is_its_edge() -> None:
+def test_latency_beyond_the_last_bucket_is_its_edge() -> None:
     assert (
         build_row(RewardInfo("correct"), Metrics(parse_metrics(driver_metrics([100.0], {})))).latency_p50_seconds == 8.0
     )
 
 
-def test_what_is_no_metrics_tells_nothing() -> None:
+def test_text_that_is_not_metrics_has_no_samples() -> None:
     assert parse_metrics("<html>busy</html>\n") == []
 
 
-def test_a_row_of_common_size_fits_80_columns() -> None:
+def test_typical_row_fits_80_columns() -> None:
     row = RewardRow("correct", "function", 12, 12, 320, 192, 192, 1024, 12.0, 0.8, 31.0, {"timeout": 3})
-    [_, line] = format_table(HEADER, [row_cells(row)], gap=1)
+    [_, line] = to_text(build_table(HEADER, [row_cells(row)], gap=1)).splitlines()
     assert len(line) <= 80, line
 
 
@@ -130,5 +130,5 @@ def test_a_row_of_common_size_fits_80_columns() -> None:
         (7.2e4, "20h"),
     ],
 )
-def test_times_are_short(seconds: float, shown: str) -> None:
+def test_durations_have_at_most_five_characters(seconds: float, shown: str) -> None:
     assert format_short(seconds) == shown

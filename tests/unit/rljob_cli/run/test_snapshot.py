@@ -1,4 +1,4 @@
-"""What is told of a run, and that it is told once."""
+"""What a run reports, and that it reports it once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from rljob_cli.run.live import render, sparkline
+from rljob_cli.run.metrics_file import read_rows
 from rljob_cli.run.reward_rows import RewardRow
-from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots, read_rows
+from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots
 from rljob_cli.run.summary import build_summary
 
 
@@ -19,7 +20,7 @@ def texts(old, new):
     return [change.text for change in diff_snapshots(old, new)]
 
 
-def test_each_step_is_told_once():
+def test_each_step_is_reported_once():
     first = Snapshot(phase="Running", steps=(step(1),), total_steps=3)
     second = Snapshot(phase="Running", steps=(step(1), step(2)), total_steps=3)
     assert texts(Snapshot(phase="Running"), first) == ["step 1/3  reward 0.500  2.0 s"]
@@ -27,24 +28,24 @@ def test_each_step_is_told_once():
     assert texts(second, second) == []
 
 
-def test_a_history_that_was_cut_back_is_told_as_a_resumption():
+def test_truncated_history_is_reported_as_resumed():
     before = Snapshot(steps=(step(1), step(2), step(3)), total_steps=4)
     after = Snapshot(steps=(step(1), step(2)), total_steps=4)
     assert texts(before, after) == ["resumed after step 2"]
 
 
-def test_a_role_is_told_when_it_changes():
+def test_role_is_reported_when_it_changes():
     before = Snapshot(roles=(RoleRow("rollout", 2, 1, 0),))
     assert texts(before, Snapshot(roles=(RoleRow("rollout", 2, 2, 0),))) == ["rollout: 2 of 2 ready"]
     assert texts(before, before) == []
 
 
-def test_the_time_left_comes_from_the_median_of_the_last_steps():
+def test_remaining_time_is_estimated_from_the_median_step():
     steps = tuple(step(i, step_seconds=s) for i, s in enumerate([100, 2, 2], start=1))
     assert Snapshot(steps=steps, total_steps=5).eta_seconds == 4
 
 
-def test_restarts_of_pods_that_are_gone_still_count():
+def test_restarts_of_deleted_pods_still_count():
     history = RunHistory()
     labels = {"rljob.dev/role": "reward", "rljob.dev/reward": "r"}
     ended = {"exitCode": 1, "finishedAt": "t", "message": "boom"}
@@ -57,13 +58,13 @@ def test_restarts_of_pods_that_are_gone_still_count():
     assert [failure.message for failure in history.failures] == ["boom"]
 
 
-def test_a_torn_line_is_left_for_later(tmp_path):
+def test_incomplete_line_of_metrics_is_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
     assert read_rows(path) == [{"step": 1}]
 
 
-def test_the_summary_adds_restarts_and_passes_the_drivers_words_through():
+def test_summary_adds_restarts_and_keeps_the_drivers_fields():
     driver = {
         "accuracy_before": 0.1,
         "accuracy_after": 0.6,
@@ -79,18 +80,18 @@ def test_the_summary_adds_restarts_and_passes_the_drivers_words_through():
     assert (summary["accuracy_after"], summary["metrics_after"], summary["new"]) == (0.6, {"x": 1}, 7)
 
 
-def test_a_run_without_a_drivers_summary_has_what_the_metrics_say():
+def test_summary_without_a_driver_summary_uses_the_metrics():
     summary = build_summary(name="j", phase="Failed", driver={}, rows=[step(1)], restarts={}, wall_seconds=1.0)
     assert (summary["step_rewards"], summary["accuracy_before"], summary["phase"]) == ([0.5], None, "Failed")
 
 
-def test_a_sparkline_spans_from_the_least_to_the_greatest():
+def test_sparkline_is_scaled_from_minimum_to_maximum():
     assert sparkline([0, 1, 2]) == "▁▅█"
     assert sparkline([1, 1]) == "▁▁"
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_narrow_terminal_cuts_the_reasons_of_invalid_results_and_no_number(width):
+def test_narrow_terminal_cuts_invalid_reasons_and_no_number(width):
     row = RewardRow(
         "correct", "function", 12, 12, 320, 192, 192, 1024, 12.0, 0.8, 31.0, {"timeout": 3, "exception": 12}
     )

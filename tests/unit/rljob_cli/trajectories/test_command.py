@@ -70,7 +70,7 @@ def where(found):
     return [(row["step"], row["lane"], row["group"], row["sample"]) for row in found]
 
 
-def test_the_newest_step_comes_first_and_in_a_step_the_order_of_the_data(run_dir):
+def test_newest_step_comes_first_and_rows_keep_the_order_of_the_data(run_dir):
     assert where(rows(run_dir)) == [
         (2, "train", 0, 0),
         (2, "train", 0, 1),
@@ -96,34 +96,34 @@ def test_the_newest_step_comes_first_and_in_a_step_the_order_of_the_data(run_dir
         (["--limit", 2], [(2, "train", 0, 0), (2, "train", 0, 1)]),
     ],
 )
-def test_filters(run_dir, options, found):
+def test_filters_select_rows(run_dir, options, found):
     assert where(rows(run_dir, *options)) == found
 
 
-def test_an_invalid_sample_is_within_no_bounds_of_a_score(run_dir):
+def test_invalid_sample_is_outside_any_score_bounds(run_dir):
     assert (2, "train", 0, 1) not in where(rows(run_dir, "--max-score", 0))
 
 
-def test_programs_get_all_of_a_sample(run_dir):
+def test_json_has_the_complete_sample(run_dir):
     row = rows(run_dir, "--step", 2, "--lane", "train")[0]
     assert row["prompt"] == "2+2?"
     assert row["completion"] == LONG
     assert row["rewards"][0]["components"] == {"exact": 1.0}
 
 
-def test_people_get_a_table_with_reasons_and_both_ends_of_a_long_text(run_dir):
+def test_table_has_invalid_reasons_and_both_ends_of_a_long_text(run_dir):
     shown = rljob(run_dir, "--step", 2, "--lane", "train").output
-    for words in ("begin", "42", "[... 623", "invalid: timeout", "3 attempts", "exact 1", "0.25"):
-        assert words in shown, shown
+    for text in ("begin", "42", "[... 623", "invalid: timeout", "3 attempts", "exact 1", "0.25"):
+        assert text in shown, shown
     assert LONG not in shown.replace("\n", "")
 
 
-def test_a_table_says_where_it_was_cut(run_dir):
+def test_table_reports_that_it_was_cut(run_dir):
     assert "the first 2; more with --limit" in rljob(run_dir, "--limit", 2).output
     assert "more with --limit" not in rljob(run_dir).output
 
 
-def test_a_run_is_found_by_its_folder_its_job_file_or_its_name(run_dir, tmp_path):
+def test_run_is_found_by_folder_job_file_or_name(run_dir, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("kind: RewardModel\n---\nkind: RLJob\nmetadata: {name: sums}\n")
     directory = tmp_path / "runs"
@@ -134,26 +134,26 @@ def test_a_run_is_found_by_its_folder_its_job_file_or_its_name(run_dir, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["nowhere"], "no such run"),
+        (["nowhere"], "run not found"),
         (["diff", "a"], "diff takes two runs, got 1"),
-        (["a", "b"], "give one run, or: diff RUN_A RUN_B"),
+        (["a", "b"], "pass one run, or: diff RUN_A RUN_B"),
         (["a", "--lane", "test"], "--lane must be train or eval, got test"),
         (["a", "-o", "yaml"], "--output must be table or json, got yaml"),
     ],
 )
-def test_mistakes_are_told_with_their_remedy(arguments, said):
+def test_invalid_arguments_are_reported_with_a_remedy(arguments, message):
     done = rljob(*arguments)
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
-def test_a_run_without_a_log_is_told_why(tmp_path):
+def test_run_without_a_log_is_explained(tmp_path):
     assert "trajectoriesMiB" in rljob(tmp_path).output
 
 
-def test_a_file_that_is_none_or_of_another_version_is_named(run_dir):
+def test_unreadable_file_or_other_version_is_named(run_dir):
     path = trajectory_file(run_dir, 3, "train")
     path.write_text("torn")
     done = rljob(run_dir)
@@ -172,29 +172,29 @@ def other_dir(tmp_path):
     return folder
 
 
-def test_diff_puts_the_last_evaluations_side_by_side(run_dir, other_dir):
+def test_diff_compares_the_last_evaluations(run_dir, other_dir):
     [pair] = rows("diff", run_dir, other_dir)
     assert pair["prompt"] == "held out?"
     assert (pair["a"]["means"]["score"], pair["b"]["means"]["score"]) == (1.0, 0.5)
     assert pair["difference"] == {"score": -0.5, "correct": -0.5}
 
 
-def test_diff_of_training_matches_prompts_of_all_steps_and_leaves_invalid_ones_out_of_the_means(run_dir, other_dir):
+def test_diff_of_training_matches_all_steps_and_excludes_invalid_results(run_dir, other_dir):
     first, second = rows("diff", run_dir, other_dir, "--lane", "train")
     assert (first["prompt"], first["difference"]["score"]) == ("1+1?", 0.5)
     assert first["b"] == {"num_samples": 2, "num_invalid": 1, "means": {"score": 1.0, "correct": 1.0}}
     assert (second["prompt"], second["difference"]["correct/exact"]) == ("2+2?", -1.0)
 
 
-def test_diff_shows_means_by_curve_and_the_prompts_that_differ_most(run_dir, other_dir):
+def test_diff_table_has_means_per_curve_and_the_largest_differences(run_dir, other_dir):
     shown = rljob("diff", run_dir, other_dir, "--lane", "train", "--limit", 1).output
-    for words in ("better in b", "correct/exact", "2 prompts in both", "1 only in a", "1+1?", "1 invalid"):
-        assert words in shown, shown
+    for text in ("better in b", "correct/exact", "2 prompts in both", "1 only in a", "1+1?", "1 invalid"):
+        assert text in shown, shown
     assert "2+2?" not in shown
     assert "the 1 that differ most; more with --limit" in shown
 
 
-def test_runs_without_a_common_prompt_are_told_so(run_dir, other_dir):
+def test_diff_of_runs_without_a_common_prompt_is_an_error(run_dir, other_dir):
     done = rljob("diff", run_dir, other_dir, "--step", 7, "--lane", "eval")
     assert done.exit_code == 2
     assert "no prompt in common in lane eval, step 7" in done.output

@@ -1,4 +1,4 @@
-"""From a container to a process: references, paths, environment."""
+"""Conversion of a container to a process: references, paths, environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def env_from(value):
     return process(env=[{"name": "X", "valueFrom": value}]).env["X"]
 
 
-def test_values_come_from_fields_secrets_and_config_maps():
+def test_values_from_fields_secrets_and_config_maps():
     assert env_from({"fieldRef": {"fieldPath": "status.podIP"}}) == "127.12.9.1"
     assert env_from({"fieldRef": {"fieldPath": "metadata.name"}}) == "pod-0"
     assert env_from({"fieldRef": {"fieldPath": "metadata.labels['role']"}}) == "head"
@@ -51,12 +51,12 @@ def test_values_come_from_fields_secrets_and_config_maps():
         {"fieldRef": {"fieldPath": "spec.none"}},
     ],
 )
-def test_a_reference_to_nothing_is_an_error(reference):
+def test_reference_to_a_missing_object_is_an_error(reference):
     with pytest.raises(ContainerConfigError, match="none"):
         env_from(reference)
 
 
-def test_an_optional_reference_to_nothing_leaves_the_variable_out():
+def test_optional_reference_to_a_missing_object_omits_the_variable():
     optional = {"secretKeyRef": {"name": "none", "key": "token", "optional": True}}
     with pytest.raises(ContainerConfigError):
         env_from({"secretKeyRef": {"name": "none", "key": "token"}})
@@ -69,22 +69,22 @@ def test_variables_are_expanded_in_commands_and_later_variables():
     assert built.argv == ("run", "--b=12", "$(NONE)", "$(A)")
 
 
-def test_an_unknown_reference_stays_and_two_dollars_are_one():
+def test_unknown_reference_stays_and_two_dollars_become_one():
     assert expand("$(X) $$ $$(X)", {}) == "$(X) $ $(X)"
 
 
-def test_mount_paths_are_replaced_as_whole_parts_longest_first():
+def test_mount_paths_are_replaced_as_complete_prefixes_longest_first():
     assert replace_mounts("--config=/etc/rljob/job.yaml", MOUNTS) == "--config=/run/config/job.yaml"
     assert replace_mounts("/etc/rljob/deep/x:/etc/rljob", MOUNTS) == "/run/deep/x:/run/config"
     assert replace_mounts("/etc/rljobs /my/etc/rljob", MOUNTS) == "/etc/rljobs /my/etc/rljob"
 
 
-def test_python_is_this_python_and_the_containers_environment_wins():
+def test_python_is_this_interpreter_and_container_env_overrides_base_env():
     built = process(command=["python", "-m", "x"], env=[{"name": "LEVEL", "value": "own"}])
     assert built.argv[0] == sys.executable
     assert (built.env["LEVEL"], built.env["PATH"], built.env[ENV_HOSTS_FILE]) == ("own", "/bin", "/run/hosts")
 
 
-def test_a_container_without_a_command_cannot_run_here():
+def test_container_without_a_command_is_an_error():
     with pytest.raises(ContainerConfigError, match="no command"):
         process(command=[])

@@ -1,32 +1,36 @@
-"""A real API server for every test of this folder: etcd and kube-apiserver, with the CRDs of this repository.
+"""A real API server for the tests of this folder: etcd and kube-apiserver, with the CRDs of this repository.
 
-Owns the control plane and the clients. No controller and no kubelet runs: a test that needs one plays it.
+Each pytest process has one, so that a cluster-wide operator of one worker sees no objects of another. No controller
+and no kubelet runs; a test that needs one simulates it.
 """
 
 import os
-import sys
 import uuid
-from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes import client, config, watch
 
+from rljob_cluster.control_plane.control_plane import ControlPlane
+from tests.integration.apiserver.admin_client import AdminClient
+from tests.integration.apiserver.operator_harness import harness  # noqa: F401 - a fixture
 from tests.paths import ROOT
 
-sys.path.insert(0, str(Path(__file__).parent))  # --import-mode=importlib does not, and the tests share helpers
-CRDS = ROOT / "crds"
 ESTABLISHED_SECONDS = 30
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory):
-    """etcd and kube-apiserver, for the whole session."""
-    from rljob_cluster.control_plane.control_plane import ControlPlane
+def loopback():
+    """The first three numbers of the addresses of this process: unique per worker of pytest-xdist."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return os.environ.get("RLJOB_TEST_LOOPBACK", f"127.34.{worker}")
 
-    address = os.environ.get("RLJOB_TEST_ADDRESS", "127.34.0.1")
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory, loopback):
+    """etcd and kube-apiserver."""
     folder = tmp_path_factory.mktemp("controlplane")
-    with ControlPlane(folder, address=address, components=("etcd", "kube-apiserver")) as running:
+    with ControlPlane(folder, address=f"{loopback}.1", components=("etcd", "kube-apiserver")) as running:
         yield running
 
 
@@ -42,7 +46,7 @@ def crds(api_client):
     """The CRDs of crds/, served."""
     extensions = client.ApiextensionsV1Api(api_client)
     names = set()
-    for path in sorted(CRDS.glob("*.yaml")):
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
         manifest = yaml.safe_load(path.read_text())
         names.add(manifest["metadata"]["name"])
         extensions.create_custom_resource_definition(manifest)
@@ -58,7 +62,13 @@ def crds(api_client):
 
 @pytest.fixture
 def namespace(api_client, crds):
-    """A namespace of the test's own."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    client.CoreV1Api(api_client).create_namespace({"metadata": {"name": name}})
+    """A new namespace in which Pods can be created."""
+    name, core = f"test-{uuid.uuid4().hex[:8]}", client.CoreV1Api(api_client)
+    core.create_namespace({"metadata": {"name": name}})
+    core.create_namespaced_service_account(name, {"metadata": {"name": "default"}})
     return name
+
+
+@pytest.fixture
+def admin(api_client, namespace):
+    return AdminClient(api_client, namespace)

@@ -1,6 +1,6 @@
-"""A node of which only the logs are real: the API server asks it for them as it would ask a kubelet.
+"""A kubelet that serves only logs, which the API server requests from it.
 
-Serves /containerLogs; what a container has written is set by the test, and may grow while it is followed.
+The test writes the log of each container, also while it is followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 30
 
 
 class Log:
-    """What one run of a container has written."""
+    """The log of one run of a container."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -33,7 +33,7 @@ class FakeKubelet:
     def __init__(self, folder: Path, address: str) -> None:
         self.changed = threading.Condition()
         self.logs: dict[tuple[str, str], list[Log]] = defaultdict(lambda: [Log()])
-        """By Pod and container: one a run of it, the newest last."""
+        """By Pod and container: the log of each run, the newest last."""
         self.address = address
         kubelet = self
 
@@ -73,7 +73,7 @@ class FakeKubelet:
             self.changed.notify_all()
 
     def restart(self, pod: str, container: str) -> None:
-        """The container has ended, and a new one writes."""
+        """End the container's run and start a new one."""
         with self.changed:
             runs = self.logs[pod, container]
             runs[-1].has_ended = True
@@ -101,7 +101,7 @@ class FakeKubelet:
             with self.changed:
                 new = log.lines[position:]
                 if not new and follow and not log.has_ended:
-                    assert self.changed.wait(DEADLINE_SECONDS), f"nobody wrote to {pod} or ended it"
+                    assert self.changed.wait(DEADLINE_SECONDS), f"the test neither wrote to {pod} nor ended it"
                     continue
             for line in new:
                 request.wfile.write(f"{len(line.encode()):x}\r\n{line}\r\n".encode())

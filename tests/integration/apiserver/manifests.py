@@ -1,4 +1,4 @@
-"""The smallest manifests, and how to set a value at a path of one. Pure."""
+"""Minimal manifests, and setting values at their paths. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 INLINE = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 MISSING: Any = object()
-"""As a value: remove the field."""
+"""A value that removes the field."""
 
 
 def smallest(kind: str = "RLJob", name: str = "smallest") -> dict[str, Any]:
-    """A manifest with nothing but what has no default."""
+    """Return a manifest with only the fields that have no default."""
     spec = {
         "RLJob": {
             "model": {"source": "hf://org/model"},
@@ -30,7 +30,7 @@ def smallest(kind: str = "RLJob", name: str = "smallest") -> dict[str, Any]:
 
 
 def put(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """The manifest with `value` at a dotted path below spec; `0` is a list's first entry, made where it is not."""
+    """Return the manifest with `value` at a dotted path below spec; `0` is the first entry of a list, which may be new."""
     changed = copy.deepcopy(manifest)
     holder: Any = changed["spec"]
     parts = path.split(".")

@@ -1,18 +1,14 @@
 """Two versions of a reward on a real API server: conditions from the first new Pod to the last old one, and no write
-more than that takes. The test plays the Deployments' controller and the kubelets.
-"""
+beyond them. The test simulates the Deployments' controller and the kubelets."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from manifests import INLINE, put_all, smallest
-from operator_world import NAME, Lists, Manifest, World, Writes
 
-from rljob_operator.kube.client import MERGE_PATCH, ApiError, connect
+from tests.integration.apiserver.manifests import INLINE, put_all, smallest
+from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, WriteRecorder
 
 MODEL = "math"
 NEW = INLINE.replace("1.0", "0.5")
@@ -21,102 +17,66 @@ OWNERS = {"RLJob": (NAME, f"{NAME}-reward-correct"), "RewardModel": (MODEL, f"{M
 CONDITIONS = {"RLJob": "RewardVersionsMixed", "RewardModel": "Updating"}
 
 
-@pytest.fixture
-async def world(control_plane, namespace) -> AsyncIterator[World]:
-    api = await connect(str(control_plane.kubeconfig))
-    made = World(api, namespace, str(control_plane.kubeconfig))
-    await api.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body={"metadata": {"name": "default"}})
-    try:
-        yield made
-    finally:
-        await made.stop()
-        for kind, (name, _) in OWNERS.items():
-            with contextlib.suppress(ApiError):
-                await made.delete(kind, name)
-        await api.close()
-
-
-async def deployment(world: World, kind: str, source: str) -> Manifest:
-    """The Deployment, once it is the one for this source: its digest is another one then."""
+async def get_deployment(harness: OperatorHarness, kind: str, source: str, old: Manifest | None = None) -> Manifest:
+    """Wait for the Deployment of a source; with `old`, until its template has changed too."""
     name = OWNERS[kind][1]
 
-    async def there() -> Manifest | None:
-        found, config = await world.get("Deployment", name), await world.get("ConfigMap", name)
-        return found if found and config and source.splitlines()[1] in str(config["data"]) else None
+    async def find() -> Manifest | None:
+        found, config = await harness.get("Deployment", name), await harness.get("ConfigMap", name)
+        is_current = found and config and source.splitlines()[1] in str(config["data"])
+        is_changed = found and (old is None or found["spec"]["template"] != old["spec"]["template"])
+        return found if is_current and is_changed else None
 
-    found: Manifest = await world.until(f"the Deployment of {kind}", there)
+    found: Manifest = await harness.until(f"the Deployment of {kind}", find)
     return found
 
 
-async def start_pod(world: World, made: Manifest, name: str) -> None:
-    """A Pod of the Deployment as it is now, ready."""
-    template = made["spec"]["template"]
+async def start_pod(harness: OperatorHarness, deployment: Manifest, name: str) -> None:
+    """Create a ready Pod of the Deployment."""
+    template = deployment["spec"]["template"]
     metadata = {key: template["metadata"][key] for key in ("labels", "annotations")}
     container = template["spec"]["containers"][0]
     spec = {"containers": [{key: container[key] for key in ("name", "image", "env")}]}
-    await world.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec})
+    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"name": name}, "spec": spec})
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-    await world.api.request(
-        "PATCH", f"{world.path('Pod', name)}/status", body={"status": status}, content_type=MERGE_PATCH
-    )
+    await harness.patch_status("Pod", name, status)
 
 
-async def stop_pod(world: World, name: str) -> None:
-    await world.api.request("DELETE", world.path("Pod", name), body={"gracePeriodSeconds": 0})
+async def until_reported(harness: OperatorHarness, kind: str, status: str, text: str = "") -> Manifest:
+    async def is_reported() -> Manifest | None:
+        found = await harness.condition(CONDITIONS[kind], kind, OWNERS[kind][0])
+        return found if found.get("status") == status and text in found["message"] else None
 
-
-async def said(world: World, kind: str, status: str, words: str = "") -> Manifest:
-    async def says() -> Manifest | None:
-        found = await world.condition(CONDITIONS[kind], kind, OWNERS[kind][0])
-        return found if found.get("status") == status and words in found["message"] else None
-
-    found: Manifest = await world.until(f"{CONDITIONS[kind]} {status} of {kind} with {words!r}", says)
+    found: Manifest = await harness.until(f"{CONDITIONS[kind]} {status} of {kind} with {text!r}", is_reported)
     return found
 
 
 @pytest.mark.parametrize("kind", ["RLJob", "RewardModel"])
-async def test_while_two_versions_serve_a_condition_says_so_and_nothing_is_written_besides(world, kind):
-    writes, lists = Writes(), Lists()
-    await world.start(writes, lists, resync_seconds=1.0)
+async def test_mixed_versions_condition_emits_one_event_at_start_and_end(harness, kind):
+    recorder = WriteRecorder()
+    await harness.start(recorder, resync_seconds=0.4)
     path = "rewards.0.function.inline" if kind == "RLJob" else "function.inline"
-    replicas = path.replace("function.inline", "replicas")
-    name, of_pods = OWNERS[kind]
-    stored = await world.create(put_all(smallest(kind, name), {replicas: 2}))
-    old = await deployment(world, kind, INLINE)
-    assert old["spec"]["strategy"] == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0},
-    }
+    name, _ = OWNERS[kind]
+    stored = await harness.create(put_all(smallest(kind, name), {path.replace("function.inline", "replicas"): 2}))
+    old = await get_deployment(harness, kind, INLINE)
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}}
+    assert old["spec"]["strategy"] == strategy
     for pod in ("old-a", "old-b"):
-        await start_pod(world, old, pod)
-    await world.patch(kind, name, {"spec": put_all(stored, {path: NEW})["spec"]})
-    new = await deployment(world, kind, NEW)
-
-    async def rolled() -> Any:
-        found = await world.get("Deployment", of_pods)
-        return found if found["spec"]["template"] != old["spec"]["template"] else None
-
-    new = await world.until("the new template", rolled)
-    await start_pod(world, new, "new-a")
-    message = (await said(world, kind, "True", "2 "))["message"]
+        await start_pod(harness, old, pod)
+    changed: Any = put_all(stored, {path: NEW})
+    await harness.patch(kind, name, {"spec": changed["spec"]})
+    new = await get_deployment(harness, kind, NEW, old)
+    await start_pod(harness, new, "new-a")
+    message = (await until_reported(harness, kind, "True", "2 "))["message"]
     assert "1 ready Pod of version" in message or "2 ready Pods of version" in message
-    await stop_pod(world, "old-a")
-    await start_pod(world, new, "new-b")
-    await stop_pod(world, "old-b")
-    await said(world, kind, "False")
-    begun, ended = ("VersionsMixed", "OneVersion") if kind == "RLJob" else ("NewVersionStarts", "Updated")
-
-    async def told() -> bool:
-        return bool(await world.events(ended))
-
-    await world.until("the event of the end", told)
-    assert sum(event["count"] for event in await world.events(begun)) == 1
-
-    async def looked_twice(since: int) -> bool:
-        return lists.num >= since + 3
-
-    at_rest = lists.num
-    await world.until("two looks", lambda: looked_twice(at_rest))
-    before, at_rest = list(writes.made), lists.num
-    await world.until("two more looks", lambda: looked_twice(at_rest))
-    assert writes.made == before
+    await harness.delete("Pod", "old-a", gracePeriodSeconds=0)
+    await start_pod(harness, new, "new-b")
+    await harness.delete("Pod", "old-b", gracePeriodSeconds=0)
+    await until_reported(harness, kind, "False")
+    started, ended = ("MixedVersions", "SingleVersion") if kind == "RLJob" else ("RollingOut", "Updated")
+    await harness.until_event(ended)
+    assert sum(event["count"] for event in await harness.events(started)) == 1
+    await harness.wait_for_resyncs()
+    before = list(recorder.writes)
+    await harness.wait_for_resyncs()
+    assert recorder.writes == before

@@ -1,8 +1,8 @@
-"""A door between one operator and the API server, at which requests fail as they do on bad days.
+"""An HTTP proxy between one operator and the API server that injects faults.
 
-An HTTP server that passes on what it is asked. Owns the faults: answers of 409, 410, 429 and 503, connections cut
-before or after the request was carried out, watches that fall silent, end or have expired, and the operator's death.
-What it lets through is the API server's own answer. Lease requests always pass, so that faults strike the work.
+Owns the faults: answers of 409, 410, 429 and 503, connections cut before or after the request was executed, watches
+that become silent, end or expire, and the operator's death. All other answers are the API server's. Lease requests
+always pass, so that faults hit the work.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from aiohttp import web
 
 Manifest = dict[str, Any]
 OnWrite = Callable[[str, Manifest, Manifest], None]
-"""The path, what was sent and what the API server answered, of each write that it has carried out."""
+"""Called with the path, the request and the answer of each write that the API server has executed."""
 LATE_SECONDS = 0.3
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 503: "ServiceUnavailable"}
 WRITE_FAULTS = ("409", "429", "503", "cut", "late", "lost", "death before", "death after")
-"""lost: carried out, the answer cut off. death: as kill -9, before the write was sent or after it was carried out."""
+"""lost: executed, but the answer is cut off. death: like kill -9, before or after the write is executed."""
 LIST_FAULTS = ("410", "503", "cut", "late")
 
 
 @dataclass
 class Faults:
-    """What strikes next, of all operators of a test. The number of a write or a LIST, counted from `arm`: its fault."""
+    """The next faults of a test's operators, by the number of a write or a LIST since `arm`."""
 
     writes: dict[int, str] = field(default_factory=dict)
     lists: dict[int, str] = field(default_factory=dict)
     expired_watches: int = 0
-    """So many watches are answered that their resourceVersion is too old."""
+    """The number of watches to answer with 'resourceVersion too old'."""
     are_watches_silent: bool = False
-    """Watches stay open and tell nothing."""
-    struck: Counter[str] = field(default_factory=Counter)
+    """Watches stay open without events."""
+    injected: Counter[str] = field(default_factory=Counter)
 
     def arm(self, writes: dict[int, str], lists: dict[int, str]) -> None:
         self.writes, self.lists = dict(writes), dict(lists)
@@ -48,36 +48,36 @@ class Faults:
         self.expired_watches, self.are_watches_silent = 0, False
 
     @property
-    def are_over(self) -> bool:
+    def are_exhausted(self) -> bool:
         return not self.writes and not self.lists
 
-    def strike(self, *, is_write: bool) -> str:
-        """Count a request. Returns its fault."""
-        of = self.writes if is_write else self.lists
-        fault = of.pop(1, "")
-        shifted = {number - 1: kind for number, kind in of.items()}
-        of.clear()
-        of.update(shifted)
-        self.note(fault)
+    def next_fault(self, *, is_write: bool) -> str:
+        """Count a request and return its fault."""
+        faults = self.writes if is_write else self.lists
+        fault = faults.pop(1, "")
+        shifted = {number - 1: kind for number, kind in faults.items()}
+        faults.clear()
+        faults.update(shifted)
+        self.count(fault)
         return fault
 
-    def note(self, fault: str) -> None:
+    def count(self, fault: str) -> None:
         if fault:
-            self.struck[fault] += 1
+            self.injected[fault] += 1
 
 
-class Door:
-    """One operator's. When `has_died` is set nothing passes any more."""
+class FaultProxy:
+    """The proxy of one operator. Once `has_died` is set, nothing passes."""
 
     def __init__(self, upstream: aiohttp.ClientSession, server: str, faults: Faults, on_write: OnWrite) -> None:
         self._upstream, self._server, self._faults, self._on_write = upstream, server, faults, on_write
         self._streams: set[asyncio.Task[Any]] = set()
         self.has_died = asyncio.Event()
         self.num_resyncs = 0
-        """LISTs of Events that have been answered: the last of each round of LISTs."""
+        """Answered LISTs of Events, which end each round of LISTs."""
 
     async def open(self, address: str) -> str:
-        """Its URL."""
+        """Listen on a free port and return the URL."""
         app = web.Application(client_max_size=16 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -91,11 +91,11 @@ class Door:
         await self._runner.cleanup()
 
     def drop_watches(self) -> None:
-        """End every watch in the middle of its stream."""
+        """Cut every open watch."""
         for stream in self._streams:
             stream.cancel()
 
-    def _die(self) -> None:
+    def die(self) -> None:
         self.has_died.set()
         self.drop_watches()
 
@@ -106,27 +106,27 @@ class Door:
             return await self._watch(request)
         is_write, is_lease = request.method != "GET", "/leases" in request.path
         is_list = not is_write and "limit" in request.query
-        fault = self._faults.strike(is_write=is_write) if (is_write and not is_lease) or is_list else ""
+        fault = self._faults.next_fault(is_write=is_write) if (is_write and not is_lease) or is_list else ""
         if fault.isdigit():
             return _refuse(int(fault))
         if fault == "death before":
-            self._die()
+            self.die()
         if fault in ("cut", "death before"):
             return _cut(request)
         if fault == "late":
-            await asyncio.sleep(LATE_SECONDS)  # the fault itself
+            await asyncio.sleep(LATE_SECONDS)
         return await self._pass(request, fault)
 
     async def _pass(self, request: web.Request, fault: str) -> web.StreamResponse:
         sent = await request.read()
-        async with self._ask(request, sent) as response:
+        async with self._forward(request, sent) as response:
             code, raw = response.status, await response.read()
         if request.method != "GET" and code < 300 and "/leases" not in request.path:
             self._on_write(request.path, json.loads(sent or b"{}"), json.loads(raw))
         if request.method == "GET" and request.path.endswith("/events") and code == 200:
             self.num_resyncs += 1
         if fault == "death after":
-            self._die()
+            self.die()
         if fault == "lost" or self.has_died.is_set():
             return _cut(request)
         return web.Response(body=raw, status=code, content_type="application/json")
@@ -134,29 +134,29 @@ class Door:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if self._faults.expired_watches > 0:
             self._faults.expired_watches -= 1
-            self._faults.note("expired")
-            gone = {"type": "ERROR", "object": _build_status(410)}  # as an API server says it
+            self._faults.count("expired")
+            gone = {"type": "ERROR", "object": _build_status(410)}
             return web.Response(text=json.dumps(gone) + "\n", content_type="application/json")
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
-            async with self._ask(request, b"") as response:
+            async with self._forward(request, b"") as response:
                 answer.set_status(response.status)
                 await answer.prepare(request)
                 async for line in response.content:
                     if not self._faults.are_watches_silent:
                         await answer.write(line)
                     else:
-                        self._faults.note("silent")
+                        self._faults.count("silent")
         except (asyncio.CancelledError, aiohttp.ClientError, ConnectionError):
             _cut(request)
         finally:
             self._streams.discard(task)
         return answer
 
-    def _ask(self, request: web.Request, body: bytes) -> Any:
+    def _forward(self, request: web.Request, body: bytes) -> Any:
         headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
         url = yarl.URL(self._server + request.raw_path, encoded=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
@@ -173,7 +173,7 @@ def _cut(request: web.Request) -> web.Response:
 
 def _build_status(code: int) -> Manifest:
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": _REASONS[code]}
-    return status | {"message": f"{_REASONS[code]}: a fault of this test"}
+    return status | {"message": f"{_REASONS[code]}: injected by the test"}
 
 
 def _refuse(code: int) -> web.Response:

@@ -88,7 +88,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _prepare(reward: ServedReward, scratch: Path) -> ServedReward:
     """Prepare what a function's workers need before the first can start."""
-    from rljob_reward.worker.loading import FunctionSettings
+    from rljob_reward.worker.settings import FunctionSettings
     from rljob_reward.worker_pool import requirements
     from rljob_reward.worker_pool.isolation import protect_server
 

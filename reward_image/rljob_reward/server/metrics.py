@@ -23,7 +23,6 @@ class Queued(Hashable, Protocol):
     @property
     def arrived(self) -> float:
         """time.perf_counter() at its arrival."""
-        ...
 
 
 _Item = TypeVar("_Item", bound=Queued)
@@ -33,9 +32,9 @@ class Metrics:
     """Metrics of one server, with their own registry."""
 
     def __init__(self, reward: str, slots: int) -> None:
-        self._reward = reward
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self.reward = reward
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._queue = self._histogram("rljob_reward_queue_seconds", "From arrival to the start of execution.")
         self._execute = self._histogram("rljob_reward_execute_seconds", "From the start of execution to its end.")
         self._refused = self._counter("rljob_reward_refused", "Requests answered 429.", "lane")
@@ -53,24 +52,15 @@ class Metrics:
         self._gauge("rljob_reward_slots_total", "Requests that may execute at once.").labels(reward).set(slots)
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
-    @property
-    def reward(self) -> str:
-        return self._reward
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """For metrics of one kind of reward."""
-        return self._registry
-
     def _histogram(self, name: str, text: str) -> Histogram:
         labels = ("reward", "lane", "outcome")
-        return Histogram(name, text, labels, buckets=_BUCKETS_SECONDS, registry=self._registry)
+        return Histogram(name, text, labels, buckets=_BUCKETS_SECONDS, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("reward", *labels), registry=self._registry)
+        return Counter(name, text, ("reward", *labels), registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, ("reward", *labels), registry=self._registry)
+        return Gauge(name, text, ("reward", *labels), registry=self.registry)
 
     def watch(self, lanes: Lanes[_Item]) -> None:
         """Read slots in use and queues at each scrape."""
@@ -78,29 +68,29 @@ class Metrics:
         waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
         oldest = self._gauge("rljob_reward_queue_oldest_seconds", "For how long the oldest request waits.", "lane")
         for lane in LANES:
-            oldest.labels(self._reward, lane).set_function(partial(_age_of_oldest, lanes, lane))
-            in_use.labels(self._reward, lane).set_function(partial(lanes.num_running_in, lane))
-            waiting.labels(self._reward, lane).set_function(partial(lanes.num_waiting, lane))
+            oldest.labels(self.reward, lane).set_function(partial(_age_of_oldest, lanes, lane))
+            in_use.labels(self.reward, lane).set_function(partial(lanes.num_running_in, lane))
+            waiting.labels(self.reward, lane).set_function(partial(lanes.num_waiting, lane))
 
     def record_result(self, lane: Lane, outcome: str, queue_seconds: float, execute_seconds: float) -> None:
         pair = self._histograms.get((lane, outcome))
         if pair is None:
-            labels = (self._reward, lane, outcome)
+            labels = (self.reward, lane, outcome)
             pair = self._histograms[lane, outcome] = (self._queue.labels(*labels), self._execute.labels(*labels))
         pair[0].observe(queue_seconds)
         pair[1].observe(execute_seconds)
 
     def record_refused(self, lane: Lane) -> None:
-        self._refused.labels(self._reward, lane).inc()
+        self._refused.labels(self.reward, lane).inc()
 
     def record_cache(self, outcome: str) -> None:
-        self._cache.labels(self._reward, outcome).inc()
+        self._cache.labels(self.reward, outcome).inc()
 
     def record_restart(self) -> None:
-        self._restarts.labels(self._reward).inc()
+        self._restarts.labels(self.reward).inc()
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 def _age_of_oldest(lanes: Lanes[_Item], lane: Lane) -> float:

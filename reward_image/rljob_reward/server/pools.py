@@ -9,7 +9,7 @@ from rljob_api.manifest.scorers import JudgeReward
 from rljob_reward.server.metrics import Metrics
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.slots import SlotPool
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool.pool import WorkerPool
 
 

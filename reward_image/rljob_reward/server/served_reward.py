@@ -18,7 +18,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 

@@ -22,36 +22,11 @@ from rljob_api.errors import UserError
 from rljob_reward.worker import adapters, sandbox
 from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
+from rljob_reward.worker.settings import FunctionSettings
 
 _MODULE_NAME = "rljob_reward_function"
 DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
 _SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sampleThenGroup"
-
-
-class FunctionSettings(NamedTuple):
-    """Everything that a worker needs to load a function. Field names enter the reward's version: do not rename them."""
-
-    source: str
-    path: str
-    """Path of the source, for messages, tracebacks and imports of files next to it."""
-    entrypoint: str | None
-    signature: str
-    kwargs: dict[str, Any]
-    max_memory_mib: int
-    module: str | None = None
-    """An installed module instead of source."""
-    max_file_mib: int = 256
-    max_processes: int = 128
-    network: bool = False
-    cpu_seconds: int | None = None
-    requirements: tuple[str, ...] = ()
-    """Packages that are installed for `python`."""
-    python: str = ""
-    """Interpreter with the requirements. Empty: the server's."""
-    scratch: str = ""
-    """Folder for the workers' directories. Empty: a temporary folder."""
-    scope: str = "sample"
-    """sample, group, or sampleThenGroup."""
 
 
 class BoundFunction(NamedTuple):

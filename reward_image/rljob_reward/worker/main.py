@@ -24,9 +24,10 @@ from rljob_reward.worker import sandbox
 from rljob_reward.worker.adapters.binding import Sample
 from rljob_reward.worker.adapters.outcome import EXCEPTION, Outcome, invalid
 from rljob_reward.worker.frames import BlockingChannel
-from rljob_reward.worker.loading import BoundFunction, FunctionSettings, describe_limit, explain, load
-from rljob_reward.worker.sandbox import Limits, WorkerSandbox
+from rljob_reward.worker.loading import BoundFunction, describe_limit, explain, load
+from rljob_reward.worker.sandbox import WorkerSandbox
 from rljob_reward.worker.scratch import ScratchCleaner
+from rljob_reward.worker.settings import FunctionSettings
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     message = json.loads(first)
     settings, worker_sandbox = FunctionSettings(**message["settings"]), WorkerSandbox(**message["sandbox"])
     with socket.socket(fileno=handover) as sock:
-        missing = sandbox.enter(_limits_of(settings), worker_sandbox, sock)
+        missing = sandbox.enter(settings, worker_sandbox, sock)
     _limit_cpu(settings)
     try:
         bound = load(settings)
@@ -59,10 +60,6 @@ def main(arguments: list[str]) -> int:
     channel.write(json.dumps(report).encode())
     _serve(channel, executor)
     return 0
-
-
-def _limits_of(settings: FunctionSettings) -> Limits:
-    return Limits(settings.max_memory_mib, settings.max_file_mib, settings.max_processes, settings.network)
 
 
 def _limit_cpu(settings: FunctionSettings) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN
 from rljob_reward.worker import sandbox, scratch
-from rljob_reward.worker.loading import FunctionSettings
 from rljob_reward.worker.sandbox import WorkerSandbox
 from rljob_reward.worker.sandbox.system import libc_prctl
+from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool import process_marks
 
 logger = logging.getLogger(__name__)

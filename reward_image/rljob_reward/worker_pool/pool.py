@@ -15,7 +15,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import StartupReport
 from rljob_reward.worker import scratch
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool.isolation import Isolation
 from rljob_reward.worker_pool.output import OutputLog
 from rljob_reward.worker_pool.process import WorkerProcess

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import ExecutionResult, StartupReport, failure
 from rljob_reward.worker import frames
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool.isolation import Isolation
 from rljob_reward.worker_pool.output import OutputLog
 from rljob_reward.worker_pool.seccomp_supervisor import SeccompSupervisor

@@ -1,8 +1,8 @@
 """OpenRLHF: reward_func(queries, prompts, labels, **kwargs).
 
 A query is the prompt's text and the completion. Returns a dict with "rewards" (and "scores", "extra_logs", which become
-components), or only the rewards as a tensor, array or list. A group is one batch; so is a single sample, whose reward may
-be a number.
+components), or only the rewards as a tensor, array or list. A group is one batch; so is a single sample, and its reward
+may be a number.
 """
 
 from __future__ import annotations

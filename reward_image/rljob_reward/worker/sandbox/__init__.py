@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rljob_reward.worker.sandbox import landlock, seccomp
 from rljob_reward.worker.sandbox.system import libc_prctl, raise_errno, syscall
+from rljob_reward.worker.settings import FunctionSettings
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -33,15 +34,6 @@ MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER)
 """Can be disabled by name ($RLJOB_REWARD_DISABLE_ISOLATION), if one prevents a function from working."""
 
 
-class Limits(NamedTuple):
-    """Resources that user code may use, from the reward's manifest."""
-
-    memory_mib: int
-    file_mib: int
-    processes: int
-    network: bool
-
-
 class WorkerSandbox(NamedTuple):
     """Directory, user and mark of one worker."""
 
@@ -56,12 +48,12 @@ class WorkerSandbox(NamedTuple):
     """Mechanisms that are disabled."""
 
 
-def enter(limits: Limits, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
+def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
     """Restrict this process permanently. Send the seccomp listener through `handover`; return what is not enforced."""
     _prefer_oom_kill()
     _switch_user(worker_sandbox)
     os.chdir(worker_sandbox.scratch)
-    _set_limits(limits, worker_sandbox)
+    _set_limits(settings, worker_sandbox)
     if libc_prctl(_PR_SET_NO_NEW_PRIVS, 1) != 0:
         raise_errno("prctl(PR_SET_NO_NEW_PRIVS)")
     missing: list[str] = []
@@ -74,9 +66,8 @@ def enter(limits: Limits, worker_sandbox: WorkerSandbox, handover: socket.socket
     if SECCOMP in worker_sandbox.disabled:
         missing.append("seccomp: turned off: the network, the number of processes and signals are not restricted")
     else:
-        missing += _filter_calls(
-            limits, worker_sandbox, handover, signals_are_scoped=bool(scopes & landlock.SCOPE_SIGNAL)
-        )
+        signals_are_scoped = bool(scopes & landlock.SCOPE_SIGNAL)
+        missing += _filter_calls(settings, worker_sandbox, handover, signals_are_scoped=signals_are_scoped)
     return missing
 
 
@@ -111,8 +102,8 @@ def _drop_capabilities() -> None:
         raise_errno("capset")
 
 
-def _set_limits(limits: Limits, worker_sandbox: WorkerSandbox) -> None:
-    memory, file = limits.memory_mib << 20, limits.file_mib << 20
+def _set_limits(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> None:
+    memory, file = settings.max_memory_mib << 20, settings.max_file_mib << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -121,7 +112,7 @@ def _set_limits(limits: Limits, worker_sandbox: WorkerSandbox) -> None:
     resource.setrlimit(RLIMIT_LOCKS, (worker_sandbox.mark, worker_sandbox.mark))
 
 
-def _limit_processes(limits: Limits, worker_sandbox: WorkerSandbox) -> list[str]:
+def _limit_processes(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> list[str]:
     """Limit processes without a supervisor: the kernel counts per user and machine, so only a dedicated user has a
     limit.
 
@@ -129,19 +120,19 @@ def _limit_processes(limits: Limits, worker_sandbox: WorkerSandbox) -> list[str]
     """
     if worker_sandbox.uid is None:
         return ["the number of processes is not restricted"]
-    max_processes = limits.processes + 1
+    max_processes = settings.max_processes + 1
     resource.setrlimit(resource.RLIMIT_NPROC, (max_processes, max_processes))
     return []
 
 
 def _filter_calls(
-    limits: Limits, worker_sandbox: WorkerSandbox, handover: socket.socket, *, signals_are_scoped: bool
+    settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket, *, signals_are_scoped: bool
 ) -> list[str]:
     def build(supervised: bool) -> list[seccomp.Rule]:
         return seccomp.build_rules(
             os.getpid(),
             worker_sandbox.server_pid,
-            network=limits.network,
+            network=settings.network,
             supervised=supervised,
             signals_are_scoped=signals_are_scoped,
             blocked_errno=BLOCKED_ERRNO,
@@ -160,7 +151,7 @@ def _filter_calls(
         seccomp.install(build(False), listen=False)
     except OSError as error:
         return [f"seccomp: {error}: the network, the number of processes and signals are not restricted"]
-    lacking = [f"{SECCOMP_LISTENER}: {reason}: {what}" for what in _limit_processes(limits, worker_sandbox)]
+    lacking = [f"{SECCOMP_LISTENER}: {reason}: {what}" for what in _limit_processes(settings, worker_sandbox)]
     if not signals_are_scoped and worker_sandbox.uid is None:
         lacking.append(f"{SECCOMP_LISTENER}: signals to other workers are not refused")
     return lacking

@@ -13,7 +13,7 @@ from rljob_reward.server import scoring
 from rljob_reward.server.metrics import Metrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 
 SETTINGS = FunctionSettings("", "function.inline", None, "auto", {}, 2048)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_reward.worker.loading import FunctionSettings
+from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool.isolation import Isolation
 
 

@@ -15,8 +15,9 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.worker import adapters, loading
 from rljob_reward.worker.adapters import outcome, sample_then_group
 from rljob_reward.worker.adapters.outcome import Outcome
-from rljob_reward.worker.loading import FunctionSettings, load
+from rljob_reward.worker.loading import load
 from rljob_reward.worker.main import Executor
+from rljob_reward.worker.settings import FunctionSettings
 from tests.paths import ROOT
 
 REWARDS = ROOT / "tests" / "data" / "rewards"

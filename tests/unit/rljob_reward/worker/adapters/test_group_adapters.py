@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rljob_api.errors import UserError
 from rljob_reward.worker.adapters import openrlhf, trl, verl_batch
 from rljob_reward.worker.adapters.outcome import Outcome
-from rljob_reward.worker.loading import FunctionSettings, load
+from rljob_reward.worker.loading import load
 from rljob_reward.worker.main import Executor
+from rljob_reward.worker.settings import FunctionSettings
 
 COMPLETIONS = ["4", "five", "6!"]
 VERL = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n    return "

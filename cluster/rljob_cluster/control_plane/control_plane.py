@@ -7,11 +7,9 @@ The invariant: the processes end with the thread that started them, so that a ki
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Self
 
 from rljob_cluster.control_plane import pki
 from rljob_cluster.host import go_programs
+from rljob_cluster.host.commands import CommandError, run
 from rljob_cluster.host.processes import ProcessGroup
 
 START_TIMEOUT_SECONDS = 60.0
@@ -96,7 +95,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start every component and wait until the API server is ready. Stop all of them if that fails."""
-        go_programs.find_or_build(*self.components)
+        go_programs.find_or_build(*self.components, "kubectl")
         (self.folder / "etcd").mkdir(parents=True, exist_ok=True, mode=0o700)
         self.api_port = self.api_port or free_port(self.address)
         self.etcd_port = self.etcd_port or free_port(self.address)
@@ -185,24 +184,20 @@ class ControlPlane:
         ]
 
     def _wait_ready(self) -> None:
-        context = ssl.create_default_context(cafile=str(self.pki.ca))
-        # openssl's bare `req -x509` writes no key identifiers, which Python 3.13 requires by default.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.load_cert_chain(*self.pki.certificate("readiness", "readiness", ["system:masters"]))
+        kubectl = (str(go_programs.programs_folder() / "kubectl"), f"--kubeconfig={self.kubeconfig}")
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        problem = "no response"
-        while time.monotonic() < deadline:
+        while True:
             for name in ("etcd", "kube-apiserver"):
                 if name in self.components and not self.running(name):
                     raise ControlPlaneError(f"{name} exited during startup:\n{self.processes.last_lines(name)}")
-            problem = _get_readiness_problem(self.address, self.api_port, context)
-            if not problem:
+            try:
+                run(*kubectl, "get", "--raw=/readyz", "--request-timeout=5s")
                 return
-            time.sleep(0.05)
-        raise ControlPlaneError(
-            f"{self.server}: not ready within {START_TIMEOUT_SECONDS:.0f} s ({problem}):\n"
-            f"{self.processes.last_lines('kube-apiserver')}"
-        )
+            except CommandError as error:
+                if time.monotonic() > deadline:
+                    log = self.processes.last_lines("kube-apiserver")
+                    raise ControlPlaneError(f"{self.server}: not ready: {error}\n{log}") from None
+                time.sleep(0.05)
 
 
 def free_port(address: str) -> int:
@@ -211,16 +206,3 @@ def free_port(address: str) -> int:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _get_readiness_problem(address: str, port: int, context: ssl.SSLContext) -> str:
-    """Why the API server is not ready; empty when it is."""
-    connection = http.client.HTTPSConnection(address, port, context=context, timeout=5)
-    try:
-        connection.request("GET", "/readyz")
-        response = connection.getresponse()
-        return "" if response.status == 200 else f"/readyz returned {response.status}: {response.read(300)!r}"
-    except (OSError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
-    finally:
-        connection.close()

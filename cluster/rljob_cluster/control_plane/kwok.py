@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -17,10 +16,10 @@ import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host import go_programs
-from rljob_cluster.host.commands import run
+from rljob_cluster.host.commands import CommandError, run
 from rljob_cluster.host.processes import ProcessGroup
 
-READY_TIMEOUT_SECONDS = 60.0
+READY_TIMEOUT = "--timeout=60s"
 ANNOTATION = "kwok.x-k8s.io/node"
 # KWOK does nothing without stages; these are part of its module.
 STAGE_FOLDERS = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
@@ -61,38 +60,22 @@ class Kwok:
 
     def start(self) -> None:
         programs = go_programs.find_or_build("kwok", "kubectl")
-        kubectl = (str(programs / "kubectl"), f"--kubeconfig={self._plane.kubeconfig}")
+        kubeconfig = f"--kubeconfig={self._plane.kubeconfig}"
         stages = [path for path in stage_files(module_folder()) if path.name not in self._skipped_stages]
-        command = [
-            str(programs / "kwok"),
-            f"--kubeconfig={self._plane.kubeconfig}",
-            f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
-            *(f"--config={path}" for path in stages),
-        ]
-        self._processes.start("kwok", command)
+        selector = f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake"
+        configs = [f"--config={path}" for path in stages]
+        self._processes.start("kwok", [str(programs / "kwok"), kubeconfig, selector, *configs])
+        kubectl = (str(programs / "kubectl"), kubeconfig)
         try:
             run(*kubectl, "apply", "-f", "-", input=yaml.safe_dump_all(self._nodes))
-            self._wait_ready(kubectl)
-        except BaseException:
+            run(*kubectl, "wait", "node", "--selector=type=kwok", "--for=condition=Ready", READY_TIMEOUT)
+        except CommandError as error:
             self.stop()
-            raise
+            raise KwokError(f"the nodes are not ready: {error}\n{self._processes.last_lines('kwok')}") from error
 
     def stop(self) -> None:
         """Stop KWOK; its node objects stay, as in a cluster whose kubelets have stopped."""
         self._processes.stop_all()
-
-    def _wait_ready(self, kubectl: tuple[str, ...]) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_SECONDS
-        names = {node["metadata"]["name"] for node in self._nodes}
-        while missing := names - ready_nodes(json.loads(run(*kubectl, "get", "nodes", "-o", "json"))):
-            if not self._processes.is_running("kwok"):
-                raise KwokError(f"kwok exited during startup:\n{self._processes.last_lines('kwok')}")
-            if time.monotonic() > deadline:
-                raise KwokError(
-                    f"{len(missing)} of {len(names)} nodes were not ready within {READY_TIMEOUT_SECONDS:.0f} s:\n"
-                    f"{self._processes.last_lines('kwok')}"
-                )
-            time.sleep(0.2)
 
 
 def build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -106,16 +89,6 @@ def build_node(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
             "labels": {"kubernetes.io/hostname": name, "type": "kwok", **labels},
         },
         "status": {"allocatable": capacity, "capacity": capacity},
-    }
-
-
-def ready_nodes(nodes: Mapping[str, Any]) -> set[str]:
-    """Names of the nodes with the condition Ready."""
-    return {
-        node["metadata"]["name"]
-        for node in nodes["items"]
-        for condition in node.get("status", {}).get("conditions", [])
-        if condition["type"] == "Ready" and condition["status"] == "True"
     }
 
 

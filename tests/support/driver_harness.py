@@ -1,7 +1,7 @@
-"""A job's surroundings in one process, for tests of the driver.
+"""The environment of a driver in one process, for its tests.
 
 Rollouts and rewards are real HTTP servers on loopback addresses; the trainer group keeps its 'weights' in memory and in
-its checkpoint files. Everything the driver does is the real thing: discovery, HTTP, retries, checkpoints, metrics.
+its checkpoint files. The driver itself is real: discovery, HTTP, retries, checkpoints, metrics.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import random
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
@@ -26,11 +29,14 @@ from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import Prompt, UpdateMetrics
 from rljob_trainer.history.prometheus import PrometheusMetrics
+from rljob_trainer.history.run_state import list_trajectory_files
 from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 
+NETWORK = f"127.{130 + os.getpid() % 100}"
+"""Loopback addresses of this process: tests run in parallel."""
 EOS = 0
 
 
@@ -39,7 +45,7 @@ def checksum_of(weight: int) -> str:
 
 
 class FakeTrainer:
-    """A trainer group whose parameters are one number: a digest of all that it was trained on, in order."""
+    """A trainer group whose parameters are one number: a digest of all its training samples, in order."""
 
     def __init__(self, harness, generation, weight):
         self.harness, self.generation, self.weight = harness, generation, weight
@@ -93,14 +99,14 @@ class FakeTrainer:
         await self.harness.trainer_died.wait()
         self.harness.trainer_died.clear()
         self.alive = False
-        raise TrainerGroupDiedError("a rank is gone")
+        raise TrainerGroupDiedError("a rank died")
 
     async def close(self):
         self.alive = False
 
 
 class FakeRollout:
-    """vLLM behind our middleware: tokens are a function of weights, prompt and seed, as in an exact engine."""
+    """vLLM behind the middleware: tokens are a function of weights, prompt and seed, as in an exact engine."""
 
     def __init__(self, harness, address):
         self.harness, self.address = harness, address
@@ -153,7 +159,7 @@ class FakeRollout:
 
 
 class FakeReward:
-    """A reward server: the score is the first token; `harness.judge` may say otherwise."""
+    """A reward server: the score is the first token, unless `harness.judge` returns a response."""
 
     def __init__(self, harness, address):
         self.harness, self.address = harness, address
@@ -179,7 +185,7 @@ class FakeReward:
 
 
 class DriverHarness:
-    """All of it. Faults are callables that a test replaces."""
+    """Everything around the driver. Faults are callables that a test replaces."""
 
     def __init__(self, folder: Path, monkeypatch, job: RLJob, *, network: str, num_rollouts=2, num_rewards=2):
         self.folder, self.job = folder, job
@@ -194,8 +200,8 @@ class DriverHarness:
         self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
-        self.rollouts = [FakeRollout(self, f"127.13.{network}.{10 + i}") for i in range(num_rollouts)]
-        self.rewards = [FakeReward(self, f"127.13.{network}.{100 + i}") for i in range(num_rewards)]
+        self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
+        self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
         self.hosts = folder / "hosts"
         self.write_hosts()
         monkeypatch.setenv("RLJOB_HOSTS_FILE", str(self.hosts))
@@ -206,7 +212,7 @@ class DriverHarness:
         self.runners = {}
 
     def write_hosts(self, without=()):
-        """Say who is ready, but for those."""
+        """List all servers as ready except `without`."""
         lines = [f"{r.address} rollouts" for r in self.rollouts if r not in without]
         lines += [f"{r.address} rewards" for r in self.rewards if r not in without]
         new = self.hosts.with_suffix(".new")
@@ -251,7 +257,7 @@ class DriverHarness:
 
     @asynccontextmanager
     async def driver(self, head_job_uid=""):
-        """A new driver process, as far as the driver can tell."""
+        """Yield a driver in a new environment, as after a restart of its process."""
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
             rollouts = RolloutClient(self.job.spec.rollout, session)
@@ -282,6 +288,14 @@ class DriverHarness:
     def metrics(self):
         return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
 
+    def trajectories(self):
+        """Return (step, lane, group, sample) -> row of the trajectory log."""
+        files = list_trajectory_files(self.run_dir)
+        rows = [row for file in files for row in pq.read_table(file.path).to_pylist()]
+        by_key = {(row["step"], row["lane"], row["group"], row["sample"]): row for row in rows}
+        assert len(by_key) == len(rows), "a sample is duplicated"
+        return by_key
+
     def final_weight(self):
         return int((self.run_dir / "export" / "weight").read_text())
 
@@ -306,13 +320,31 @@ def make_job(**spec):
     )
 
 
-async def run_undisturbed(make_harness, **settings):
-    async with make_harness("undisturbed", **settings) as harness:
-        return harness, await harness.run()
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left."""
+
+    summary: dict
+    metrics: list
+    trajectories: dict
+    final_weight: int
+
+
+_undisturbed_runs: dict[str, Run] = {}
+
+
+async def run_undisturbed(make_harness, **settings) -> Run:
+    """Run a job without faults. It is deterministic, so one run per session and settings is enough."""
+    key = repr(settings)
+    if key not in _undisturbed_runs:
+        async with make_harness("undisturbed", **settings) as harness:
+            summary = await harness.run()
+            _undisturbed_runs[key] = Run(summary, harness.metrics(), harness.trajectories(), harness.final_weight())
+    return _undisturbed_runs[key]
 
 
 async def stop_when(harness, condition, head_job_uid=""):
-    """Run a driver until `condition`, and cancel it as SIGTERM does."""
+    """Run a driver until `condition` holds, and cancel it as SIGTERM does."""
     async with harness.driver(head_job_uid) as driver, asyncio.timeout(30):
         task = asyncio.create_task(driver.run())
         await wait_until(lambda: task.done() or condition())

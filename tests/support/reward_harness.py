@@ -1,5 +1,6 @@
-"""Reward servers in this process, for tests of the reward clients: real HTTP on loopback addresses, and a hosts file
-that stands for DNS. What a server answers is a function that a test replaces.
+"""Reward servers in this process, for tests of the reward clients.
+
+They use real HTTP on loopback addresses; a hosts file replaces DNS. A test replaces the function that makes responses.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, Sco
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 
-DEADLINE_SECONDS = 120.0
-"""For failures alone."""
+DEADLINE_SECONDS = 60.0
+"""Reached only by a failing test."""
 _numbers = itertools.count(1)
 
 
@@ -39,7 +40,7 @@ def make_request(i, completion=None, **fields):
 
 
 class RewardServer:
-    """A reward whose score is the completion, a number; `fault` may say otherwise."""
+    """A reward whose score is the completion, a number, unless `fault` returns something else."""
 
     def __init__(self, address, version="v1"):
         self.address, self.version = address, version
@@ -100,7 +101,7 @@ class RewardServer:
         results = []
         for sample, judged in zip(group.samples, self.judge_group(group.samples, group.results), strict=True):
             fields = (
-                {"valid": False, "reason": judged, "message": "so it is"}
+                {"valid": False, "reason": judged, "message": "invalid"}
                 if isinstance(judged, str)
                 else {"valid": True, "score": judged, "components": {"together": 2.0}}
             )
@@ -113,7 +114,7 @@ class RewardServer:
 
 
 class RewardHarness:
-    """Servers that can be listed and not listed."""
+    """Reward servers, and the hosts file that lists them."""
 
     def __init__(self, folder: Path, monkeypatch):
         self._network = f"127.62.{1 + os.getpid() % 200}"
@@ -131,7 +132,7 @@ class RewardHarness:
         return server
 
     def list(self, *servers):
-        """DNS names those, and no others."""
+        """List only `servers` in DNS."""
         new = self._hosts.with_suffix(".new")
         new.write_text("".join(f"{server.address} rewards\n" for server in servers))
         new.replace(self._hosts)

@@ -1,4 +1,4 @@
-"""Advantages: what masked samples may and may not change."""
+"""Advantages: normalization, masked samples, and extreme scores."""
 
 import math
 
@@ -14,11 +14,11 @@ NORMALIZATIONS = ("group", "batch", "none")
 
 @given(groups=st.lists(st.lists(SCORES, min_size=1, max_size=8), min_size=1, max_size=6))
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_invalid_samples_leave_the_advantages_of_the_valid_ones_alone(normalization, groups):
+def test_invalid_samples_do_not_change_advantages_of_valid_ones(normalization, groups):
     settings = {"normalization": normalization, "zero_std_threshold": 1e-2}
     with_invalid = compute_advantages(groups, **settings)
-    valid_alone = compute_advantages([[s for s in group if s is not None] for group in groups], **settings)
-    for group, found, expected in zip(groups, with_invalid, valid_alone, strict=True):
+    valid_only = compute_advantages([[s for s in group if s is not None] for group in groups], **settings)
+    for group, found, expected in zip(groups, with_invalid, valid_only, strict=True):
         assert [a for score, a in zip(group, found, strict=True) if score is not None] == expected
         assert all(a == 0.0 for score, a in zip(group, found, strict=True) if score is None), "masked means 0"
 
@@ -39,22 +39,22 @@ def test_no_normalization_only_centres():
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_float_noise_is_no_signal(normalization):
+def test_float_noise_is_not_a_signal(normalization):
     groups = [[1.0, 1.0 + 1e-7, 1.0 - 1e-7]]
     assert compute_advantages(groups, normalization=normalization, zero_std_threshold=1e-2) == [[0.0] * 3]
 
 
-def test_fewer_than_two_valid_scores_are_no_signal():
+def test_fewer_than_two_valid_scores_are_not_a_signal():
     assert not has_signal([1.0, None, None], 0.0)
     assert not has_signal([], 0.0)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_a_huge_score_stops_no_step(normalization):
+def test_huge_score_gives_finite_advantages(normalization):
     settings = {"normalization": normalization, "zero_std_threshold": 1e-2}
     huge, other = compute_advantages([[1e200, 0.0, -1e200], [0.0, 1.0, 2.0]], **settings)
     assert all(math.isfinite(advantage) for advantage in huge + other)
-    assert huge[0] > huge[1] > huge[2], "it teaches what it says"
+    assert huge[0] > huge[1] > huge[2], "the order of the scores is kept"
     if normalization == "group":
         assert huge == pytest.approx([1.0, 0.0, -1.0])
-        assert other == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5), "and says nothing of another group"
+        assert other == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5), "other groups are unaffected"

@@ -23,14 +23,14 @@ def tensor(*values: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "is_clipped"),
     [
-        (1.5, 2.0, -2.0 * 1.28, True),  # good, and already much likelier: no more reward for that
+        (1.5, 2.0, -2.0 * 1.28, True),  # good, and already much likelier
         (1.2, 2.0, -2.0 * 1.2, False),
         (0.5, 2.0, -2.0 * 0.5, False),  # good, and less likely: the gradient must stay
         (0.5, -2.0, 2.0 * 0.8, True),  # bad, and already much less likely
         (1.5, -2.0, 2.0 * 1.5, False),
     ],
 )
-def test_the_clip_takes_the_gradient_away_only_where_the_update_went_far_enough(ratio, advantage, loss, is_clipped):
+def test_clip_removes_the_gradient_only_after_a_large_enough_update(ratio, advantage, loss, is_clipped):
     ratios = tensor(ratio).requires_grad_()
     objective, clipped = clipped_objective(ratios, tensor(advantage), clip_low=0.2, clip_high=0.28)
     objective.sum().backward()
@@ -39,7 +39,7 @@ def test_the_clip_takes_the_gradient_away_only_where_the_update_went_far_enough(
     assert ratios.grad.item() == pytest.approx(0 if is_clipped else -advantage)
 
 
-def test_the_kl_estimators_are_schulmans():
+def test_kl_estimators_are_schulmans():
     logprob, reference = -1.3, -0.9
     log_ratio = reference - logprob
     expected = {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": math.exp(log_ratio) - 1 - log_ratio}
@@ -55,7 +55,7 @@ def test_importance_weights_are_truncated_above_and_carry_no_gradient():
     assert importance_weights(old, tensor(-3.0, -0.5), cap=None).tolist() == [1.0, 1.0]
 
 
-def test_all_terms_together_equal_a_plain_computation():
+def test_all_terms_together_equal_a_plain_python_computation():
     algorithm = Algorithm.model_validate(
         {"clip_high": 0.28, "importance_cap": 1.5, "entropy_coefficient": 0.01, "kl": {"coefficient": 0.1}}
     )
@@ -83,7 +83,7 @@ def test_all_terms_together_equal_a_plain_computation():
     assert sums["logprob_difference"] == pytest.approx(0.5 + 0.2)
 
 
-def test_without_old_logprobs_the_gradient_is_that_of_reinforce():
+def test_gradient_without_old_logprobs_is_that_of_reinforce():
     logprobs = tensor(-1.0, -2.0).requires_grad_()
     batch = TokenBatch(tensor(1.0, -3.0), tensor(-1.0, -2.0), None, tensor(0.5, 0.5))
     grpo_loss(logprobs, tensor(0.0, 0.0), None, batch, Algorithm()).loss.backward()

@@ -1,5 +1,4 @@
-"""The real driver loop against HTTP servers that stand for rollouts and rewards: what a run does to its end, and what
-servers that fail or go change of it."""
+"""The real driver loop against fake rollout and reward servers: a whole run, and runs with failing servers."""
 
 import asyncio
 import itertools
@@ -14,7 +13,7 @@ from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from tests.support.driver_harness import run_undisturbed, wait_until
 
 
-async def test_a_job_runs_to_its_end_and_says_so(make_harness):
+async def test_job_runs_to_its_end_and_reports_it(make_harness):
     async with make_harness() as harness:
         summary = await harness.run()
     assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
@@ -26,7 +25,7 @@ async def test_a_job_runs_to_its_end_and_says_so(make_harness):
     assert summary["invalid_by_reason"] == {}
     assert summary["accuracy_before"] is not None
     assert summary["accuracy_after"] is not None
-    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves what the trainer has"
+    assert len(set(summary["weight_digests"].values())) == 1, "every rollout serves the trainer's weights"
     assert len(summary["weight_digests"]) == 3
     assert summary["pause_seconds"] == 0.25
     assert summary["transfer_seconds"] == 0.5
@@ -37,26 +36,28 @@ async def test_a_job_runs_to_its_end_and_says_so(make_harness):
     assert all(rollout.num_served for rollout in harness.rollouts), "the load is spread"
 
 
-async def test_runs_of_the_same_job_are_the_same(make_harness):
-    first, one = await run_undisturbed(make_harness)
+async def test_runs_of_the_same_job_are_identical(make_harness):
+    first = await run_undisturbed(make_harness)
     async with make_harness("second") as second:
-        two = await second.run()
-    assert one["prompts_trained"] == two["prompts_trained"]
-    assert first.final_weight() == second.final_weight(), "the same samples, in the same order, with the same scores"
+        summary = await second.run()
+    assert first.summary["prompts_trained"] == summary["prompts_trained"]
+    assert first.final_weight == second.final_weight(), "the same samples, in the same order, with the same scores"
 
 
-async def test_raised_steps_are_adopted_while_the_job_runs(make_harness):
-    longer, expected = await run_undisturbed(make_harness, schedule={"steps": 8})
+async def test_raised_steps_take_effect_while_the_job_runs(make_harness):
+    expected = await run_undisturbed(make_harness, schedule={"steps": 8})
     async with make_harness(schedule={"steps": 3}) as harness:
         harness.read_steps = lambda: 8 if len(harness.updates) >= 2 else 3
         summary = await harness.run()
     assert harness.board.snapshot().total_steps == 8
     assert harness.trainer_steps == [8], "the ranks need it for the learning rate"
-    assert summary["prompts_trained"] == expected["prompts_trained"], "as if it had been so from the beginning"
-    assert harness.final_weight() == longer.final_weight()
+    assert summary["prompts_trained"] == expected.summary["prompts_trained"], (
+        "as if the job had started with these steps"
+    )
+    assert harness.final_weight() == expected.final_weight
 
 
-async def test_steps_that_are_raised_during_the_last_evaluation_are_trained(make_harness):
+async def test_steps_raised_during_the_last_evaluation_are_trained(make_harness):
     async with make_harness(schedule={"steps": 2}) as harness:
         taken = []
         harness.read_steps = lambda: taken[-1] if taken else None
@@ -70,7 +71,7 @@ async def test_steps_that_are_raised_during_the_last_evaluation_are_trained(make
     assert len(summary["prompts_trained"]) == 3
 
 
-async def test_steps_below_the_present_one_end_the_job_after_it(make_harness):
+async def test_steps_below_the_current_one_end_the_job_after_it(make_harness):
     async with make_harness(schedule={"steps": 100}) as harness:
         harness.read_steps = lambda: 2 if len(harness.updates) >= 4 else 100
         summary = await harness.run()
@@ -80,7 +81,7 @@ async def test_steps_below_the_present_one_end_the_job_after_it(make_harness):
     assert harness.board.snapshot().total_steps == 2
 
 
-async def test_a_trainer_group_that_starts_again_is_told_of_the_steps_too(make_harness):
+async def test_restarted_trainer_group_receives_the_current_steps(make_harness):
     async with make_harness(schedule={"steps": 3}) as harness:
         harness.read_steps = lambda: 4
         dead = []
@@ -95,9 +96,7 @@ async def test_a_trainer_group_that_starts_again_is_told_of_the_steps_too(make_h
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_rollouts_and_rewards_that_fail_change_nothing(make_harness, seed):
-    from aiohttp import web
-
+async def test_failing_rollouts_and_rewards_change_nothing(make_harness, seed):
     draw = random.Random(seed)
 
     def judge(reward, body):
@@ -114,14 +113,14 @@ async def test_rollouts_and_rewards_that_fail_change_nothing(make_harness, seed)
         "rewards": [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"retries": 20}}],
         "schedule": {"steps": 3},
     }
-    undisturbed, expected = await run_undisturbed(make_harness, **settings)
+    expected = await run_undisturbed(make_harness, **settings)
     async with make_harness(**settings) as harness:
         harness.judge = judge
         harness.break_completion = lambda rollout: draw.random() < 0.05
         summary = await harness.run()
-    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
     assert summary["invalid_by_reason"] == {}, "each was valid in the end"
-    assert harness.final_weight() == undisturbed.final_weight()
+    assert harness.final_weight() == expected.final_weight
 
 
 async def test_invalid_samples_are_masked_and_counted(make_harness):
@@ -144,7 +143,7 @@ async def test_invalid_samples_are_masked_and_counted(make_harness):
     assert num_attempts == 3, "the policy's two retries"
 
 
-async def test_fail_job_ends_it_with_the_rewards_message(make_harness):
+async def test_fail_job_ends_the_job_with_the_rewards_message(make_harness):
     rewards = [{"name": "correct", "function": {"inline": "x"}, "failurePolicy": {"action": "failJob", "retries": 0}}]
     async with make_harness(rewards=rewards) as harness:
         harness.judge = lambda reward, body: ScoreResult(
@@ -154,16 +153,16 @@ async def test_fail_job_ends_it_with_the_rewards_message(make_harness):
             await harness.run()
 
 
-async def test_a_rollout_with_a_wrong_digest_is_not_used(make_harness):
+async def test_rollout_with_wrong_digest_is_not_used(make_harness):
     async with make_harness(schedule={"steps": 2}) as harness:
         harness.rollouts[0].wrong_digest = True
         summary = await harness.run()
     assert harness.rollouts[0].num_served == 0
     assert len(summary["weight_digests"]) == 2
-    assert b"rljob_weight_mismatches_total 3.0" in harness.prometheus.render(), "one a publication"
+    assert b"rljob_weight_mismatches_total 3.0" in harness.prometheus.render(), "one per publication"
 
 
-async def test_a_rollout_that_joins_late_is_used(make_harness):
+async def test_rollout_that_joins_late_is_used(make_harness):
     async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
         late = harness.rollouts[1]
         await harness.stop(late)
@@ -175,8 +174,8 @@ async def test_a_rollout_that_joins_late_is_used(make_harness):
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_harness):
-    undisturbed, expected = await run_undisturbed(make_harness)
+async def test_rollout_death_costs_only_a_retry(make_harness):
+    expected = await run_undisturbed(make_harness)
     async with make_harness() as harness:
         first, second = harness.rollouts
         dead = []
@@ -191,40 +190,40 @@ async def test_a_rollout_that_dies_in_the_middle_costs_a_retry(make_harness):
         summary = await harness.run()
     assert dead, "it must have died during the run"
     assert second.num_served > first.num_served
-    assert summary["prompts_trained"] == expected["prompts_trained"]
-    assert harness.final_weight() == undisturbed.final_weight()
+    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+    assert harness.final_weight() == expected.final_weight
 
 
-async def test_replicas_that_come_and_go_by_discovery_lose_no_prompt(make_harness):
-    """Each turn a rollout and a reward leave the list, are stopped in the midst of their requests, and come back."""
-    undisturbed, expected = await run_undisturbed(make_harness, schedule={"steps": 12})
+async def test_replicas_that_leave_and_return_lose_no_prompt(make_harness):
+    """In each round a rollout and a reward leave the list, stop during their requests, and return."""
+    expected = await run_undisturbed(make_harness, schedule={"steps": 12})
     async with make_harness(schedule={"steps": 12}) as harness, harness.driver() as driver, asyncio.timeout(60):
-        everybody = [*harness.rollouts, *harness.rewards]
+        servers = [*harness.rollouts, *harness.rewards]
         running = asyncio.create_task(driver.run())
 
         async def serve_again(server):
             await (harness.serve_rollout if server in harness.rollouts else harness.serve_reward)(server)
 
-        for turn in range(4):
-            gone = [harness.rollouts[turn % 2], harness.rewards[turn % 2]]
+        for i in range(4):
+            leaving = [harness.rollouts[i % 2], harness.rewards[i % 2]]
             step = harness.board.status.step
             await wait_until(lambda: running.done() or harness.board.status.step > step + 1)  # noqa: B023
-            harness.write_hosts(without=gone)
-            for server in gone:
+            harness.write_hosts(without=leaving)
+            for server in leaving:
                 await harness.stop(server)
             await wait_until(lambda: running.done() or harness.board.status.step > step + 2)  # noqa: B023
-            for server in gone:
+            for server in leaving:
                 await serve_again(server)
             harness.write_hosts()
         await running
         summary = harness.summary()
-    assert all(server.num_served for server in everybody)
-    assert summary["prompts_trained"] == expected["prompts_trained"]
+    assert all(server.num_served for server in servers)
+    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
     assert summary["invalid_by_reason"] == {}
-    assert harness.final_weight() == undisturbed.final_weight()
+    assert harness.final_weight() == expected.final_weight
 
 
-async def test_replicas_that_discovery_names_later_get_requests(make_harness):
+async def test_replicas_that_are_discovered_later_get_requests(make_harness):
     async with make_harness(schedule={"steps": 10_000}) as harness, harness.driver() as driver, asyncio.timeout(30):
         late = [harness.rollouts[1], harness.rewards[1]]
         harness.write_hosts(without=late)
@@ -238,7 +237,7 @@ async def test_replicas_that_discovery_names_later_get_requests(make_harness):
     assert before[0] < 20
 
 
-async def test_several_updates_a_step_use_the_log_probs_from_before_the_first(make_harness):
+async def test_several_updates_per_step_use_log_probs_from_before_the_first(make_harness):
     async with make_harness(schedule={"steps": 2, "miniBatches": 2}) as harness:
         summary = await harness.run()
     assert len(harness.updates) == 4
@@ -248,7 +247,7 @@ async def test_several_updates_a_step_use_the_log_probs_from_before_the_first(ma
     )
 
 
-async def test_one_update_a_step_needs_no_old_log_probs(make_harness):
+async def test_one_update_per_step_needs_no_old_log_probs(make_harness):
     async with make_harness(schedule={"steps": 1}) as harness:
         await harness.run()
     assert all(sample.old_logprobs is None for samples in harness.updates for sample in samples)
@@ -263,8 +262,8 @@ async def test_training_and_evaluation_never_share_an_id(make_harness):
     assert all(f"/{body['lane']}/" in body["id"] for body in harness.requests)
 
 
-async def test_the_driver_says_before_each_burst_what_will_be_scored(make_harness):
-    """The operator reads this while the step is generated, and scales by it."""
+async def test_status_reports_demand_before_each_burst(make_harness):
+    """The operator reads it while the step is generated, and scales by it."""
     async with make_harness(schedule={"steps": 2}, evaluation={"atStart": False}) as harness:
         early, bursts = [], []
         harness.break_completion = lambda _: early.append(harness.board.snapshot().demand["correct"])
@@ -272,18 +271,18 @@ async def test_the_driver_says_before_each_burst_what_will_be_scored(make_harnes
         await harness.run()
     first, last = early[0], harness.board.snapshot().demand["correct"]
     assert (first.samples, first.expected, first.is_open, first.in_flight) == (16, 16, True, 0), "before any is scored"
-    assert first.due_seconds is None, "the first step is the first to tell"
+    assert first.due_seconds is None, "unknown before the first step"
     assert all(demand.is_open and 0 < demand.expected <= demand.samples for demand in bursts)
     second = early[16]
     assert (second.samples, second.expected) == (16, 16)
     assert second.due_seconds > 0
     assert second.window_seconds is not None
     assert second.latency_seconds is not None
-    assert (last.samples, last.expected, last.is_open) == (0, 0, False), "no step comes after the last"
+    assert (last.samples, last.expected, last.is_open) == (0, 0, False), "no step follows the last one"
 
 
 def roll_out_in_step_two(harness):
-    """Both reward servers take a new version once some of the second step's first samples are scored."""
+    """Give both reward servers a new version once some of the second step's samples are scored."""
     for reward in harness.rewards:
         reward.version = "v1"
 
@@ -300,7 +299,7 @@ def versions_of_step(harness, step):
     return {row["rewards"][0]["version"] for row in pq.read_table(path).to_pylist()}
 
 
-async def test_an_update_sees_scores_of_one_version_whenever_a_new_one_comes(make_harness):
+async def test_update_sees_a_single_version_when_a_new_one_appears(make_harness):
     async with make_harness(schedule={"steps": 3}) as harness:
         roll_out_in_step_two(harness)
         await harness.run()
@@ -311,7 +310,7 @@ async def test_an_update_sees_scores_of_one_version_whenever_a_new_one_comes(mak
     assert steps[1]["num_samples"] == 16
 
 
-async def test_a_step_whose_first_part_was_used_before_the_new_version_came_says_so(make_harness, caplog):
+async def test_step_whose_first_part_was_used_reports_two_versions(make_harness, caplog):
     async with make_harness(schedule={"steps": 2, "miniBatches": 4}) as harness:
         for reward in harness.rewards:
             reward.version = "v1"
@@ -323,22 +322,22 @@ async def test_a_step_whose_first_part_was_used_before_the_new_version_came_says
             return False
 
         harness.kill_trainer = roll_out
-        harness.judge = lambda reward, body: hold_back(harness, body)
+        harness.judge = lambda reward, body: delay_second_step(harness, body)
         await harness.run()
     steps = [line for line in harness.metrics() if line["type"] == "step"]
     assert [step["reward_versions"] for step in steps] == [{"correct": 1}, {"correct": 2}]
     assert "step 2: scored by 2 versions of reward correct" in caplog.text
 
 
-def hold_back(harness, body):
-    """In the second step nothing but the first group is scored before the first update."""
+def delay_second_step(harness, body):
+    """In the second step, score only the first group before the first update."""
     *_, lane, step, group, _ = body["id"].split("/")
     if (lane, step) == ("train", "2") and group != "0" and len(harness.updates) < 5:
         return web.Response(status=429, headers={"Retry-After": "0.05"})
     return None
 
 
-async def test_a_sample_that_fails_while_a_mini_batch_waits_for_the_last_completion_ends_the_step(make_harness):
+async def test_failed_sample_ends_the_step_while_updates_wait_for_completions(make_harness):
     async with make_harness(schedule={"steps": 1, "miniBatches": 2}) as harness, harness.driver() as driver:
         rollouts, collector = driver._components.rollouts, driver._components.collector
         complete, first_prompts = rollouts.complete, []

@@ -12,7 +12,7 @@ from rljob_trainer.episodes.prompts import Cursor, build_prompt, epoch_order, fi
 
 
 class Tokenizer:
-    """One token a character; the chat template is a line a message."""
+    """One token per character; the chat template writes one line per message."""
 
     chat_template = "yes"
 
@@ -40,7 +40,7 @@ def prompt_of(row, *, split="train", **data):
     seed=st.integers(0, 2**31),
     shuffle=st.booleans(),
 )
-def test_each_epoch_uses_every_row_once_however_it_is_cut_into_steps(num_rows, counts, seed, shuffle):
+def test_each_epoch_uses_every_row_once(num_rows, counts, seed, shuffle):
     cursor, taken = Cursor(), []
     for count in counts:
         rows, cursor = take(num_rows, cursor, count, seed=seed, shuffle=shuffle)
@@ -48,29 +48,29 @@ def test_each_epoch_uses_every_row_once_however_it_is_cut_into_steps(num_rows, c
         taken += rows
     for epoch in range(len(taken) // num_rows):
         assert sorted(taken[epoch * num_rows : (epoch + 1) * num_rows]) == list(range(num_rows))
-    assert cursor == Cursor(*divmod(sum(counts), num_rows)), "the cursor alone says where to go on"
+    assert cursor == Cursor(*divmod(sum(counts), num_rows)), "the cursor alone determines where to continue"
 
 
-def test_epochs_have_orders_of_their_own_and_the_seed_decides():
+def test_order_depends_on_epoch_and_seed():
     orders = [tuple(epoch_order(50, epoch, seed=seed, shuffle=True)) for seed in (0, 1) for epoch in (0, 1)]
     assert len(set(orders)) == 4
     assert orders[0] == tuple(epoch_order(50, 0, seed=0, shuffle=True))
 
 
-def test_text_is_the_template_filled_in():
+def test_text_is_the_filled_in_template():
     prompt = prompt_of({"q": "1 + 1", "a": 2, "unit": "kg"}, format="text", template="{prompt} in {unit}?")
     assert text_of(prompt) == prompt.prompt == "1 + 1 in kg?"
     assert prompt.ground_truth == 2
     assert prompt.extra_info == {"unit": "kg", "index": 0, "split": "train"}
 
 
-def test_chat_adds_no_system_message_unless_asked():
+def test_chat_adds_a_system_message_only_if_configured():
     assert text_of(prompt_of({"q": "hi", "a": 1})) == "<user>hi\n<assistant>"
     assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="be brief")).startswith("<system>be brief\n<user>hi")
-    assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="")).startswith("<system>\n<user>hi"), "none of its own"
+    assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="")).startswith("<system>\n<user>hi"), "no default"
 
 
-def test_a_prompt_of_messages_is_taken_as_it_is():
+def test_prompt_of_messages_is_unchanged():
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -82,7 +82,7 @@ def test_a_prompt_of_messages_is_taken_as_it_is():
         prompt_of({"q": messages, "a": 1}, format="text")
 
 
-def test_a_column_may_lie_in_a_column_and_verls_extra_info_is_spread():
+def test_nested_columns_and_verls_extra_info_are_read():
     source = DataSource(source="hf://org/d", prompt="q", answer="reward_model.ground_truth")
     row = {"q": "x", "reward_model": {"ground_truth": "7"}, "extra_info": {"level": 3}}
     prompt = build_prompt(Data(train=source), source, row, 4, Tokenizer(), split="train")
@@ -91,20 +91,20 @@ def test_a_column_may_lie_in_a_column_and_verls_extra_info_is_spread():
     assert prompt.extra_info["index"] == 4
 
 
-def test_a_missing_column_is_said_with_those_that_are_there():
+def test_missing_column_error_lists_existing_columns():
     with pytest.raises(UserError, match=r"spec.data.train.prompt: column q not found; .*question, a"):
         prompt_of({"question": "x", "a": 1})
     with pytest.raises(UserError, match=r"spec.data.eval.answer: column a not found"):
         prompt_of({"q": "x"}, split="test")
 
 
-def test_a_template_keeps_other_braces_and_refuses_unknown_names():
+def test_template_keeps_other_braces_and_rejects_unknown_names():
     assert fill_template(r"\boxed{} {q} {{q}} {1}", {"q": "x"}) == r"\boxed{} x {q} {1}"
     with pytest.raises(UserError, match="qq"):
         fill_template("{qq}", {"q": "x"})
 
 
-def test_long_prompts_are_left_out_and_rows_keep_their_index(tmp_path):
+def test_long_prompts_are_skipped_and_rows_keep_their_index(tmp_path):
     file = tmp_path / "d.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": "x" * n, "answer": n}) for n in (1, 9, 2)) + "\n\n")
     source = DataSource(source="./d.jsonl")
@@ -131,7 +131,7 @@ def test_parquet_and_folders_are_read_in_order(tmp_path):
     ("text", "message"),
     [('{"a": 1}\n{', r":2: not JSON"), ("[1]", r":1: each line must be a JSON object, got list"), ("", "has no rows")],
 )
-def test_a_broken_file_is_said_with_its_line(tmp_path, text, message):
+def test_broken_file_error_contains_the_line(tmp_path, text, message):
     file = tmp_path / "d.jsonl"
     file.write_text(text)
     source = DataSource(source="./d.jsonl", prompt="a", answer=None)
@@ -139,7 +139,7 @@ def test_a_broken_file_is_said_with_its_line(tmp_path, text, message):
         load_prompts(Data(train=source, format="text"), source, str(file), Tokenizer(), split="train")
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path):
+def test_missing_file_is_a_user_error(tmp_path):
     source = DataSource(source="./d.jsonl")
     with pytest.raises(UserError, match="no such file or folder"):
         load_prompts(Data(train=source), source, str(tmp_path / "no"), Tokenizer(), split="train")

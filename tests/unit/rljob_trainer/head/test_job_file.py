@@ -1,4 +1,4 @@
-"""What of the job's file may change while it runs."""
+"""Changes of the job's file while the job runs."""
 
 import pytest
 import yaml
@@ -41,14 +41,14 @@ def volume(tmp_path):
     return volume
 
 
-def test_a_swapped_link_is_noticed(volume):
+def test_swapped_link_is_detected(volume):
     file = JobFile(volume.folder / "job.yaml", "job")
     assert file.read_steps() == 3
     volume.publish(manifest(7))
     assert file.read_steps() == 7
 
 
-def test_a_renamed_file_is_noticed(tmp_path):
+def test_renamed_file_is_detected(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(manifest(3))
     file = JobFile(path, "job")
@@ -59,7 +59,7 @@ def test_a_renamed_file_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "spec: [", manifest(0), manifest(9, name="another")])
-def test_a_file_that_cannot_be_used_changes_nothing(volume, text):
+def test_unusable_file_changes_nothing(volume, text):
     file = JobFile(volume.folder / "job.yaml", "job")
     file.read_steps()
     volume.publish(text)
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(volume, text):
     assert file.read_steps() == 5
 
 
-def test_a_file_that_is_gone_changes_nothing(volume):
+def test_missing_file_changes_nothing(volume):
     file = JobFile(volume.folder / "job.yaml", "job")
     file.read_steps()
     (volume.folder / "..data").unlink()

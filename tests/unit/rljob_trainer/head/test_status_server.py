@@ -1,4 +1,4 @@
-"""What the driver serves to others."""
+"""The driver's HTTP server."""
 
 import asyncio
 
@@ -10,8 +10,9 @@ from rljob_api.wire.contract import PORT_DRIVER
 from rljob_api.wire.protocol import DriverStatus, WeightManifest
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.status_server import StatusServer
+from tests.support.driver_harness import NETWORK
 
-ADDRESS = "127.13.252.1"
+ADDRESS = f"{NETWORK}.252.1"
 URL = f"http://{ADDRESS}:{PORT_DRIVER}"
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -38,24 +39,24 @@ async def get(path, headers=TOKEN):
 
 
 @pytest.mark.parametrize(("path", "status"), [("/status", 401), ("/weights/current", 401), ("/nothing", 401)])
-async def test_everything_needs_the_token(board, path, status):
+async def test_other_paths_require_the_token(board, path, status):
     assert (await get(path, {}))[0] == status
     assert (await get(path, {"Authorization": "Bearer other"}))[0] == status
 
 
-async def test_readiness_and_metrics_do_not(board):
+async def test_readiness_and_metrics_need_no_token(board):
     assert (await get("/rljob/ready", {}))[0] == 200
     assert await get("/metrics", {}) == (200, "metric 1\n")
 
 
-async def test_status_is_the_board_at_the_moment_of_asking(board):
+async def test_status_is_the_current_snapshot_of_the_board(board):
     board.update(step=3, phase="generate")
     board.describe_live = lambda status: status.model_copy(update={"waits_for": "waits for 3 of 64 rewards"})
     status = DriverStatus.model_validate_json((await get("/status"))[1])
     assert (status.step, status.waits_for) == (3, "waits for 3 of 64 rewards")
 
 
-async def test_a_rollout_waits_for_the_next_weights_and_gets_them_at_once(board):
+async def test_waiting_rollout_gets_the_next_weights_immediately(board):
     assert (await get("/weights/current"))[0] == 204, "nothing is published yet"
     await board.announce(manifest(1))
     assert WeightManifest.model_validate_json((await get("/weights/current"))[1]).version == 1
@@ -66,14 +67,14 @@ async def test_a_rollout_waits_for_the_next_weights_and_gets_them_at_once(board)
     assert WeightManifest.model_validate_json((await asyncio.wait_for(waiting, 10))[1]).version == 2
 
 
-async def test_a_lower_version_of_a_new_generation_is_news(board):
+async def test_lower_version_of_a_new_generation_is_new(board):
     await board.announce(manifest(5))
     await board.announce(manifest(2, "h"))
     found = WeightManifest.model_validate_json((await get("/weights/current?after=g:5"))[1])
     assert found.key == "h:2", "after a restart from a checkpoint the version goes back"
 
 
-async def test_a_port_in_use_is_said(board):
+async def test_port_in_use_is_a_user_error(board):
     with pytest.raises(
         UserError,
         match=rf"cannot listen on {ADDRESS}:{PORT_DRIVER} \(driver\): .*; stop the process that holds the port",

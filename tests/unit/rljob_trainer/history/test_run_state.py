@@ -1,4 +1,4 @@
-"""Checkpoints, and histories cut back to them."""
+"""Checkpoints, and histories truncated to them."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def write_steps(run_dir, *steps):
             trajectory_file(run_dir, step, lane).write_text("")
 
 
-async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
+async def test_run_without_a_checkpoint_starts_with_empty_files(tmp_path):
     write_steps(tmp_path, 1, 2)
     history, folder = resume(tmp_path)
     assert (history.step, folder) == (0, None)
@@ -41,13 +41,13 @@ async def test_a_run_without_a_checkpoint_begins_with_empty_files(tmp_path):
     assert list((tmp_path / "trajectories").iterdir()) == []
 
 
-async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
+async def test_resume_returns_the_saved_history_and_truncates_later_entries(tmp_path):
     write_steps(tmp_path, 1, 2)
     saved = History(step=2, evaluated_at=1, epoch=1, position=3, accuracy_before=0.25, prompts_trained=[[1], [2]])
     folder = await save_checkpoint(tmp_path, saved, save_nothing, keep=2)
     write_steps(tmp_path, 3)
     (tmp_path / "trajectories" / ".step-000003.train.parquet.partial").write_text("torn")
-    (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's own")
+    (tmp_path / "trajectories" / "step-000003.train.copy.parquet").write_text("a user's copy")
     history, found = resume(tmp_path)
     assert found == folder
     assert history == saved
@@ -60,8 +60,8 @@ async def test_resume_returns_what_was_saved_and_cuts_what_came_later(tmp_path):
     ]
 
 
-async def test_numbers_that_are_not_finite_leave_a_checkpoint_readable(tmp_path):
-    """An update whose gradient is not finite is left out, and training goes on: its checkpoint must do as well."""
+async def test_checkpoint_with_numbers_that_are_not_finite_is_readable(tmp_path):
+    """Training skips an update whose gradient is not finite. Its checkpoint must be readable nevertheless."""
     saved = History(
         step=1, logprob_difference=[math.inf, 0.5], eval_after={"length": math.nan}, step_rewards=[-math.inf]
     )
@@ -71,7 +71,7 @@ async def test_numbers_that_are_not_finite_leave_a_checkpoint_readable(tmp_path)
     assert history.logprob_difference == [math.inf, 0.5]
 
 
-async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path):
+async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
     good = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
 
     async def dies(folder):
@@ -85,15 +85,15 @@ async def test_a_half_written_checkpoint_does_not_count_and_is_removed(tmp_path)
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
-async def test_what_a_checkpoint_counts_of_the_metrics_is_on_the_disk_before_it_is_complete(tmp_path, monkeypatch):
-    """A node that loses its power loses what was not synced; the lines could not be written again."""
+async def test_metrics_are_flushed_before_a_checkpoint_is_complete(tmp_path, monkeypatch):
+    """A node that loses power loses what was not flushed, and those lines cannot be written again."""
     written = []
 
     def fsync(descriptor):
         written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        really_fsync(descriptor)
+        original_fsync(descriptor)
 
-    really_fsync = os.fsync
+    original_fsync = os.fsync
     monkeypatch.setattr(os, "fsync", fsync)
     write_steps(tmp_path, 1)
     await save_checkpoint(tmp_path, History(step=1), save_nothing, keep=2)
@@ -101,7 +101,7 @@ async def test_what_a_checkpoint_counts_of_the_metrics_is_on_the_disk_before_it_
 
 
 @pytest.mark.parametrize("steps", [(2, 4, 6), (999_998, 999_999, 1_000_000)])
-async def test_the_newest_are_kept(tmp_path, steps):
+async def test_newest_checkpoints_are_kept(tmp_path, steps):
     for step in steps:
         newest = await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
     assert newest_checkpoint(tmp_path) == newest
@@ -111,7 +111,7 @@ async def test_the_newest_are_kept(tmp_path, steps):
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("rank 1: No space left on device")]
 )
-async def test_a_full_disk_is_said_in_words(tmp_path, error):
+async def test_full_disk_is_a_user_error(tmp_path, error):
     async def fails(folder):
         raise error
 
@@ -119,7 +119,7 @@ async def test_a_full_disk_is_said_in_words(tmp_path, error):
         await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
 
 
-def test_a_job_whose_checkpoints_cannot_fit_is_refused(tmp_path, monkeypatch):
+def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
@@ -129,7 +129,7 @@ def test_a_job_whose_checkpoints_cannot_fit_is_refused(tmp_path, monkeypatch):
         check_disk_space(tmp_path, model, keep=2)
 
 
-async def test_a_broken_driver_file_names_the_folder_to_remove(tmp_path):
+async def test_broken_driver_file_error_contains_the_folder_to_remove(tmp_path):
     folder = await save_checkpoint(tmp_path, History(step=2), save_nothing, keep=2)
     (folder / "driver.json").write_text("{")
     with pytest.raises(UserError, match=r"remove .*step-000002"):

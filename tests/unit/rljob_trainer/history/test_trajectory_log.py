@@ -1,4 +1,4 @@
-"""The trajectory log: what a row says; that files are whole, bounded and written aside; one history, whatever dies."""
+"""The trajectory log: rows; complete files within the limit, written in a thread; one history after deaths."""
 
 import asyncio
 import random
@@ -40,7 +40,7 @@ async def write(folder, *groups, step=3, lane="train", max_mib=1):
     return pq.read_table(path).to_pylist() if path.exists() else None
 
 
-async def test_a_row_says_all_that_is_known_of_a_sample(tmp_path):
+async def test_row_contains_everything_about_a_sample(tmp_path):
     result = valid(
         1.0, components={"exact": 1.0}, version="v1", attempts=2, queue_seconds=0.5, execute_seconds=0.25,
         latency_seconds=3.0,
@@ -58,7 +58,7 @@ async def test_a_row_says_all_that_is_known_of_a_sample(tmp_path):
     }  # fmt: skip
 
 
-async def test_an_invalid_result_has_a_reason_and_is_no_zero(tmp_path):
+async def test_invalid_result_has_a_reason_and_no_score(tmp_path):
     result = ScoredResult(id="x", valid=False, reason=InvalidReason.TIMEOUT, message="too long", attempts=3)
     [row] = await write(tmp_path, group_of(sample(0, score=None, advantage=None, correct=result)))
     assert (row["score"], row["advantage"]) == (None, None)
@@ -66,7 +66,7 @@ async def test_an_invalid_result_has_a_reason_and_is_no_zero(tmp_path):
     assert (reward["valid"], reward["score"], reward["reason"], reward["attempts"]) == (False, None, "timeout", 3)
 
 
-async def test_components_may_differ_from_sample_to_sample(tmp_path):
+async def test_components_may_differ_between_samples(tmp_path):
     rows = await write(
         tmp_path,
         group_of(
@@ -83,51 +83,51 @@ async def test_components_may_differ_from_sample_to_sample(tmp_path):
     ]
 
 
-async def test_a_conversation_is_kept_as_json_and_half_a_surrogate_pair_loses_no_step(tmp_path):
+async def test_conversation_is_json_and_lone_surrogates_are_replaced(tmp_path):
     messages = [{"role": "user", "content": "6 x 7?"}]
     [row] = await write(tmp_path, group_of(sample(0, text="4\ud83d2", correct=valid(1.0)), prompt=messages))
     assert row["prompt"] == '[{"role": "user", "content": "6 x 7?"}]'
     assert row["completion"] == "4?2"
 
 
-async def test_what_only_the_client_knows_is_null_where_it_was_not_told(tmp_path):
+async def test_client_fields_are_null_for_a_plain_result(tmp_path):
     [row] = await write(tmp_path, group_of(sample(0, correct=ScoreResult(id="x", valid=True, score=1.0))))
     assert (row["rewards"][0]["attempts"], row["rewards"][0]["latency_seconds"]) == (None, None)
 
 
-async def test_a_step_that_is_done_again_replaces_its_file(tmp_path):
+async def test_repeated_step_replaces_its_file(tmp_path):
     await write(tmp_path, group_of(sample(0, correct=valid(1.0)), sample(1, correct=valid(1.0))))
     rows = await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
     assert [row["completion"] for row in rows] == ["new"]
     assert [file.name for file in (tmp_path / "trajectories").iterdir()] == ["step-000003.train.parquet"]
 
 
-async def test_a_write_that_breaks_off_leaves_the_file_before_as_it_was(tmp_path, monkeypatch):
+async def test_interrupted_write_keeps_the_previous_file(tmp_path, monkeypatch):
     before = await write(tmp_path, group_of(sample(0, correct=valid(1.0))))
 
     def die(descriptor):
-        raise OSError("the node went away")
+        raise OSError("the node failed")
 
     monkeypatch.setattr(trajectory_log.os, "fsync", die)
-    with pytest.raises(OSError, match="went away"):
+    with pytest.raises(OSError, match="the node failed"):
         await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
     [file] = list_trajectory_files(tmp_path)
     assert pq.read_table(file.path).to_pylist() == before
 
 
-async def test_training_and_evaluation_of_one_step_have_files_of_their_own(tmp_path):
+async def test_training_and_evaluation_of_a_step_have_separate_files(tmp_path):
     await write(tmp_path, group_of(sample(0)), lane="train")
     await write(tmp_path, group_of(sample(0)), lane="eval")
     assert [(file.step, file.lane) for file in list_trajectory_files(tmp_path)] == [(3, "eval"), (3, "train")]
 
 
-async def test_the_log_can_be_off(tmp_path):
+async def test_log_can_be_disabled(tmp_path):
     assert await write(tmp_path, group_of(sample(0)), max_mib=0) is None
 
 
-async def test_the_oldest_steps_go_first_and_the_newest_stays_however_large(tmp_path):
+async def test_oldest_steps_are_deleted_first_and_the_newest_stays(tmp_path):
     draw = random.Random(0)
-    noise = "".join(map(chr, draw.choices(range(0x4E00, 0x9FFF), k=200_000)))  # compresses little: about 470 kB a file
+    noise = "".join(map(chr, draw.choices(range(0x4E00, 0x9FFF), k=200_000)))  # about 470 kB per file
     log = TrajectoryLog(tmp_path, 1)
     for step in range(1, 6):
         log.record("train", step, [group_of(sample(0, text=noise))])
@@ -143,7 +143,7 @@ async def test_the_oldest_steps_go_first_and_the_newest_stays_however_large(tmp_
     assert sum(file.path.stat().st_size for file in list_trajectory_files(tmp_path)) <= 1 << 20
 
 
-async def test_the_event_loop_goes_on_while_a_step_is_written(tmp_path, monkeypatch):
+async def test_event_loop_runs_while_a_step_is_written(tmp_path, monkeypatch):
     writing, may_end = threading.Event(), threading.Event()
 
     def slow(*_):
@@ -163,13 +163,13 @@ async def test_the_event_loop_goes_on_while_a_step_is_written(tmp_path, monkeypa
     await log.close()
 
 
-async def test_a_wait_that_is_cancelled_leaves_the_files_to_the_next_one(tmp_path, monkeypatch):
-    """The process shall end while a checkpoint waits for the log: the checkpoint that it saves then must wait, too."""
-    may_end, write_really = threading.Event(), trajectory_log.write_file
+async def test_cancelled_flush_leaves_the_files_to_the_next_one(tmp_path, monkeypatch):
+    """A signal cancels a checkpoint that waits for the log. The checkpoint before exit must wait for the log, too."""
+    may_end, original_write = threading.Event(), trajectory_log.write_file
 
     def slow(*args):
         assert may_end.wait(30)
-        write_really(*args)
+        original_write(*args)
 
     monkeypatch.setattr(trajectory_log, "write_file", slow)
     log = TrajectoryLog(tmp_path, 1)
@@ -190,7 +190,7 @@ async def test_a_wait_that_is_cancelled_leaves_the_files_to_the_next_one(tmp_pat
     await log.close()
 
 
-async def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
+async def test_full_disk_is_a_user_error(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -199,37 +199,12 @@ async def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
         await write(tmp_path, group_of(sample(0)))
 
 
-async def test_a_sample_that_no_file_can_hold_costs_its_step_and_not_the_run(tmp_path, caplog):
-    assert await write(tmp_path, group_of(sample(0, score="no number"))) is None
+async def test_sample_outside_the_schema_costs_only_its_step(tmp_path, caplog):
+    assert await write(tmp_path, group_of(sample(0, score="not a number"))) is None
     assert "this step is missing in the trajectory log" in caplog.text
 
 
-def read_all(run_dir):
-    """(step, lane, group, sample) -> row, over all files."""
-    rows = [row for file in list_trajectory_files(run_dir) for row in pq.read_table(file.path).to_pylist()]
-    found = {(row["step"], row["lane"], row["group"], row["sample"]): row for row in rows}
-    assert len(found) == len(rows), "no sample is there twice"
-    return found
-
-
-def essence(row):
-    return [row["prompt_index"], row["completion"], row["score"], row["advantage"], row["rewards"][0]["components"]]
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_the_log_of_a_run_that_died_is_that_of_an_undisturbed_one(make_harness, seed):
-    async with make_harness("undisturbed") as undisturbed:
-        await undisturbed.run()
-    draw = random.Random(seed)
-    async with make_harness() as harness:
-        harness.kill_trainer = lambda what: draw.random() < 0.06
-        await harness.run()
-    expected, found = read_all(undisturbed.run_dir), read_all(harness.run_dir)
-    assert len(expected) == 6 * 4 * 4 + 2 * 4, "six steps of 4 x 4 samples, two evaluations of four prompts"
-    assert {key: essence(row) for key, row in found.items()} == {key: essence(row) for key, row in expected.items()}
-
-
-async def test_the_log_holds_the_advantages_that_the_updates_used(make_harness):
+async def test_log_contains_the_advantages_of_the_updates(make_harness):
     async with make_harness(schedule={"steps": 1}) as harness:
         harness.judge = lambda reward, body: (
             ScoreResult(id=body["id"], valid=False, reason=InvalidReason.ABSTAINED)
@@ -237,7 +212,7 @@ async def test_the_log_holds_the_advantages_that_the_updates_used(make_harness):
             else None
         )
         await harness.run()
-    rows = {key: row for key, row in read_all(harness.run_dir).items() if key[1] == "train"}
+    rows = {key: row for key, row in harness.trajectories().items() if key[1] == "train"}
     used = [s.advantage if any(s.loss_mask) else None for samples in harness.updates for s in samples]
     assert [row["advantage"] for _, row in sorted(rows.items())] == used
     masked = rows[1, "train", 2, 1]

@@ -1,124 +1,322 @@
-"""What bounds a request: its deadline, and the connections that all of them hold."""
+"""The reward client against real HTTP servers: retries, failures, waits and demand."""
 
 import asyncio
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
 
+import pytest
 from aiohttp import web
 
-from rljob_api.wire.protocol import InvalidReason
-from rljob_trainer.replicas import http as http_client
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.reward import Reward
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import InvalidReason, ScoreRequest
+from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient
+from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecast
-from tests.support.reward_harness import make_request, make_reward, until
+from tests.support.driver_harness import NETWORK
+
+ADDRESSES = (f"{NETWORK}.251.1", f"{NETWORK}.251.2")
+FORECAST = DemandForecast(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
+REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
 
 
-async def score(rewards, i=1):
-    return (await rewards.score(make_request(i)))["r"]
+def result(score=1.0, reason=None):
+    body = {"id": "r", "valid": reason is None, "score": None if reason else score, "reason": reason}
+    return web.json_response(body)
 
 
-async def test_without_any_replica_a_sample_ends_at_its_deadline(reward_harness):
-    spec = make_reward(deadlineSeconds=0.3, autoscaling={"minReplicas": 0, "maxReplicas": 2})
-    async with reward_harness.rewards(spec) as rewards:
-        found = await score(rewards)
-        assert not rewards.clients["r"].in_flight
-    assert (found.valid, found.reason) == (False, InvalidReason.DEADLINE)
-    assert found.message == "no result within 0.3 s and 0 requests; waited for a replica"
+class Servers:
+    """Two reward servers; both take their responses from the same list."""
+
+    def __init__(self, responses, addresses=ADDRESSES):
+        self.addresses = addresses
+        self.responses, self.asked, self.headers, self.bodies = list(responses), [], [], []
+
+    async def handle(self, request):
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        self.headers.append(dict(request.headers))
+        self.bodies.append(await request.json())
+        answer = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        if answer == "hang up":
+            request.transport.abort()
+            return web.Response()
+        return answer() if callable(answer) else answer
+
+    async def __aenter__(self):
+        app = web.Application()
+        app.router.add_post("/v1/score", self.handle)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self.runner.setup()
+        for address in self.addresses:
+            await web.TCPSite(self.runner, address, PORT_REWARD).start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runner.cleanup()
 
 
-async def test_a_replica_that_never_answers_costs_the_deadline_and_is_told_to_stop(reward_harness):
-    server = await reward_harness.serve()
-    reward_harness.list(server)
-    server.open.clear()
-    async with reward_harness.rewards(make_reward(deadlineSeconds=2)) as rewards:
-        found = await score(rewards)
-        await until(lambda: server.num_left == 1)
-        assert not rewards.clients["r"].in_flight
-        demand = rewards.clients["r"].demand(DemandForecast())
-        assert demand.latency_seconds is None, "nothing is known of how long an execution takes"
-    assert found.reason is InvalidReason.DEADLINE
-    assert f"waited for the response of {server.address}" in found.message
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("\n".join(f"{address} rewards" for address in ADDRESSES))
+    monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
+    monkeypatch.setenv("RLJOB_TOKEN", "secret")
+    monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({"r": "rewards", "s": "rewards"}))
 
 
-async def test_a_full_server_is_asked_until_the_deadline(reward_harness):
-    server = await reward_harness.serve()
-    reward_harness.list(server)
-    server.fault = lambda body: web.Response(status=429, headers={"Retry-After": "0.05"})
-    async with reward_harness.rewards(make_reward(deadlineSeconds=1)) as rewards:
-        found = await score(rewards)
-    assert found.reason is InvalidReason.DEADLINE
+def reward(**fields):
+    return Reward.model_validate({"name": "r", "function": {"inline": "x"}, **fields})
+
+
+async def score(spec, request=REQUEST, **settings):
+    async with open_session() as session, asyncio.timeout(20):
+        client = RewardClient(spec, session, **settings)
+        await client.start()
+        try:
+            return await client.score(request)
+        finally:
+            await client.close()
+
+
+async def test_valid_result_is_returned_and_the_token_is_sent():
+    async with Servers([lambda: result(0.5)]) as servers:
+        found = await score(reward())
+    assert (found.valid, found.score) == (True, 0.5)
+    assert servers.headers[0]["Authorization"] == "Bearer secret"
+
+
+async def test_invalid_result_is_retried_on_another_replica():
+    async with Servers([lambda: result(reason="exception"), lambda: result(1.0)]) as servers:
+        found = await score(reward())
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+@pytest.mark.parametrize("reason", ["exception", "timeout", "not_finite", "worker_died", "bad_return"])
+async def test_result_stays_invalid_after_the_last_retry(reason):
+    async with Servers([lambda: result(reason=reason)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 2}))
+    assert (found.valid, found.score, str(found.reason)) == (False, None, reason)
+    assert len(servers.asked) == 3
+
+
+async def test_abstention_is_not_retried():
+    async with Servers([lambda: result(reason="abstained")]) as servers:
+        found = await score(reward())
+    assert found.reason is InvalidReason.ABSTAINED
+    assert len(servers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    ["hang up", lambda: web.Response(status=503), lambda: web.Response(status=429, headers={"Retry-After": "0.05"})],
+)
+async def test_unavailable_replica_uses_up_no_retry(failure):
+    async with Servers([failure, failure, failure, lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(servers.asked) == 4
+
+
+async def test_server_shutdown_uses_up_no_retry():
+    async with Servers([lambda: result(reason="cancelled"), lambda: result(1.0)]) as servers:
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.valid
+    assert len(set(servers.asked)) == 2
+
+
+async def test_token_of_a_reward_model_is_sent(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    monkeypatch.setenv("RLJOB_REWARD_TOKEN_0", "shared")
+    spec = Reward.model_validate({"name": "r", "rewardModelRef": {"name": "judge"}})
+    async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
+        rewards = RewardClients([spec, reward(name="s")], session)
+        await rewards.start()
+        await rewards.score(REQUEST)
+        await rewards.close()
+    assert sorted(headers["Authorization"] for headers in servers.headers) == ["Bearer secret", "Bearer shared"]
+
+
+async def test_missing_token_is_a_user_error_at_startup(monkeypatch):
+    monkeypatch.setenv("RLJOB_REWARD_TOKENS", json.dumps({"r": "RLJOB_REWARD_TOKEN_0"}))
+    async with open_session() as session:
+        with pytest.raises(UserError, match=r"r: RLJOB_REWARD_TOKEN_0.* not set; check that the Secret"):
+            RewardClient(reward(), session)
+
+
+@contextlib.contextmanager
+def vanished(address):
+    """An address that responses no SYN: the backlog of its listening socket is full."""
+    with socket.socket() as gone, contextlib.ExitStack() as fillers:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        gone.bind((address, PORT_REWARD))
+        gone.listen(0)
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex((address, PORT_REWARD))
+        yield
+
+
+async def test_vanished_replica_costs_no_sample(monkeypatch):
+    monkeypatch.setattr("rljob_trainer.rewards.transport.CONNECT_SECONDS", 0.3)
+    with vanished(ADDRESSES[1]):
+        async with Servers([lambda: result(1.0)], ADDRESSES[:1]), open_session() as session, asyncio.timeout(20):
+            client = RewardClient(reward(failurePolicy={"retries": 0}), session)
+            await client.start()
+            requests = [REQUEST.model_copy(update={"id": "r"})] * 2
+            found = [await client.score(request) for request in requests]
+            await client.close()
+            failures = client.replicas.fleet.replicas[ADDRESSES[1]].num_failures
+    assert all(each.valid for each in found)
+    assert failures, "this test must hit the vanished replica"
+
+
+async def test_endpoint_that_refuses_connections_uses_up_no_retry(monkeypatch, caplog):
+    monkeypatch.setattr("rljob_trainer.rewards.transport.CONNECT_SECONDS", 0.1)
+    url = f"http://{ADDRESSES[1]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0}, deadlineSeconds=0.5)
+    with vanished(ADDRESSES[1]):
+        found = await score(spec)
+    assert found.reason is InvalidReason.UNREACHABLE, "it was never executed"
     assert found.attempts > 1
+    assert "no connection within 0.1 s" in caplog.text
 
 
-async def test_executions_that_may_take_long_are_waited_for_long(reward_harness):
-    """One replica failed, the other executes for longer than patience: who waits beside it must not give up."""
-    async with reward_harness.rewards(make_reward(timeoutSeconds=3600)) as rewards:
-        assert rewards.clients["r"].replicas.unavailable_timeout_seconds == 7200
-    async with reward_harness.rewards(make_reward(timeoutSeconds=1)) as rewards:
-        assert rewards.clients["r"].replicas.unavailable_timeout_seconds == 600
+async def test_response_that_breaks_the_protocol_is_invalid():
+    async with Servers([lambda: web.Response(text='{"id": "r", "valid": true, "score": NaN}')]):
+        found = await score(reward(failurePolicy={"retries": 0}))
+    assert found.reason is InvalidReason.BAD_RETURN
 
 
-async def test_a_request_behind_a_whole_execution_is_not_given_up(reward_harness):
-    """A replica gets two requests a slot: the second may wait for as long as the first executes."""
-    async with reward_harness.rewards(make_reward(timeoutSeconds=3600)) as rewards:
-        assert rewards.clients["r"].transport.timeout_seconds == 2 * 3600
-    async with reward_harness.rewards(make_reward(timeoutSeconds=30)) as rewards:
-        assert rewards.clients["r"].transport.timeout_seconds == 30 + 600
-    endpoint = make_reward(function=None, http={"url": "http://127.0.0.1:1/any"}, timeoutSeconds=3600)
-    async with reward_harness.rewards(endpoint) as rewards:
-        assert rewards.clients["r"].transport.timeout_seconds == 3600, "how it queues is nobody's knowledge"
+@pytest.mark.parametrize("protocol", ["rljob", "openrlhf"])
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", [b"\xff\xfe\x00garbage", b'{"rewards": [1' + b"0" * 400 + b"]}", b"[" * 200_000])
+async def test_garbage_from_an_external_endpoint_costs_one_result(protocol, status, body):
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url, "protocol": protocol}, failurePolicy={"retries": 0})
+    async with Servers([lambda: web.Response(body=body, status=status, content_type="application/json")]):
+        found = await score(spec)
+    assert found.reason is (InvalidReason.BAD_RETURN if status == 200 else InvalidReason.EXCEPTION)
 
 
-async def test_a_group_has_its_deadline_together(reward_harness):
-    server = await reward_harness.serve()
-    reward_harness.list(server)
-    server.open.clear()
-    async with reward_harness.rewards(make_reward(scope="group", deadlineSeconds=1)) as rewards:
-        scorer = rewards.open_group("g", "train", 3)
-        found = await asyncio.gather(*[scorer.score(i, make_request(i)) for i in range(3)])
-        await until(lambda: server.num_left == 1)
-    assert [each["r"].reason for each in found] == [InvalidReason.DEADLINE] * 3
+async def test_rejected_request_is_a_user_error():
+    async with Servers([lambda: web.Response(status=422, text="no completion")]):
+        with pytest.raises(UserError, match="returned 422: no completion"):
+            await score(reward())
 
 
-async def test_connections_are_bounded_by_the_places_of_a_replica_and_bursts_leave_nothing(reward_harness, monkeypatch):
-    monkeypatch.setattr(http_client, "IDLE_SECONDS", 3.0)
-    servers = [await reward_harness.serve(), await reward_harness.serve()]
-    reward_harness.list(*servers)
-    async with reward_harness.rewards(make_reward(slots=4)) as rewards:
+async def test_unavailable_replicas_raise_a_transient_error():
+    with pytest.raises(TransientError, match="no replica has answered"):
+        await score(reward(timeoutSeconds=0.2), unavailable_timeout_seconds=0.5)
+
+
+async def test_sample_without_any_response_is_unreachable():
+    async with Servers(["hang up"]):
+        found = await score(reward(deadlineSeconds=0.3))
+    assert found.reason is InvalidReason.UNREACHABLE
+
+
+async def test_external_endpoint_gets_no_token_and_may_use_openrlhfs_protocol():
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = Reward.model_validate({"name": "r", "http": {"url": url, "protocol": "openrlhf"}})
+    async with Servers([lambda: web.json_response({"rewards": [0.25]})]) as servers:
+        found = await score(spec)
+    assert found.score == 0.25
+    assert servers.bodies == [{"query": ["1+1=2"], "prompts": ["1+1="], "labels": ["2"]}]
+    assert "Authorization" not in servers.headers[0], "the job's token must not leave the job"
+
+
+async def test_several_rewards_score_concurrently():
+    specs = [reward(), reward(name="s", weight=2.0)]
+    async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
+        rewards = RewardClients(specs, session)
+        await rewards.start()
+        found = await rewards.score(REQUEST)
+        await rewards.close()
+    assert {name: r.score for name, r in found.items()} == {"r": 0.5, "s": 0.5}
+
+
+class SlowServers(Servers):
+    """They respond once `go` is set."""
+
+    def __init__(self, addresses=ADDRESSES):
+        super().__init__([result()], addresses)
+        self.go = asyncio.Event()
+
+    async def handle(self, request):
+        body = await request.json()
+        self.asked.append(request.transport.get_extra_info("sockname")[0])
+        await self.go.wait()
+        return web.json_response({"id": body["id"], "valid": True, "score": 1.0, "execute_seconds": 2.0})
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def write_hosts(addresses):
+    Path(os.environ["RLJOB_HOSTS_FILE"]).write_text("\n".join(f"{address} rewards" for address in addresses))
+
+
+async def test_replica_that_appears_during_a_burst_gets_its_share():
+    write_hosts(ADDRESSES[:1])
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        client = RewardClient(reward(slots=2), session)
+        await client.start()
+        for i in range(12):
+            tasks.create_task(client.score(REQUEST.model_copy(update={"id": f"r{i}"})))
+        await until(lambda: len(servers.asked) == 4)
+        demand = client.demand(FORECAST)
+        assert (demand.in_flight, demand.waiting) == (12, 8), "two per slot are sent, the others wait in the driver"
+        write_hosts(ADDRESSES)
+        await until(lambda: servers.asked.count(ADDRESSES[1]) == 4)
+        servers.go.set()
+        await until(lambda: not client.in_flight)
+        await client.close()
+
+
+async def test_samples_wait_while_scaled_to_zero():
+    write_hosts([])
+    scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:
+        servers.go.set()
+        rewards = RewardClients([scaled], session, unavailable_timeout_seconds=0.0)
+        await rewards.start()
+        asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
+        await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
+        assert "no replica exists yet" in rewards.describe_wait(5, 5)
+        demand = rewards.demand(FORECAST)["r"]
+        assert (demand.waiting, demand.oldest_in_flight_seconds) == (5, 0.0), "a waiting request is not in flight"
         client = rewards.clients["r"]
-        await until(lambda: len(client.replicas.fleet.versions()) == 2)
-        rewards.begin()
-        for burst in range(3):
-            found = await asyncio.gather(*[score(rewards, 1000 * burst + i) for i in range(200)])
-            assert all(result.valid for result in found)
-            # Twice the slots, which later bursts use again; one more asks for the version.
-            assert all(1 <= server.most_connected <= 8 + 1 for server in servers)
-            assert (client.in_flight, client.replicas.num_waiting) == (set(), 0)
-        await until(lambda: not any(server.num_connected for server in servers))  # idle ones are closed
-        pool = client.transport._session.connector
-        assert not pool._acquired
-        assert sum(map(len, pool._conns.values())) == 0
+        first = client.oldest_waiting_seconds
+        await until(lambda: client.oldest_waiting_seconds > first)
+        assert client.num_waiting == 5
+        write_hosts(ADDRESSES)
+        await until(lambda: all(task.done() for task in asked))
+        assert (client.num_waiting, client.oldest_waiting_seconds) == (0, 0.0)
+        assert all(task.result()["r"].valid for task in asked)
+        await rewards.close()
 
 
-async def test_requests_that_are_given_up_leave_no_connection(reward_harness):
-    server = await reward_harness.serve()
-    reward_harness.list(server)
-    server.open.clear()
-    async with reward_harness.rewards(make_reward(slots=8)) as rewards:
-        client = rewards.clients["r"]
-        for burst in range(3):
-            tasks = [asyncio.create_task(score(rewards, f"{burst}{i}")) for i in range(50)]
-            await until(lambda: len(server.asked) - server.num_left == 16)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: server.num_left == len(server.asked))
-            assert (client.in_flight, server.num_connected) == (set(), 0)
-        assert not client.transport._session.connector._acquired
-        assert client.replicas.fleet.replicas[server.address].in_flight == 0
-
-
-async def test_an_endpoint_gets_a_bounded_number_of_requests_at_once():
-    spec = make_reward(function=None, http={"url": "http://127.0.0.1:1/any"})
-    async with http_client.open_session() as session:
-        fleet = RewardClient(spec, session).replicas.fleet
-    fleet.observe_addresses(["x"])
-    assert sum(fleet.pick(0.0) is not None for _ in range(2000)) == 1024
+async def test_demand_latency_includes_retries():
+    responses = [
+        web.json_response({"id": "r", "valid": False, "reason": "exception", "execute_seconds": 3.0}),
+        web.json_response({"id": "r", "valid": True, "score": 1.0, "execute_seconds": 2.0}),
+    ]
+    async with Servers(responses), open_session() as session:
+        client = RewardClient(reward(), session)
+        await client.start()
+        assert client.demand(FORECAST).latency_seconds is None, "unknown, not zero"
+        await client.score(REQUEST)
+        await client.close()
+    demand = client.demand(FORECAST)
+    assert (demand.latency_seconds, demand.latency_p95_seconds) == (5.0, 5.0)
+    assert (demand.samples, demand.expected, demand.due_seconds) == (5120, 5000, 40.0)

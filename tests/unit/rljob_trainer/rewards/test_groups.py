@@ -1,4 +1,4 @@
-"""Rewards that see a group: when they are asked, with what, and what becomes of their answers."""
+"""Rewards that score groups: when they receive a request, its content, and how results are merged."""
 
 import asyncio
 
@@ -9,7 +9,6 @@ from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
 from rljob_trainer.rewards.forecast import DemandForecast
-from rljob_trainer.rewards.messages import parse_group_result, parse_openrlhf
 from tests.support.reward_harness import make_request, make_reward, until
 
 
@@ -18,7 +17,7 @@ async def score_group(rewards, requests):
     return await asyncio.gather(*[scorer.score(i, request) for i, request in enumerate(requests)])
 
 
-async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_harness):
+async def test_group_is_sent_when_its_last_sample_ends(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     async with reward_harness.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
@@ -26,7 +25,7 @@ async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_harness):
         first = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (2, 0)]
         await until(lambda: len(server.asked) == 2)  # the reward of single samples does not wait
         assert not server.groups
-        assert not rewards.clients["r"].in_flight, "nothing is asked of it yet"
+        assert not rewards.clients["r"].in_flight, "no group request is sent yet"
         found = [await scorer.score(1, make_request(1)), *[await task for task in first]]
     assert [each["r"].score for each in found] == [1.0, 2.0, 0.0]
     [group] = server.groups
@@ -35,7 +34,7 @@ async def test_a_group_is_posted_the_moment_the_last_of_it_ends(reward_harness):
     assert all(each["s"].components == {"alone": 1.0} for each in found)
 
 
-async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(reward_harness):
+async def test_sample_then_group_scores_only_valid_samples_together(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "exception", "message": "m"} if body["id"] == "s1" else None
@@ -46,13 +45,13 @@ async def test_with_sample_then_group_the_valid_ones_alone_are_scored_together(r
     assert [sample.id for sample in group.samples] == ["s0", "s2"]
     assert [result.score for result in group.results] == [0.0, 2.0]
     assert [result.score for result in found] == [0.0, None, 20.0]
-    assert (found[1].reason, found[1].message) == (InvalidReason.EXCEPTION, "m"), "it stays as it is"
+    assert (found[1].reason, found[1].message) == (InvalidReason.EXCEPTION, "m"), "it is unchanged"
     assert found[2].components == {"alone": 1.0, "together": 2.0}
     assert found[2].execute_seconds == 4.0
     assert (found[1].attempts, found[2].attempts) == (1, 2)
 
 
-async def test_a_group_step_that_fails_makes_the_valid_ones_invalid_with_its_reason(reward_harness):
+async def test_failed_group_step_makes_valid_samples_invalid(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "abstained"} if body["id"] == "s0" else None
@@ -64,7 +63,7 @@ async def test_a_group_step_that_fails_makes_the_valid_ones_invalid_with_its_rea
     assert len(server.groups) == 2
 
 
-async def test_a_group_whose_samples_are_all_invalid_is_not_posted(reward_harness):
+async def test_group_of_invalid_samples_is_not_sent(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.fault = lambda body: {"valid": False, "reason": "abstained"}
@@ -74,7 +73,7 @@ async def test_a_group_whose_samples_are_all_invalid_is_not_posted(reward_harnes
     assert all(each["r"].reason is InvalidReason.ABSTAINED for each in found)
 
 
-async def test_any_invalid_sample_sends_the_group_elsewhere_and_then_the_valid_ones_are_kept(reward_harness):
+async def test_group_with_an_invalid_sample_is_retried_and_keeps_valid_ones(reward_harness):
     servers = [await reward_harness.serve(), await reward_harness.serve()]
     reward_harness.list(*servers)
     for server, judged in zip(servers, ([1.0, "exception", 3.0], ["exception"] * 3), strict=True):
@@ -86,7 +85,7 @@ async def test_any_invalid_sample_sends_the_group_elsewhere_and_then_the_valid_o
     assert all(result.attempts == 2 for result in found)
 
 
-async def test_an_abstention_in_a_group_is_not_asked_again(reward_harness):
+async def test_abstention_in_a_group_is_not_retried(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.judge_group = lambda samples, results: [1.0, "abstained"]
@@ -96,7 +95,7 @@ async def test_an_abstention_in_a_group_is_not_asked_again(reward_harness):
     assert len(server.groups) == 1
 
 
-async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward_harness):
+async def test_fail_job_fails_every_sample_of_the_group(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.judge_group = lambda samples, results: [1.0, "exception"]
@@ -106,7 +105,7 @@ async def test_with_fail_job_an_invalid_sample_of_a_group_ends_it_for_all(reward
         tasks = [asyncio.create_task(scorer.score(i, make_request(i))) for i in range(2)]
         await asyncio.wait(tasks)
     for task in tasks:
-        assert task.exception().subgroup(UserError), "each says why, and none was merely cancelled"
+        assert task.exception().subgroup(UserError), "each has the cause, and none was cancelled"
 
 
 async def test_demand_of_a_group_reward_counts_executions(reward_harness):
@@ -130,7 +129,7 @@ async def test_demand_of_a_group_reward_counts_executions(reward_harness):
         assert rewards.clients["r"].num_requests["train"] == 1
 
 
-async def test_demand_of_sample_then_group_counts_samples_and_not_the_short_step_after_them(reward_harness):
+async def test_demand_of_sample_then_group_counts_samples_only(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     async with reward_harness.rewards(make_reward(scope="sampleThenGroup")) as rewards:
@@ -167,17 +166,3 @@ async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_harne
         assert bodies == [{"query": ["p0", "p1"], "prompts": ["p", "p"], "labels": [0, 1]}]
     else:
         assert [sample["id"] for sample in bodies[0]["samples"]] == ["s0", "s1"]
-
-
-def test_a_group_answer_that_breaks_the_protocol_makes_all_of_it_invalid():
-    one = '{"id": "g", "results": [{"id": "a", "valid": true, "score": 1.0}]}'
-    for text in ("oops", one, one.replace('"g"', '"h"')):
-        found = parse_group_result("g", ["a", "b"], text, 0.0)
-        assert [(result.id, result.reason) for result in found] == [("a", "bad_return"), ("b", "bad_return")]
-
-
-def test_openrlhf_answers_for_a_group_have_one_number_a_sample():
-    assert [r.score for r in parse_openrlhf(["a", "b"], '{"rewards": [[1], [2]]}', 0.0)] == [1.0, 2.0]
-    assert [r.score for r in parse_openrlhf(["a", "b"], '{"rewards": [[1, 2]]}', 0.0)] == [1.0, 2.0]
-    assert [str(r.reason) for r in parse_openrlhf(["a", "b"], '{"rewards": [1, "NaN"]}', 0.0)] == ["None", "not_finite"]
-    assert {r.reason for r in parse_openrlhf(["a", "b"], '{"rewards": [1]}', 0.0)} == {InvalidReason.BAD_RETURN}

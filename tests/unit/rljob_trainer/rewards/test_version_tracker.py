@@ -1,4 +1,4 @@
-"""One version a collection, with servers: who is asked, what counts, and what is scored again."""
+"""One version per collection: which replicas get requests, which results count, and what is rescored."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ PROMPTS = [Prompt(i, f"p{i}", [1], ground_truth=str(i)) for i in range(6)]
 
 
 class Agent:
-    """Conversations of one token, whose text is the number of its sample."""
+    """Conversations of one token; the text is the number of the sample."""
 
     async def run(self, prompt, group, sample, generate):
         return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], str(group + sample), False, "g:0")
@@ -35,7 +35,7 @@ def versions_of(groups):
     return {t.results["r"].version for group in groups for t in group.trajectories}
 
 
-async def test_all_of_a_collection_goes_to_the_version_that_most_replicas_serve(reward_harness):
+async def test_collection_uses_the_version_of_most_replicas(reward_harness):
     servers = [await reward_harness.serve(version) for version in ("v1", "v1", "v2")]
     reward_harness.list(*servers)
     async with reward_harness.rewards(make_reward()) as rewards:
@@ -43,11 +43,11 @@ async def test_all_of_a_collection_goes_to_the_version_that_most_replicas_serve(
         rewards.begin()
         found = await asyncio.gather(*[rewards.score(make_request(i)) for i in range(30)])
     assert {each["r"].version for each in found} == {"v1"}
-    assert not servers[2].asked, "it stays known, but is as if not there"
+    assert not servers[2].asked, "it stays known, but gets no request"
     assert all(server.asked for server in servers[:2])
 
 
-async def test_a_collection_that_begins_before_any_version_is_known_waits_for_the_first(reward_harness):
+async def test_collection_waits_for_the_first_known_version(reward_harness):
     async with reward_harness.rewards(make_reward()) as rewards, asyncio.TaskGroup() as tasks:
         rewards.begin()
         scored = tasks.create_task(rewards.score(make_request(1)))
@@ -56,7 +56,7 @@ async def test_a_collection_that_begins_before_any_version_is_known_waits_for_th
         assert (await scored)["r"].version == "v7"
 
 
-async def test_the_status_says_which_version_is_waited_for(reward_harness):
+async def test_wait_description_contains_the_missing_version(reward_harness):
     servers = [await reward_harness.serve("v1"), await reward_harness.serve("v2")]
     reward_harness.list(servers[0])
     async with reward_harness.rewards(make_reward()) as rewards, asyncio.TaskGroup() as tasks:
@@ -72,7 +72,7 @@ async def test_the_status_says_which_version_is_waited_for(reward_harness):
         assert (await scored)["r"].version == "v2"
 
 
-async def test_a_result_of_another_version_behind_the_same_address_is_not_counted(reward_harness):
+async def test_result_does_not_count_when_its_address_has_a_new_version(reward_harness):
     reused, other = await reward_harness.serve(), await reward_harness.serve()
     reward_harness.list(reused, other)
     async with reward_harness.rewards(make_reward(failurePolicy={"retries": 0})) as rewards:
@@ -82,19 +82,19 @@ async def test_a_result_of_another_version_behind_the_same_address_is_not_counte
         found = await asyncio.gather(*[rewards.score(make_request(i)) for i in range(20)])
         assert client_of(rewards).replicas.fleet.replicas[reused.address].serves == "v2"
     assert {each["r"].version for each in found} == {"v1"}
-    assert all(each["r"].valid for each in found), "it uses up no retry"
-    assert reused.asked, "this test must have met it"
+    assert all(each["r"].valid for each in found), "a stale result uses up no retry"
+    assert reused.asked, "this test must hit the reused address"
 
 
-async def test_when_the_old_version_is_gone_the_new_one_scores_all_that_no_update_has_used(reward_harness):
+async def test_unused_samples_are_rescored_when_the_old_version_disappears(reward_harness):
     old = await reward_harness.serve("v1")
     reward_harness.list(old)
     spec = make_reward()
     old.fault = lambda body: {"valid": True, "score": 100.0}
     async with reward_harness.rewards(spec) as rewards:
         collector = Collector(Agent(), None, rewards, [spec])
-        told = []
-        collector.on_scored = lambda lane, trajectory: told.append((trajectory.group, trajectory.sample))
+        scored = []
+        collector.on_scored = lambda lane, trajectory: scored.append((trajectory.group, trajectory.sample))
         groups = []
         async with collector.collect(PROMPTS, PLAN) as collection:
             async for group in collection.groups():
@@ -103,33 +103,33 @@ async def test_when_the_old_version_is_gone_the_new_one_scores_all_that_no_updat
                     await collection.rescore_stale(groups)
                     used = list(groups)
         assert versions_of(groups) == {"v1"}
-        # The rollout finishes.
+        # The rolling update finishes.
         new = await reward_harness.serve("v2")
         reward_harness.list(new)
         await until(lambda: client_of(rewards).versions.pin.version == "v2")
         rest = groups[2:]
         await collection.rescore_stale(rest)
         assert versions_of(rest) == {"v2"}
-        assert versions_of(used) == {"v1"}, "what an update has used stays"
+        assert versions_of(used) == {"v1"}, "used samples keep their scores"
         assert [t.score for group in rest for t in group.trajectories] == [
             float(group.index + t.sample) for group in rest for t in group.trajectories
         ]
         trajectories = [t for group in groups for t in group.trajectories]
-        assert count_versions(trajectories, [spec]) == {"r": 2}, "and the step's record says so"
+        assert count_versions(trajectories, [spec]) == {"r": 2}, "the step's record counts both"
         assert client_of(rewards).num_rescored == 8
-        assert sorted(told) == sorted({(t.group, t.sample) for t in trajectories}), "each sample is told of once"
+        assert sorted(scored) == sorted({(t.group, t.sample) for t in trajectories}), "called once per sample"
         assert collector.progress.num_scored == collector.progress.num_samples == 12
         assert sorted(new.asked) == sorted(f"g/train/1/{g.index}/{s}" for g in rest for s in range(2)), "the same ids"
 
 
-async def test_a_group_that_two_versions_scored_in_its_two_steps_is_scored_again_as_a_whole(reward_harness):
+async def test_group_scored_by_two_versions_is_rescored_as_a_whole(reward_harness):
     old = await reward_harness.serve("v1")
     reward_harness.list(old)
     spec = make_reward(scope="sampleThenGroup")
     async with reward_harness.rewards(spec) as rewards, asyncio.TaskGroup() as tasks:
         collector = Collector(Agent(), None, rewards, [spec])
 
-        old.judge_group = None  # its group step fails with 500, which another replica may do better
+        old.judge_group = None  # its group step fails with 500 and is retried on another replica
         collection = collector.collect(PROMPTS[:1], PLAN)
         collecting = tasks.create_task(collect(collection))
         await until(lambda: old.groups)
@@ -137,7 +137,7 @@ async def test_a_group_that_two_versions_scored_in_its_two_steps_is_scored_again
         reward_harness.list(new)
         await old.stop()
         groups = await collecting
-        assert versions_of(groups) == {"v1"}, "the older one of the two"
+        assert versions_of(groups) == {"v1"}, "the older of both"
         await collection.rescore_stale(groups)
         assert versions_of(groups) == {"v2"}
         assert len(new.asked) == 2
@@ -145,7 +145,7 @@ async def test_a_group_that_two_versions_scored_in_its_two_steps_is_scored_again
 
 
 @pytest.mark.parametrize("scope", ["sample", "group"])
-async def test_an_evaluation_after_a_step_takes_the_version_of_its_own_time(reward_harness, scope):
+async def test_evaluation_after_a_step_pins_the_current_version(reward_harness, scope):
     servers = [await reward_harness.serve("v1"), await reward_harness.serve("v2"), await reward_harness.serve("v2")]
     reward_harness.list(servers[0])
     spec = make_reward(scope=scope)

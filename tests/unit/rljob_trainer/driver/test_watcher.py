@@ -1,0 +1,54 @@
+"""Work under a watcher."""
+
+import asyncio
+
+import pytest
+
+from rljob_trainer.driver.watcher import run_with_watcher
+
+
+class WatcherError(Exception):
+    """What the watcher noticed."""
+
+
+async def watch(event):
+    await event.wait()
+    raise WatcherError
+
+
+async def test_work_that_ends_cancels_the_watcher():
+    watching = watch(asyncio.Event())
+    await run_with_watcher(asyncio.sleep(0), watching)
+    assert watching.cr_frame is None
+
+
+async def test_watcher_error_cancels_the_work():
+    event, is_cancelled = asyncio.Event(), []
+
+    async def work():
+        event.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            is_cancelled.append(True)
+            raise
+
+    with pytest.raises(WatcherError):
+        await run_with_watcher(work(), watch(event))
+    assert is_cancelled
+
+
+@pytest.mark.parametrize(("does_fail", "expected"), [(True, WatcherError), (False, None)])
+async def test_watcher_error_wins_only_over_failed_work(does_fail, expected):
+    async def work():
+        if does_fail:
+            raise ValueError
+
+    async def fail():
+        raise WatcherError
+
+    if expected is None:
+        await run_with_watcher(work(), fail())
+    else:
+        with pytest.raises(expected):
+            await run_with_watcher(work(), fail())

@@ -1,7 +1,6 @@
 """Writes the additions that quickstart and chat train on: `python examples/make_sums.py`.
 
-The result is in git (quickstart/data); this file is how it came about. Invariant: no held-out pair is trained on,
-neither as a + b nor as its mirror b + a.
+The result is in git (quickstart/data). Invariant: no held-out pair is trained on, neither as a + b nor as b + a.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import random
 from pathlib import Path
 
-LARGEST = 20
+MAX_ADDEND = 20
 NUM_HELD_OUT = 128
 SEED = 0
 
@@ -18,12 +17,12 @@ Pair = tuple[int, int]
 
 
 def split_pairs() -> tuple[list[Pair], list[Pair]]:
-    """Train and held-out pairs out of all ordered pairs of 1..20."""
-    pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1)]
+    """Split all ordered pairs of 1..20 into train and held-out pairs."""
+    pairs = [(a, b) for a in range(1, MAX_ADDEND + 1) for b in range(1, MAX_ADDEND + 1)]
     random.Random(SEED).shuffle(pairs)
     held_out = pairs[:NUM_HELD_OUT]
-    kept_away = {*held_out, *((b, a) for a, b in held_out)}
-    return [pair for pair in pairs if pair not in kept_away], held_out
+    excluded = {*held_out, *((b, a) for a, b in held_out)}
+    return [pair for pair in pairs if pair not in excluded], held_out
 
 
 def build_row(pair: Pair) -> str:

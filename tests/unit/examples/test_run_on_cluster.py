@@ -1,8 +1,7 @@
-"""The quickstart as `kubectl apply -k` makes it: a valid job, on paths that run_on_cluster.py fills."""
+"""The quickstart as `kubectl apply -k` renders it: a valid job, with paths that run_on_cluster.py fills."""
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -10,24 +9,19 @@ import pytest
 import yaml
 
 from rljob_api.manifest.job import RLJob
-from tests.paths import ROOT
+from tests.paths import EXAMPLES
+from tests.support.modules import load_module
 
-EXAMPLES = ROOT / "examples"
 FOLDER = EXAMPLES / "quickstart"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_on_cluster", EXAMPLES / "run_on_cluster.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(EXAMPLES / "run_on_cluster.py")
 
 
 def read_patched() -> dict[str, Any]:
-    """What kustomize makes of rljob.yaml, as far as this file's patches (add and replace) need it."""
+    """Apply the patches of the kustomization (add and replace) to rljob.yaml."""
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     manifest: dict[str, Any] = yaml.safe_load((FOLDER / "rljob.yaml").read_text())
     for operation in yaml.safe_load(kustomization["patches"][0]["patch"]):
@@ -40,7 +34,7 @@ def read_patched() -> dict[str, Any]:
     return manifest
 
 
-def test_the_quickstart_on_a_cluster_is_a_valid_job_with_all_its_sources_on_the_claim(script: ModuleType) -> None:
+def test_quickstart_on_a_cluster_is_valid_and_reads_from_the_claim(script: ModuleType) -> None:
     spec = RLJob.model_validate(read_patched()).spec
     assert spec.data.eval is not None
     prefix = "pvc://quickstart/"
@@ -55,7 +49,7 @@ def test_the_quickstart_on_a_cluster_is_a_valid_job_with_all_its_sources_on_the_
 @pytest.mark.parametrize(
     ("status", "line"),
     [
-        ({}, "Pending: its Pods start"),
+        ({}, "Pending: its Pods are starting"),
         (
             {"phase": "Pending", "conditions": [{"type": "Running", "status": "False", "message": "waits for a node"}]},
             "Pending: waits for a node",
@@ -70,5 +64,5 @@ def test_the_quickstart_on_a_cluster_is_a_valid_job_with_all_its_sources_on_the_
         ),
     ],
 )
-def test_a_status_is_told_in_one_line(script: ModuleType, status: dict[str, Any], line: str) -> None:
+def test_status_is_described_in_one_line(script: ModuleType, status: dict[str, Any], line: str) -> None:
     assert script.describe(status) == line

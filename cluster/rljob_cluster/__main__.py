@@ -56,25 +56,29 @@ def _exports(state: Path) -> str:
 
 
 def down(state: Path) -> None:
+    """Remove the cluster."""
     supervisor.stop(state)
     print("the cluster was removed")
 
 
 def status(state: Path) -> None:
+    """Print nodes and Pods."""
     print(_kubectl(state, "get", "nodes,pods", "-A", "-o", "wide"), end="")
 
 
 def kubeconfig(state: Path) -> None:
+    """Print the path of the kubeconfig."""
     _require_running(state)
     print(state / "kubeconfig")
 
 
 def serve(state: Path, sources: Sequence[str]) -> None:
+    """Run the cluster in the foreground, as `up` does in the background."""
     supervisor.Supervisor(state, list(sources)).serve()
 
 
 def load(state: Path, archives: Sequence[str]) -> None:
-    """Load the images that a node misses into it; default: the images of this repository."""
+    """Load missing images into every node; default: the images of this repository."""
     _require_running(state)
     sources = [str(Path(path).resolve()) for path in archives] or image_sources.find_sources(state)
     wanted = [(node, _find_missing(state, node, sources)) for node in supervisor.build_nodes(state)]

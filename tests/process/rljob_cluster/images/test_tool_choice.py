@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
-
 # Installs a program by writing a script that works, as the package would.
 APT_GET = """\
 echo "$*" >> {log}
@@ -35,7 +33,7 @@ def test_fresh_machine_gets_buildah_and_runc_by_apt(tmp_path: Path) -> None:
     for name in ("sh", "chmod"):
         (folder / name).symlink_to(Path("/bin") / name)
     program = "from rljob_cluster.images.tool_choice import choose_tool; print(choose_tool())"
-    environment = {"PATH": str(folder), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "cluster")}
+    environment = {"PATH": str(folder), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "Buildah(runtime='runc')\n"
     assert done.stderr.splitlines()[-1] == (

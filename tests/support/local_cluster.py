@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 import pytest
@@ -16,12 +15,6 @@ from rljob_cli.local.node import container, kubelet
 _DEADLINE_SECONDS = 20.0
 _LABELS = {"rljob.dev/job": "t"}
 _RETRY_SECONDS = 0.05
-
-
-def loopback_prefix(number: int = 0) -> str:
-    """Return 127.X.Y of a block that depends on the process, so that tests can run in parallel."""
-    pid = os.getpid()
-    return f"127.{224 + number % 30}.{(pid ^ (pid >> 8)) % 256}"
 
 
 def build_job():

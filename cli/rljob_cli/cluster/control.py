@@ -1,4 +1,4 @@
-"""suspend, resume and retry: the patch and the message of each. Pure.
+"""suspend, resume and retry: their patches and messages. Pure.
 
 Invariant: a job that is finished, or that another controller manages, is never patched.
 """

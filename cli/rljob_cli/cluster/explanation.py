@@ -114,5 +114,6 @@ def _wrap(prefix: str, text: str, indent_columns: int | None = None) -> list[str
     wrapped = []
     for index, line in enumerate(text.splitlines()):
         first = prefix if index == 0 else indent
-        wrapped += textwrap.wrap(line, _WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+        wrapper = textwrap.TextWrapper(_WIDTH, first, indent, break_long_words=False)  # words: ok
+        wrapped += wrapper.wrap(line)
     return wrapped

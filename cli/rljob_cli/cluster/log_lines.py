@@ -62,7 +62,7 @@ class Printer:
         self.widen([line.pod])
         style = self._styles.setdefault(line.pod, _STYLES[len(self._styles) % len(_STYLES)])
         name = line.pod.ljust(self._width)
-        # The text is written as it is: it may have escape sequences of its own.
+        # The text is not changed: it may contain escape sequences.
         self._write(f"{style.render(name) if self._colour else name} {line.text}\n")
 
 

@@ -30,7 +30,7 @@ from rljob_operator.plan.observed_job import count_restarts, name_of
 
 _MIB = 2**20
 _MAX_WAIT_CHARACTERS = 100
-"""In the table; explain and JSON show all of it."""
+"""In the table; explain and JSON show the full text."""
 
 
 @dataclass(frozen=True)

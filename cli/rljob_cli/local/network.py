@@ -127,6 +127,6 @@ def _describe_listener(port: int) -> str:
     """Return ' by NAME (pid N)'; empty if this user may not see the process."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp4"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:] == (port,):
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""

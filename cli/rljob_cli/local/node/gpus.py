@@ -29,7 +29,7 @@ def count_gpus(pod: Manifest) -> int:
 
 
 class GpuPool:
-    """GPUs, each of which belongs to at most one Pod."""
+    """GPUs and the Pods that hold them. A GPU belongs to at most one Pod."""
 
     def __init__(self, gpus: list[str]) -> None:
         self.size = len(gpus)

@@ -93,7 +93,7 @@ def test_reward_model_of_the_file_becomes_the_jobs_own_reward(path):
 def test_problem_of_a_reward_model_has_its_own_line(path):
     file = load(refer(path))
     text = path.read_text().splitlines()
-    problem = file.problem("spec.rewards[0].function.file", "is not there")
+    problem = file.problem("spec.rewards[0].function.file", "is missing")
     assert (problem.path, text[problem.line - 1]) == ("spec.function.file", "  function: {file: judge.py}")
     assert "weight: 0.5" in text[file.problem("spec.rewards[0].weight", "is odd").line - 1]
 

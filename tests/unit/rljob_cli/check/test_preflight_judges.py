@@ -28,7 +28,7 @@ def findings(tmp_path, **reward):
 
 
 @pytest.mark.parametrize(
-    ("reward", "words"),
+    ("reward", "message"),
     [
         ({"judge": JUDGE | {"endpoint": ENDPOINT, "parser": {"regex": "x"}}}, "judge.parser.regex has no group"),
         (
@@ -41,9 +41,9 @@ def findings(tmp_path, **reward):
         ({"model": {"source": "hf://org/rm", "gpus": 1}}, "spec.rewards[0].model.gpus the job requests 1 GPUs"),
     ],
 )
-def test_invalid_judge_or_model_is_reported_with_its_place(tmp_path, reward, words):
+def test_invalid_judge_or_model_is_reported_with_its_place(tmp_path, reward, message):
     (found,) = findings(tmp_path, **reward)
-    assert words in found
+    assert message in found
 
 
 def test_secret_key_without_a_variable_is_reported(tmp_path, monkeypatch):

@@ -9,9 +9,13 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_cli.local.network import claim_block
-from tests.support.local_cluster import loopback_prefix
 
 SEED = f"process {os.getpid()}"
+
+
+def unused_block(number):
+    """A block that no run claims, and no other process of tests."""
+    return f"127.{230 + number}.{os.getpid() % 256}"
 
 
 def test_two_runs_never_get_the_same_block():
@@ -49,7 +53,7 @@ def test_more_pods_than_addresses_are_an_error():
 
 
 def test_port_in_use_is_reported_with_its_process():
-    prefix = loopback_prefix(1)
+    prefix = unused_block(1)
     with socket.socket() as busy:
         busy.bind((f"{prefix}.1", 8100))
         busy.listen(1)
@@ -63,7 +67,7 @@ def test_port_in_use_on_all_addresses_is_reported():
         busy.listen(1)
         port = busy.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} "):
-            claim_block("x", f"{loopback_prefix(2)}.0", ports=[port])
+            claim_block("x", f"{unused_block(2)}.0", ports=[port])
 
 
 @pytest.mark.parametrize("block", ["10.0.0.0", "nonsense", "127.1"])

@@ -11,9 +11,9 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import Metrics
-from tests.support.local_cluster import loopback_prefix
+from tests.support.loopback import next_address
 
-HEAD, FIRST, SECOND, SILENT = (f"{loopback_prefix()}.{number}" for number in (1, 2, 3, 4))
+HEAD, FIRST, SECOND, SILENT = (next_address() for _ in range(4))
 SERVER = (
     'rljob_reward_slots_total{reward="correct"} 4.0\nrljob_reward_slots_in_use{lane="train",reward="correct"} 3.0\n'
 )

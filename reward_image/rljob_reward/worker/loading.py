@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 from rljob_api.errors import UserError
-from rljob_reward.worker import adapters, sandbox
+from rljob_reward.worker import adapters
 from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
+from rljob_reward.worker.sandbox import seccomp
 from rljob_reward.worker.settings import FunctionSettings
 
 _MODULE_NAME = "rljob_reward_function"
@@ -117,7 +118,7 @@ def describe_limit(error: BaseException, settings: FunctionSettings) -> str:
             return f" (maxMemoryMiB is {settings.max_memory_mib} MiB of address space)"
         if not isinstance(cause, OSError):
             continue
-        if cause.errno == sandbox.BLOCKED_ERRNO:
+        if cause.errno == seccomp.BLOCKED_ERRNO:
             return " (function.network is false)"
         if cause.errno == errno.EFBIG:
             return f" (function.maxFileMiB is {settings.max_file_mib})"

@@ -37,21 +37,20 @@ def make(folder: Path, mark: int, uid: int | None) -> Path:
 
 def remove(path: str | Path) -> None:
     """Remove a tree, even if its owner has revoked permissions on its folders. What cannot be removed stays."""
-    top = os.fspath(path)
+    shutil.rmtree(path, ignore_errors=True)
+    if not os.path.lexists(path):
+        return
+    _make_writable(os.fspath(path))
+    for folder, subfolders, _ in os.walk(path):  # lists a folder before it descends into its subfolders
+        for name in subfolders:
+            _make_writable(os.path.join(folder, name))
+    shutil.rmtree(path, ignore_errors=True)
 
-    def open_up(_: object, failed: str, __: object) -> None:
-        with contextlib.suppress(OSError):
-            if failed == top and not os.path.lexists(top):
-                return
-            if failed != top:  # never change permissions above the tree
-                os.chmod(os.path.dirname(failed), stat.S_IRWXU)
-            if os.path.isdir(failed) and not os.path.islink(failed):
-                os.chmod(failed, stat.S_IRWXU)
-                shutil.rmtree(failed, ignore_errors=True)
-            else:
-                os.unlink(failed)
 
-    shutil.rmtree(top, onerror=open_up)
+def _make_writable(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        if not os.path.islink(folder):
+            os.chmod(folder, stat.S_IRWXU)
 
 
 class ScratchCleaner:

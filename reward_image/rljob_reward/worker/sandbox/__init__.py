@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import os
 import resource
 import signal
@@ -24,10 +23,6 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 _OPEN_FILES = (1024, 4096)
-RLIMIT_LOCKS = 10
-"""Holds a worker's mark: no kernel since 2.4 enforces this limit, each process inherits it, and none can raise it."""
-BLOCKED_ERRNO = errno.ENETDOWN
-"""Error of socket() without function.network; no other cause produces it."""
 
 UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER = "uid", "landlock", "seccomp", "seccomp-listener"
 MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER)
@@ -109,12 +104,11 @@ def _set_limits(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> No
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(min(wanted, hard) for wanted in _OPEN_FILES))  # type: ignore[arg-type]
-    resource.setrlimit(RLIMIT_LOCKS, (worker_sandbox.mark, worker_sandbox.mark))
+    resource.setrlimit(seccomp.RLIMIT_LOCKS, (worker_sandbox.mark, worker_sandbox.mark))
 
 
 def _limit_processes(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> list[str]:
-    """Limit processes without a supervisor: the kernel counts per user and machine, so only a dedicated user has a
-    limit.
+    """Limit processes without a supervisor. The kernel counts per user and machine, so this needs a dedicated user.
 
     Zombies count too, so a worker at its limit may also fail its next calls.
     """
@@ -135,7 +129,6 @@ def _filter_calls(
             network=settings.network,
             supervised=supervised,
             signals_are_scoped=signals_are_scoped,
-            blocked_errno=BLOCKED_ERRNO,
         )
 
     try:

@@ -29,7 +29,10 @@ _LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32_BIT = 0x40000000
 _CLONE_NAMESPACES = 0x7E020080
-_RLIMIT_LOCKS = 10
+RLIMIT_LOCKS = 10
+"""Holds a worker's mark: no kernel since 2.4 enforces this limit, each process inherits it, and none can raise it."""
+BLOCKED_ERRNO = errno.ENETDOWN
+"""Error of socket() without function.network; no other cause produces it."""
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 _REFUSED = (
@@ -78,7 +81,7 @@ class Rule(NamedTuple):
 
 
 def build_rules(
-    own_pid: int, server_pid: int, *, network: bool, supervised: bool, signals_are_scoped: bool, blocked_errno: int
+    own_pid: int, server_pid: int, *, network: bool, supervised: bool, signals_are_scoped: bool
 ) -> list[Rule]:
     """Return the policy. `supervised`: a server answers notifications."""
     denied = refuse(errno.EPERM)
@@ -94,11 +97,11 @@ def build_rules(
         Rule("setpriority", touch, (Case(0, NOT_EQUAL, _PRIO_PROCESS, denied), *_allow_on_itself(1, own_pid))),
         Rule("ioprio_set", touch, (Case(0, NOT_EQUAL, _IOPRIO_WHO_PROCESS, denied), *_allow_on_itself(1, own_pid))),
         # The mark that identifies a worker's processes.
-        Rule("prlimit64", touch, (Case(1, EQUAL, _RLIMIT_LOCKS, denied), *_allow_on_itself(0, own_pid))),
-        Rule("setrlimit", ALLOW, (Case(0, EQUAL, _RLIMIT_LOCKS, denied),)),
+        Rule("prlimit64", touch, (Case(1, EQUAL, RLIMIT_LOCKS, denied), *_allow_on_itself(0, own_pid))),
+        Rule("setrlimit", ALLOW, (Case(0, EQUAL, RLIMIT_LOCKS, denied),)),
     ]
     if not network:
-        rules.append(Rule("socket", refuse(blocked_errno), (Case(0, EQUAL, socket.AF_UNIX, ALLOW),)))
+        rules.append(Rule("socket", refuse(BLOCKED_ERRNO), (Case(0, EQUAL, socket.AF_UNIX, ALLOW),)))
     return rules
 
 

@@ -1,1 +1,0 @@
-"""Rewards by a sequence classifier."""

@@ -1,7 +1,7 @@
-"""A judge and a reward model by real vLLM on CPU, as the operator plans their Pods and `rljob run` runs them.
+"""Judges and a classifier on real vLLM (CPU), with Pods as the operator plans them and `rljob run` runs them.
 
-Each test is one Pod: the server, and vLLM beside it as its sidecar. Models are random and tiny; what the classifier
-gives is compared with Hugging Face's own forward pass.
+A Pod is a reward server with its vLLM sidecar. Both judges share one vLLM. Models are random and tiny; the scores of
+the classifier are compared with a forward pass of Hugging Face.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
+import pytest_asyncio
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -28,14 +30,16 @@ from transformers import (
 )
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import PORT_REWARD
-from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_api.wire.contract import ENV_VLLM_SOCKET, PORT_REWARD
+from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.try_reward import reward_children
 from rljob_cli.local import network
 from rljob_cli.local.cluster import LocalCluster
-from rljob_cli.local.manifests import is_ready
+from rljob_cli.manifests import is_ready
+from tests.support.judge_servers import run_reward
+from tests.support.reward_process import build_group
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 READY_SECONDS = 900
 HEADERS = {"Authorization": "Bearer test-reward"}
@@ -50,11 +54,11 @@ VERDICT = {
 
 
 def save_tokenizer(folder: Path) -> int:
-    """A byte-level tokenizer; returns its size."""
+    """Save a byte-level tokenizer; return its size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # Padding is no token of a text: Hugging Face scores the last token that is not padding.
+    # Padding needs its own token: Hugging Face scores the last token that is not padding.
     special = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([TEMPLATE], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
@@ -76,7 +80,7 @@ def save_model(folder: Path, kind: type, **config: Any) -> Path:
 
 
 class Pod:
-    """A reward's Pod that is ready."""
+    """A ready Pod of a reward."""
 
     def __init__(self, address: str, cluster: LocalCluster) -> None:
         self._url = f"http://{address}:{PORT_REWARD}"
@@ -93,14 +97,6 @@ class Pod:
 
             return list(await asyncio.gather(*map(ask, requests)))
 
-    async def score_group(self, *completions: str) -> list[ScoreResult]:
-        samples = [ScoreRequest(id=f"g{i}", prompt="2+2?", completion=text) for i, text in enumerate(completions)]
-        body = GroupRequest(id="g", samples=samples).model_dump(mode="json")
-        url = f"{self._url}/v1/score-group"
-        async with aiohttp.ClientSession(headers=HEADERS) as session, session.post(url, json=body) as response:
-            assert response.status == 200, await response.text()
-            return GroupResult.model_validate_json(await response.read()).results
-
     async def get(self, path: str) -> str:
         async with aiohttp.ClientSession(headers=HEADERS) as session, session.get(self._url + path) as response:
             return await response.text()
@@ -108,14 +104,14 @@ class Pod:
 
 @asynccontextmanager
 async def run_pod(folder: Path, **reward: Any) -> AsyncIterator[Pod]:
-    """The Pod of one reward, by the operator's plan on the local backend."""
+    """Run the Pod of one reward on the local backend."""
     spec = {
         "model": {"source": "/m"},
         "data": {"train": {"source": "/d"}},
         "rewards": [{"name": "good", "timeoutSeconds": 120, **reward}],
     }
     job = RLJob.model_validate({"metadata": {"name": "real"}, "spec": spec})
-    claimed = network.claim(str(folder), ports=[PORT_REWARD])
+    claimed = network.claim_block(str(folder), ports=[PORT_REWARD])
     async with LocalCluster(job, claimed, folder / "run") as cluster:
         for child in reward_children(job, job.spec.rewards[0]):
             await cluster.store.apply(child)
@@ -132,48 +128,56 @@ def tail(cluster: LocalCluster) -> str:
     return "\n".join(logs) + json.dumps([pod.get("status") for pod in cluster.store.pods.values()], indent=1)
 
 
-async def test_a_judge_by_vllm_answers_in_its_schema_and_its_verdict_is_the_score(tmp_path):
-    folder = save_model(tmp_path / "model", Qwen3ForCausalLM)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge_pod(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pod]:
+    folder = tmp_path_factory.mktemp("judge")
     judge = {
-        "model": {"source": str(folder), "dtype": "float32", "kvCacheGiB": 0.1},
+        "model": {"source": str(save_model(folder / "model", Qwen3ForCausalLM)), "dtype": "float32", "kvCacheGiB": 0.1},
         "template": "Rate: {{ completion }}",
         "systemPrompt": "Be fair.",
         "parser": {"jsonSchema": VERDICT},
         "votes": 3,
         "sampling": {"temperature": 1.0, "maxTokens": 40},
     }
-    async with run_pod(tmp_path, judge=judge) as pod:
-        results = await pod.score("four", "five", "six")
-        assert all(result.valid for result in results), results
-        for result in results:
-            assert result.score is not None
-            assert 1 <= result.score <= 3
-            assert 0 <= result.components["clear"] <= 1
-            assert result.components["votes"] >= 2
-        assert json.loads(await pod.get("/v1/info"))["signature"] == "judge"
-        metrics = await pod.get("/metrics")
-        assert 'rljob_reward_calls_total{outcome="200",reward="good"} 10.0' in metrics, "9 votes and the warm-up"
-        assert 'rljob_reward_tokens_total{kind="completion",reward="good"}' in metrics
+    async with run_pod(folder, judge=judge) as pod:
+        yield pod
 
 
-async def test_a_judge_by_vllm_compares_each_two_of_a_group(tmp_path):
+async def test_judge_answers_in_its_schema(judge_pod):
+    results = await judge_pod.score("four", "five", "six")
+    assert all(result.valid for result in results), results
+    for result in results:
+        assert result.score is not None
+        assert 1 <= result.score <= 3
+        assert 0 <= result.components["clear"] <= 1
+        assert result.components["votes"] >= 2
+    assert json.loads(await judge_pod.get("/v1/info"))["signature"] == "judge"
+    metrics = await judge_pod.get("/metrics")
+    assert 'rljob_reward_calls_total{outcome="200",reward="good"} 10.0' in metrics, "9 votes and the warm-up"
+    assert 'rljob_reward_tokens_total{kind="completion",reward="good"}' in metrics
+
+
+async def test_judge_compares_each_pair_of_a_group(judge_pod, tmp_path, monkeypatch):
+    environments = (process.environ() for process in psutil.Process().children(recursive=True))
+    monkeypatch.setenv(ENV_VLLM_SOCKET, next(env[ENV_VLLM_SOCKET] for env in environments if ENV_VLLM_SOCKET in env))
     judge = {
-        "model": {"source": str(save_model(tmp_path / "model", Qwen3ForCausalLM)), "kvCacheGiB": 0.1},
+        "model": {"source": "/m"},
         "compare": "pairwise",
         "template": "{{ first }} or {{ second }}?",
         "parser": {"jsonSchema": VERDICT, "scorePath": "score", "scores": {"1": 0, "2": 0.5, "3": 1}},
         "sampling": {"maxTokens": 40},
     }
-    async with run_pod(tmp_path, judge=judge, scope="group") as pod:
-        results = await pod.score_group("four", "five", "six")
-        assert all(result.valid for result in results), results
-        assert sum(result.score or 0.0 for result in results) == pytest.approx(1.5), "what one wins another loses"
-        assert [result.components["comparisons"] for result in results] == [4.0] * 3
-        metrics = await pod.get("/metrics")
-        assert 'rljob_reward_calls_total{outcome="200",reward="good"} 7.0' in metrics, "6 questions and the warm-up"
+    settings = {"name": "good", "judge": judge, "scope": "group", "timeoutSeconds": 120}
+    async with run_reward(tmp_path, settings) as reward:
+        results = (await reward.score_group(build_group("four", "five", "six"))).results
+        calls = reward.metric('rljob_reward_calls_total{outcome="200",reward="good"}')
+    assert all(result.valid for result in results), results
+    assert sum(result.score or 0.0 for result in results) == pytest.approx(1.5), "the scores of each pair sum to 1"
+    assert [result.components["comparisons"] for result in results] == [4.0] * 3
+    assert calls == 7, "6 questions and the warm-up"
 
 
-async def test_a_classifier_by_vllm_scores_as_its_own_forward_pass_does(tmp_path):
+async def test_classifier_scores_like_its_own_forward_pass(tmp_path):
     folder = save_model(tmp_path / "model", Qwen3ForSequenceClassification, num_labels=3)
     expected = reference(folder)
     model = {"source": str(folder), "dtype": "float32", "kvCacheGiB": 0.1, "label": 1, "tooLong": "truncateLeft"}
@@ -183,13 +187,13 @@ async def test_a_classifier_by_vllm_scores_as_its_own_forward_pass_does(tmp_path
         assert [result.reason for result in results] == [None] * 3
         for text, result in zip(texts, results, strict=True):
             assert result.score == pytest.approx(expected(text), abs=2e-3)
-        # Many at once are one batch or a few for vLLM, and each its own result for us.
+        # vLLM batches concurrent requests; each has its own result.
         many = await pod.score(*(f"answer {i}" for i in range(40)))
         assert [r.score for r in many] == pytest.approx([expected(f"answer {i}") for i in range(40)], abs=2e-3)
 
 
 def reference(folder: Path) -> Callable[[str], float]:
-    """Softmax of label 1, of the last tokens of the conversation."""
+    """Return a function for the softmax of label 1 over the last tokens of the conversation."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
 

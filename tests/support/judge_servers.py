@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,21 +80,24 @@ class _Waiter:
         return False
 
 
+@asynccontextmanager
+async def run_reward(folder: Path, reward: dict[str, Any]) -> AsyncIterator[InProcessReward]:
+    """Start an InProcessReward. Raises UserError if it cannot be served."""
+    path = folder / f"reward-{next(_numbers)}.yaml"
+    path.write_text(yaml.safe_dump(reward))
+    running = InProcessReward(load_reward(path))
+    try:
+        await running.scorer.start()
+        yield running
+    finally:
+        await running.scorer.close()
+
+
 @pytest.fixture
-async def make_reward(tmp_path: Any) -> AsyncIterator[Callable[..., Any]]:
-    """`await make_reward(reward)`: a started InProcessReward. Raises UserError if it cannot be served."""
-    rewards: list[InProcessReward] = []
-
-    async def make(reward: dict[str, Any]) -> InProcessReward:
-        path = tmp_path / f"reward-{next(_numbers)}.yaml"
-        path.write_text(yaml.safe_dump(reward))
-        rewards.append(InProcessReward(load_reward(path)))
-        await rewards[-1].scorer.start()
-        return rewards[-1]
-
-    yield make
-    for reward in rewards:
-        await reward.scorer.close()
+async def make_reward(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """`await make_reward(reward)`: a started InProcessReward, closed with the test."""
+    async with AsyncExitStack() as stack:
+        yield lambda reward: stack.enter_async_context(run_reward(tmp_path, reward))
 
 
 @pytest.fixture

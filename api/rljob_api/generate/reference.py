@@ -59,7 +59,7 @@ def _section(name: str, node: Schema, required: bool) -> str:
     own = {key: value for key, value in fields.items() if name not in _ROLES or key not in _COMMON}
     text = f"\n### spec.{name}\n{node['description']}{' Required.' if required else ''}\n"
     if name in _ROLES:
-        text += "It also has the fields of [every role](#every-role).\n"
+        text += "The fields of [every role](#every-role) apply, too.\n"
     holder = node["items"] if suffix else node
     return text + ("\n" + _table(f"spec.{name}{suffix}", holder, own) if own else "")
 

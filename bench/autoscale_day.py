@@ -1,12 +1,12 @@
-"""A simulated day of one reward shared by jobs: our autoscaler, HPA on CPU, and fixed fleets, in the same world.
+"""A simulated day of one reward that jobs share: RLJob's autoscaler, HPA on CPU, and fixed numbers of replicas.
 
-Steps of the published shape (251 s of GPU time, a reward of U(1, 40) s, 1,280 samples a step), bursts of one and of two
-jobs, a scorer that becomes three times slower for an hour, Pods that die, and an hour with too few nodes. Pods take 20
-to 60 s to start. Prints a table, writes docs/images/autoscale-day.png, and one JSON object last.
+Steps have the published shape: 251 s of GPU time, a reward of U(1, 40) s, and 1,280 samples per step. The day has
+bursts of one and of two jobs, an hour with a scorer that is three times slower, Pods that die, and an hour with too few
+nodes. Pods take 20 to 60 s to start. Prints a table and one JSON object, and writes docs/images/autoscale-day.png.
 
-    step / floor   a step's time over that with a reward of 0 s: median, p95, and the mean of all
-    reaction       from a burst's first sample to the slots that Little's law asks for: mean and p95
-    wasted         slot-hours paid (from a Pod's node on) in which nothing was executed, and their share
+    step / floor   a step's time over that with a reward of 0 s: median, p95, and mean
+    reaction       from a burst's first sample to the slots that Little's law requires: mean and p95
+    wasted         paid slot-hours (since the Pod has a node) without an execution, and their share
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autoscale.scalers import Fixed, HorizontalPodAutoscaler, Ours
-from autoscale.simulation import FLOOR_SECONDS, Day, JobSpec, Scaler, World
+from autoscale.scalers import FixedScaler, HorizontalPodAutoscaler, RLJobScaler
+from autoscale.simulation import FLOOR_SECONDS, Day, JobSpec, Scaler, Simulation
 from rich.console import Console
 from rich.table import Table
 
 from rljob_api.manifest.scaling import Autoscaling
 
 HOUR = 3600.0
-PICTURE = Path(__file__).parents[1] / "docs/images/autoscale-day.png"
-SLOTS, MOST = 16, 40
+PLOT_PATH = Path(__file__).parents[1] / "docs/images/autoscale-day.png"
+SLOTS, MAX_REPLICAS = 16, 40
 DAY = Day(
     jobs=(
         JobSpec("night", 0.5 * HOUR, 6.5 * HOUR, 1280),
@@ -44,29 +44,29 @@ DAY = Day(
 
 
 def build_scalers() -> dict[str, Scaler]:
-    settings = Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": MOST})
+    settings = Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": MAX_REPLICAS})
     return {
-        "ours": Ours(settings, SLOTS),
-        "hpa_cpu": HorizontalPodAutoscaler(1, MOST, SLOTS, cores=1.0),
-        "hpa_cpu_waits": HorizontalPodAutoscaler(1, MOST, SLOTS, cores=0.1),
-        "fixed_published": Fixed(1280 // 20 // SLOTS),
-        "fixed_peak": Fixed(20),
+        "ours": RLJobScaler(settings, SLOTS),
+        "hpa_cpu": HorizontalPodAutoscaler(1, MAX_REPLICAS, SLOTS, cores=1.0),
+        "hpa_cpu_waits": HorizontalPodAutoscaler(1, MAX_REPLICAS, SLOTS, cores=0.1),
+        "fixed_published": FixedScaler(1280 // 20 // SLOTS),
+        "fixed_peak": FixedScaler(20),
     }
 
 
-WORDS = {
+LABELS = {
     "ours": "RLJob, 0 to 40 Pods",
     "hpa_cpu": "HPA on CPU, 1 to 40: requests that compute",
     "hpa_cpu_waits": "HPA on CPU, 1 to 40: requests that wait",
-    "fixed_published": "fixed: a slot for 20 samples (the published 256 for 5,120)",
-    "fixed_peak": "fixed: two jobs' need",
+    "fixed_published": "fixed: one slot per 20 samples (the published 256 for 5,120)",
+    "fixed_peak": "fixed: the demand of two jobs",
 }
 
 
-def summarize(world: World) -> dict[str, Any]:
-    ratios = sorted(step.seconds / FLOOR_SECONDS for step in world.steps)
-    reactions = sorted(step.reaction_seconds for step in world.steps)
-    wasted = world.paid_slot_seconds - world.used_slot_seconds
+def summarize(simulation: Simulation) -> dict[str, Any]:
+    ratios = sorted(step.seconds / FLOOR_SECONDS for step in simulation.steps)
+    reactions = sorted(step.reaction_seconds for step in simulation.steps)
+    wasted = simulation.paid_slot_seconds - simulation.used_slot_seconds
     return {
         "num_steps": len(ratios),
         "step_ratio_median": round(statistics.median(ratios), 3),
@@ -74,12 +74,12 @@ def summarize(world: World) -> dict[str, Any]:
         "step_ratio_mean": round(statistics.mean(ratios), 3),
         "reaction_seconds_mean": round(statistics.mean(reactions), 1),
         "reaction_seconds_p95": round(quantile(reactions, 0.95), 1),
-        "slot_hours_paid": round(world.paid_slot_seconds / HOUR, 1),
-        "slot_hours_used": round(world.used_slot_seconds / HOUR, 1),
+        "slot_hours_paid": round(simulation.paid_slot_seconds / HOUR, 1),
+        "slot_hours_used": round(simulation.used_slot_seconds / HOUR, 1),
         "slot_hours_wasted": round(wasted / HOUR, 1),
-        "wasted_share": round(wasted / world.paid_slot_seconds, 3),
-        "slot_seconds_paid_a_step": round(world.paid_slot_seconds / len(ratios)),
-        "num_changes": world.num_changes,
+        "wasted_share": round(wasted / simulation.paid_slot_seconds, 3),
+        "slot_seconds_paid_per_step": round(simulation.paid_slot_seconds / len(ratios)),
+        "num_changes": simulation.num_changes,
     }
 
 
@@ -88,52 +88,52 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def print_table(results: dict[str, dict[str, Any]]) -> None:
-    table = Table("who decides", "steps", "step / floor", "reaction s", "slot-hours wasted", "paid a step", "changes")
+    table = Table("scaler", "steps", "step / floor", "reaction s", "slot-hours wasted", "paid per step", "changes")
     for name, row in results.items():
         table.add_row(
-            WORDS[name],
+            LABELS[name],
             str(row["num_steps"]),
             f"{row['step_ratio_median']:.2f}, {row['step_ratio_p95']:.2f}, {row['step_ratio_mean']:.2f}",
             f"{row['reaction_seconds_mean']:.0f}, {row['reaction_seconds_p95']:.0f}",
             f"{row['slot_hours_wasted']:.0f} ({row['wasted_share']:.0%})",
-            f"{row['slot_seconds_paid_a_step'] / 1000:.1f} k slot-s",
+            f"{row['slot_seconds_paid_per_step'] / 1000:.1f} k slot-s",
             str(row["num_changes"]),
         )
     Console(width=140).print(table)
 
 
-def draw(worlds: dict[str, World], path: Path) -> None:
+def draw(simulations: dict[str, Simulation], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(len(worlds) + 1, 1, figsize=(13, 2.1 * (len(worlds) + 1)), sharex=True)
-    for axis, (name, world) in zip(axes, worlds.items(), strict=False):
-        hours = [moment / HOUR for moment, *_ in world.curves]
-        axis.fill_between(hours, [busy for *_, busy in world.curves], color="#9ecae1", lw=0, label="busy")
-        axis.plot(hours, [ready for _, _, ready, _ in world.curves], color="#08519c", lw=1, label="ready")
-        axis.plot(hours, [need for _, need, *_ in world.curves], color="#d94801", lw=0.6, label="Little's law")
+    figure, axes = plt.subplots(len(simulations) + 1, 1, figsize=(13, 2.1 * (len(simulations) + 1)), sharex=True)
+    for axis, (name, simulation) in zip(axes, simulations.items(), strict=False):
+        hours = [moment / HOUR for moment, *_ in simulation.curves]
+        axis.fill_between(hours, [busy for *_, busy in simulation.curves], color="#9ecae1", lw=0, label="busy")
+        axis.plot(hours, [ready for _, _, ready, _ in simulation.curves], color="#08519c", lw=1, label="ready")
+        axis.plot(hours, [need for _, need, *_ in simulation.curves], color="#d94801", lw=0.6, label="Little's law")
         axis.set_ylabel("slots")
-        axis.set_title(WORDS[name], loc="left", fontsize=9)
-        axis.set_ylim(0, SLOTS * MOST * 1.02)
+        axis.set_title(LABELS[name], loc="left", fontsize=9)
+        axis.set_ylim(0, SLOTS * MAX_REPLICAS * 1.02)
         axes[-1].plot(
-            [step.begin / HOUR for step in world.steps],
-            [step.seconds / FLOOR_SECONDS for step in world.steps],
+            [step.begin / HOUR for step in simulation.steps],
+            [step.seconds / FLOOR_SECONDS for step in simulation.steps],
             ".",
             ms=3,
             label=name,
         )
     axes[0].legend(loc="upper right", fontsize=7, ncols=3)
     for axis in axes:
-        for begin, end, words in events():
+        for begin, end, label in events():
             axis.axvspan(begin, end, color="#f0f0f0", zorder=0)
             if axis is axes[0]:
-                axis.text((begin + end) / 2, SLOTS * MOST * 0.9, words, fontsize=7, ha="center")
+                axis.text((begin + end) / 2, SLOTS * MAX_REPLICAS * 0.9, label, fontsize=7, ha="center")
     axes[-1].set_yscale("log", base=2)
     axes[-1].set_ylabel("step / floor")
     axes[-1].set_xlabel("hour")
-    axes[-1].legend(loc="upper right", fontsize=7, ncols=len(worlds))
+    axes[-1].legend(loc="upper right", fontsize=7, ncols=len(simulations))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -150,20 +150,20 @@ def events() -> list[tuple[float, float, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", type=Path, default=PICTURE)
-    parser.add_argument("--only", nargs="+", choices=list(WORDS), help="who decides")
-    parser.add_argument("--explain", action="store_true", help="print our decisions with their sentences")
+    parser.add_argument("--plot", type=Path, default=PLOT_PATH)
+    parser.add_argument("--only", nargs="+", choices=list(LABELS), help="scalers to run")
+    parser.add_argument("--explain", action="store_true", help="print RLJob's decisions with their explanations")
     arguments = parser.parse_args()
-    worlds = {}
+    simulations = {}
     for name, scaler in build_scalers().items():
         if not arguments.only or name in arguments.only:
-            worlds[name] = World(DAY, scaler).run()
-            if arguments.explain and isinstance(scaler, Ours):
-                for moment, words in scaler.said:
-                    print(f"{moment / HOUR:6.2f} h  {words}")
-    results = {name: summarize(world) for name, world in worlds.items()}
+            simulations[name] = Simulation(DAY, scaler).run()
+            if arguments.explain and isinstance(scaler, RLJobScaler):
+                for moment, label in scaler.decisions:
+                    print(f"{moment / HOUR:6.2f} h  {label}")
+    results = {name: summarize(simulation) for name, simulation in simulations.items()}
     print_table(results)
-    draw(worlds, arguments.picture)
+    draw(simulations, arguments.plot)
     print(json.dumps(results))
 
 

@@ -1,10 +1,11 @@
-"""`make bench-operator`: how fast the operator makes many jobs' Pods, and what it costs while they only run.
+"""`make bench-operator`: how fast the operator creates the Pods of many jobs, and its cost while the jobs only run.
 
-A real control plane with KWOK's nodes, the operator as its own process, and this process, which submits the jobs and
-watches workloads and Pods by their metadata. A job's time goes from its POST to the moment in which the last of its
-workloads is seen (the operator's part: they are applied last), and of its Pods (with the controllers' part); nothing
-polls. What is not the operator's is kept from being the limit: the controllers may ask as often as they like.
-Last line: one JSON object. (A file operator.py here would hide the standard library's from every benchmark.)
+Runs a real control plane with KWOK's nodes and the operator as a process. This process submits the jobs, and watches
+workloads and Pods by their metadata, without polling. A job's time runs from its POST until its last workload appears,
+which the operator applies last, and until its last Pod appears, which includes the controllers' time. The controllers
+have no rate limits, so that they are not the bottleneck. Last line: one JSON object.
+
+A file operator.py would shadow the standard library's module in every benchmark.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -40,29 +41,29 @@ from rljob_operator.kube.resources import RLJOB
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "bench"
 NUM_NODES = 50
-PODS_A_JOB = 7
+PODS_PER_JOB = 7
 WORKLOADS = ("apis/batch/v1", "jobs"), ("apis/apps/v1", "statefulsets"), ("apis/apps/v1", "deployments")
-WORKLOADS_A_JOB = 4
+WORKLOADS_PER_JOB = 4
 SUBMITTERS = 20
 START_SECONDS = 60.0
 DEADLINE_SECONDS = 420.0
-"""For as many jobs as JOBS_A_DEADLINE; for more of them in proportion."""
-JOBS_A_DEADLINE = 200
+"""For JOBS_PER_DEADLINE jobs; proportional for more jobs."""
+JOBS_PER_DEADLINE = 200
 IDLE_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
-"""For which the operator writes nothing before it is at rest. After the last Pod was created all of them get nodes,
-run, and reach the jobs' statuses."""
-SAY_SECONDS = 15.0
-"""How often progress is a line of its own, where nobody looks at a bar."""
+"""The operator is idle after writing nothing for this long. After the last Pod was created, all Pods still get nodes,
+run, and change the jobs' statuses."""
+PROGRESS_INTERVAL_SECONDS = 15.0
+"""Interval of progress lines when stderr is not a terminal."""
 WATCH_CHUNK_BYTES = 2**24
 _CLIENT_RATE = ("--kube-api-qps=2000", "--kube-api-burst=4000")
 ARGUMENTS = {
     "kube-scheduler": _CLIENT_RATE,
-    # Pods get loopback addresses, which no endpoint may have; and nobody here asks for a Service.
+    # Pods get loopback addresses, which endpoints may not have, and this benchmark uses no Service.
     "kube-controller-manager": (
         *_CLIENT_RATE,
         "--controllers=*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
-        # KWOK renews no Lease: its nodes would be lost, and all their Pods unready, before the measuring is done.
+        # KWOK renews no Lease: during the measurement its nodes would become lost, and their Pods unready.
         "--node-monitor-grace-period=12h",
     ),
 }
@@ -85,7 +86,7 @@ spec:
 
 
 class Operator:
-    """`python -m rljob_operator` and what /proc and its /metrics say of it."""
+    """`python -m rljob_operator`, its process statistics, and its /metrics."""
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
         self.log, self.port = log, free_port("0.0.0.0")
@@ -117,7 +118,7 @@ class Operator:
         sys.exit(f"the operator was not ready after {START_SECONDS:.0f} s:\n{self.log.read_text()[-3000:]}")
 
     def api_calls(self) -> Counter[str]:
-        """By verb and resource, such as 'GET secrets'."""
+        """Return API calls by verb and resource, such as 'GET secrets'."""
         pattern = r'^rljob_operator_api_calls_total\{code="\w+",resource="(\w+)",verb="(\w+)"\} (\S+)$'
         calls: Counter[str] = Counter()
         for resource, verb, count in re.findall(pattern, self._get("/metrics"), re.MULTILINE):
@@ -132,12 +133,11 @@ class Operator:
         return int(sum(map(float, found)))
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
 
     def rss_mib(self) -> float:
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) / 1024  # type: ignore[index]
+        return psutil.Process(self._process.pid).memory_info().rss / 2**20
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
@@ -145,12 +145,12 @@ class Operator:
 
 
 class Arrivals:
-    """When each job's last object of a sort was seen."""
+    """When the last object of each job appeared."""
 
-    def __init__(self, num_a_job: int) -> None:
+    def __init__(self, num_per_job: int) -> None:
         self.complete: dict[str, float] = {}
         self.num = 0
-        self._num_a_job = num_a_job
+        self._num_per_job = num_per_job
         self._seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
         self.changed = asyncio.Event()
 
@@ -160,7 +160,7 @@ class Arrivals:
             return
         seen.add((kind, name))
         self.num += 1
-        if len(seen) == self._num_a_job:
+        if len(seen) == self._num_per_job:
             self.complete[job] = time.monotonic()
         self.changed.set()
 
@@ -169,7 +169,7 @@ class Arrivals:
 
 
 async def watch_added(api: KubeApi, group: str, plural: str, arrivals: Arrivals) -> None:
-    """Consume the metadata of the namespace's objects of a kind, from before the first of them, until cancelled."""
+    """Watch the metadata of the namespace's objects of a kind, from the first one, until cancelled."""
     url = f"{api.server}/{group}/namespaces/{NAMESPACE}/{plural}"
     query = {"labelSelector": LABEL_JOB, "watch": "true", "resourceVersion": "0", "allowWatchBookmarks": "true"}
     endless = aiohttp.ClientTimeout(total=None)
@@ -196,7 +196,7 @@ async def watch_added(api: KubeApi, group: str, plural: str, arrivals: Arrivals)
 
 
 async def submit(api: KubeApi, submitted: dict[str, float], names: list[str]) -> None:
-    """All at once, on as many connections as a client keeps; a job's clock starts when its request leaves."""
+    """Submit all jobs at once, over SUBMITTERS connections. A job's time starts when its request is sent."""
     body, free = yaml.safe_load(JOB), asyncio.Semaphore(SUBMITTERS)
 
     async def one(name: str) -> None:
@@ -208,13 +208,17 @@ async def submit(api: KubeApi, submitted: dict[str, float], names: list[str]) ->
 
 
 def find_limit_seconds(num_jobs: int) -> float:
-    return DEADLINE_SECONDS * max(1.0, num_jobs / JOBS_A_DEADLINE)
+    return DEADLINE_SECONDS * max(1.0, num_jobs / JOBS_PER_DEADLINE)
 
 
 async def wait_complete(
-    arrivals: Arrivals, num_jobs: int, operator: Operator, watching: list[asyncio.Task[None]], bar: Bar
+    arrivals: Arrivals,
+    num_jobs: int,
+    operator: Operator,
+    watching: list[asyncio.Task[None]],
+    reporter: ProgressReporter,
 ) -> None:
-    """Until that many jobs have all their objects."""
+    """Wait until `num_jobs` jobs have all their objects."""
     limit_seconds = find_limit_seconds(num_jobs)
     deadline = time.monotonic() + limit_seconds
     while len(arrivals.complete) < num_jobs:
@@ -225,57 +229,59 @@ async def wait_complete(
         if time.monotonic() > deadline:
             sys.exit(
                 f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {limit_seconds:.0f} "
-                f"s; take fewer --jobs\n{operator.log.read_text()[-3000:]}"
+                f"s; use fewer --jobs\n{operator.log.read_text()[-3000:]}"
             )
         arrivals.changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(arrivals.changed.wait(), 1.0)
-        bar.show(arrivals.num)
+        reporter.show(arrivals.num)
 
 
-class Bar:
-    """On a terminal a bar, elsewhere a line for each phase and one now and then."""
+class ProgressReporter:
+    """Shows a progress bar on a terminal; otherwise logs each phase and its progress as lines."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress, self._begun, self._said_at = progress, time.monotonic(), float("-inf")
+        self._progress, self._started_at, self._logged_at = progress, time.monotonic(), float("-inf")
         self._task = progress.add_task("starts", total=None)
 
     def phase(self, text: str, total: int | None = None) -> None:
         self._progress.reset(self._task, description=text, total=total)
-        self._said_at = float("-inf")
-        self._say()
+        self._logged_at = float("-inf")
+        self._log()
 
     def show(self, done: int) -> None:
         self._progress.update(self._task, completed=done)
-        self._say()
+        self._log()
 
-    def _say(self) -> None:
+    def _log(self) -> None:
         console, now = self._progress.console, time.monotonic()
-        if console.is_terminal or now - self._said_at < SAY_SECONDS:
+        if console.is_terminal or now - self._logged_at < PROGRESS_INTERVAL_SECONDS:
             return
-        self._said_at, task = now, self._progress.tasks[0]
+        self._logged_at, task = now, self._progress.tasks[0]
         of = f": {task.completed:.0f} of {task.total:.0f}" if task.total else ""
-        print(f"{now - self._begun:6.0f} s  {task.description}{of}", file=sys.stderr, flush=True)
+        print(f"{now - self._started_at:6.0f} s  {task.description}{of}", file=sys.stderr, flush=True)
 
 
-async def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace, bar: Bar) -> dict[str, Any]:
+async def measure(
+    plane: ControlPlane, operator: Operator, options: argparse.Namespace, reporter: ProgressReporter
+) -> dict[str, Any]:
     timed = [f"timed-{index}" for index in range(min(options.timed, options.jobs))]
     rest = [f"more-{index}" for index in range(options.jobs - len(timed))]
-    pods, workloads, submitted = Arrivals(PODS_A_JOB), Arrivals(WORKLOADS_A_JOB), dict[str, float]()
+    pods, workloads, submitted = Arrivals(PODS_PER_JOB), Arrivals(WORKLOADS_PER_JOB), dict[str, float]()
     async with _api(plane) as api:
         await operator.wait_ready()
         watching = [asyncio.create_task(watch_added(api, "api/v1", "pods", pods))]
         watching += [asyncio.create_task(watch_added(api, *kind, workloads)) for kind in WORKLOADS]
         cpu = operator.cpu_seconds()
         try:
-            bar.phase(f"Pods of {len(timed)} jobs", len(timed) * PODS_A_JOB)
+            reporter.phase(f"Pods of {len(timed)} jobs", len(timed) * PODS_PER_JOB)
             await submit(api, submitted, timed)
             for arrivals in (workloads, pods):
-                await wait_complete(arrivals, len(timed), operator, watching, bar)
+                await wait_complete(arrivals, len(timed), operator, watching, reporter)
             cpu = operator.cpu_seconds() - cpu
-            bar.phase(f"Pods of {options.jobs} jobs", options.jobs * PODS_A_JOB)
+            reporter.phase(f"Pods of {options.jobs} jobs", options.jobs * PODS_PER_JOB)
             await submit(api, submitted, rest)
-            await wait_complete(pods, options.jobs, operator, watching, bar)
+            await wait_complete(pods, options.jobs, operator, watching, reporter)
         finally:
             for task in watching:
                 task.cancel()
@@ -290,13 +296,13 @@ async def measure(plane: ControlPlane, operator: Operator, options: argparse.Nam
         "api_calls": operator.api_calls().total(),
         "errors": operator.errors(),
     }
-    await wait_at_rest(operator, options.jobs, bar)
-    return figures | await measure_idle(operator, bar)
+    await wait_until_idle(operator, options.jobs, reporter)
+    return figures | await measure_idle(operator, reporter)
 
 
-async def wait_at_rest(operator: Operator, num_jobs: int, bar: Bar) -> None:
-    """Until it has written nothing for a while. One that never rests is measured as it is."""
-    bar.phase("the operator comes to rest")
+async def wait_until_idle(operator: Operator, num_jobs: int, reporter: ProgressReporter) -> None:
+    """Wait until the operator has written nothing for a while, or a limit has passed."""
+    reporter.phase("waiting until the operator is idle")
     limit, before = time.monotonic() + find_limit_seconds(num_jobs), -1
     while time.monotonic() < limit and before != (written := operator.num_writes()):
         before = written
@@ -304,12 +310,12 @@ async def wait_at_rest(operator: Operator, num_jobs: int, bar: Bar) -> None:
         operator.check()
 
 
-async def measure_idle(operator: Operator, bar: Bar) -> dict[str, Any]:
-    """What a minute costs in which nobody changes anything."""
-    bar.phase(f"idle for {IDLE_SECONDS:.0f} s")
-    before, cpu, begun = operator.api_calls(), operator.cpu_seconds(), time.monotonic()
+async def measure_idle(operator: Operator, reporter: ProgressReporter) -> dict[str, Any]:
+    """Measure the cost per minute without changes."""
+    reporter.phase(f"idle for {IDLE_SECONDS:.0f} s")
+    before, cpu, started_at = operator.api_calls(), operator.cpu_seconds(), time.monotonic()
     await asyncio.sleep(IDLE_SECONDS)
-    minutes = (time.monotonic() - begun) / 60
+    minutes = (time.monotonic() - started_at) / 60
     calls = operator.api_calls() - before
     return {
         "idle_api_calls_per_minute": round(calls.total() / minutes, 1),
@@ -329,7 +335,7 @@ async def _api(plane: ControlPlane) -> AsyncIterator[KubeApi]:
 
 
 async def prepare(plane: ControlPlane) -> None:
-    """The CRDs, the namespace, and addresses for the nodes' Pods."""
+    """Create the CRDs, the namespace, and addresses for the nodes' Pods."""
     first = ".".join(plane.address.split(".")[:2])
     async with _api(plane) as api:
         for path in sorted((ROOT / "crds").glob("*.yaml")):
@@ -337,7 +343,7 @@ async def prepare(plane: ControlPlane) -> None:
             await api.request("POST", crds, body=yaml.safe_load(path.read_text()))
         await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": NAMESPACE}})
         for index in range(NUM_NODES):
-            # Loopback, so that a look for a driver is refused at once: KWOK's own range may be somebody's network.
+            # Loopback refuses connections to a driver at once; KWOK's default range may be a real network.
             cidr = f"{first}.{100 + index}.0/24"
             await api.request(
                 "PATCH",
@@ -347,10 +353,10 @@ async def prepare(plane: ControlPlane) -> None:
             )
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         deadline = time.monotonic() + START_SECONDS
-        while not (await api.request("GET", account)).get("items"):  # without it no Pod can be made
+        while not (await api.request("GET", account)).get("items"):  # Pods cannot be created without it
             if time.monotonic() > deadline or not plane.running("kube-controller-manager"):
                 log = (plane.folder / "logs/kube-controller-manager.log").read_text()
-                sys.exit(f"the controller manager made no service account:\n{log[-1000:]}")
+                sys.exit(f"the controller manager created no service account:\n{log[-1000:]}")
             await asyncio.sleep(0.1)
 
 
@@ -384,14 +390,14 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with contextlib.ExitStack() as stack:
         folder = options.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-operator-")))
-        bar = Bar(stack.enter_context(Progress(*columns, console=Console(stderr=True))))
+        reporter = ProgressReporter(stack.enter_context(Progress(*columns, console=Console(stderr=True))))
         plane = ControlPlane(folder, address=options.address, components=COMPONENTS, extra_arguments=ARGUMENTS)
         stack.enter_context(plane)
         stack.enter_context(Kwok(plane, num_nodes=NUM_NODES, jobs_end=False))
         asyncio.run(prepare(plane))
         operator = Operator(plane.kubeconfig, folder / "logs/operator.log")
         stack.callback(operator.stop)
-        figures = asyncio.run(measure(plane, operator, options, bar))
+        figures = asyncio.run(measure(plane, operator, options, reporter))
     print(json.dumps(figures))
 
 

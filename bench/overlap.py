@@ -1,11 +1,11 @@
-"""What slow rewards cost a step: synchronous batch scoring, streamed with fixed slots, streamed with the autoscaler.
+"""Step time with slow rewards: synchronous batch scoring, streamed scoring with fixed slots or with the autoscaler.
 
-The published setting, scaled in time by 20: GSM8K, groups of 5, a reward that takes U(1, 40) s / 20, one slot for each
-20 samples of a step (256 for 5,120). Real vLLM and FSDP2 under `rljob run`; the floor is the same job with a reward
-that takes no time. Last line: one JSON object; a ratio is a variant's median step time over the floor's.
+The published setting, 20 times faster: GSM8K, groups of 5, a reward of U(1, 40) s / 20, and one slot per 20 samples of
+a step (256 for 5,120). Runs real vLLM and FSDP2 under `rljob run`. The floor is the same job with a reward that takes
+no time. Last line: one JSON object; a ratio is a variant's median step time over the floor's.
 
-The slots are equivalent only where a step's own work takes what it took there, 251 s / 20 = 12.5 s: the table says
-what it took here. Choose --prompts so that it comes near.
+The slots are comparable only if the rest of a step takes the published 251 s / 20 = 12.5 s. The table shows the
+measured time; choose --prompts to match.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HERE = ROOT / "bench/overlap"
 JOB = ROOT / "examples/gsm8k/rljob.yaml"
 GROUP_SIZE = 5
 LOW_SECONDS, HIGH_SECONDS = 1 / 20, 40 / 20
-SAMPLES_A_SLOT = 5120 // 256
+SAMPLES_PER_SLOT = 5120 // 256
 PUBLISHED_STEP_SECONDS = 251 / 20
-SLOTS_A_POD = 2
+SLOTS_PER_POD = 2
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class Variant:
     """One way to score."""
 
     name: str
-    words: str
+    label: str
     reward: dict[str, Any]
-    """Changes to the job's one reward."""
+    """Changes to the job's reward."""
     head: dict[str, Any] = field(default_factory=dict)
 
 
 def build_variants(num_samples: int) -> list[Variant]:
-    num_slots = max(1, num_samples // SAMPLES_A_SLOT)
+    num_slots = max(1, num_samples // SAMPLES_PER_SLOT)
     wait = {"low": LOW_SECONDS, "high": HIGH_SECONDS}
     fixed = {"replicas": 1, "slots": num_slots, "kwargs": wait}
     command = [sys.executable, str(HERE / "sync_head.py")]
     synchronous = {"template": {"spec": {"containers": [{"name": "head", "command": command}]}}}
     scaled = {
-        "slots": SLOTS_A_POD,
+        "slots": SLOTS_PER_POD,
         "kwargs": wait,
-        "autoscaling": {"minReplicas": 0, "maxReplicas": -(-num_samples // SLOTS_A_POD)},
+        "autoscaling": {"minReplicas": 0, "maxReplicas": -(-num_samples // SLOTS_PER_POD)},
     }
     return [
         Variant("floor", "a reward of 0 s", {"replicas": 1, "slots": 8, "kwargs": {}}),
@@ -64,7 +64,7 @@ def build_variants(num_samples: int) -> list[Variant]:
 
 
 def build_job(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The job's manifest, with absolute paths."""
+    """Return the job's manifest, with absolute paths."""
     job: dict[str, Any] = yaml.safe_load(JOB.read_text())
     spec = job["spec"]
     job["metadata"]["name"] = variant.name.replace("_", "-")
@@ -84,7 +84,7 @@ def build_job(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def run_variant(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train with one variant. Raises CalledProcessError when the job does not succeed."""
+    """Train with one variant. Raise CalledProcessError if the job fails."""
     folder = arguments.dir / variant.name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rljob.yaml"
@@ -94,7 +94,7 @@ def run_variant(variant: Variant, arguments: argparse.Namespace) -> dict[str, An
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     summary = Path(ended.stdout.strip().splitlines()[-1])
     records = [json.loads(line) for line in (summary.parent / "metrics.jsonl").read_text().splitlines()]
-    steps = [record for record in records if record["type"] == "step"][1:]  # the first one warms everything up
+    steps = [record for record in records if record["type"] == "step"][1:]  # the first one warms up
     phases = {
         name: statistics.median(step["phase_seconds"].get(name, 0.0) for step in steps)
         for name in ("generate", "score", "update", "publish", "sync")
@@ -111,17 +111,17 @@ def print_table(variants: list[Variant], results: dict[str, dict[str, Any]], flo
     for variant in variants:
         row = results[variant.name]
         cells = [row["step_seconds"], row["step_seconds"] / floor, row["generate"], row["score"], row["update"]]
-        table.add_row(variant.words, *(f"{cell:.2f}" for cell in cells), str(row["num_invalid"]))
+        table.add_row(variant.label, *(f"{cell:.2f}" for cell in cells), str(row["num_invalid"]))
     Console().print(table)
-    Console().print(f"A step's own work takes {floor:.1f} s here; {PUBLISHED_STEP_SECONDS:.1f} s would be equivalent.")
+    Console().print(f"A step without rewards takes {floor:.1f} s here; {PUBLISHED_STEP_SECONDS:.1f} s would match.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=8, help="a step, each sampled 5 times")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per step, each sampled 5 times")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--only", nargs="+", help="names of variants, beside the floor")
+    parser.add_argument("--only", nargs="+", help="names of variants to run in addition to the floor")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs/bench-overlap")
     arguments = parser.parse_args()
     variants = [

@@ -1,12 +1,13 @@
-"""`make bench-reward`: what the reward server costs, against a bare aiohttp echo server in the same run.
+"""`make bench-reward`: overhead of the reward server, compared with a bare aiohttp echo server in the same run.
 
-Three processes: this one (starts, prints), the server under test, and the client (aiohttp, no connection limit). A
-level keeps that many requests in flight, each answer being followed by the next request at once, so that both servers
-are saturated. The reward takes 0 ms: all that is measured is ours. The last line is one JSON object.
+Three processes: this one, the server under test, and the client (aiohttp, no connection limit). A level keeps that many
+requests in flight: each response is followed by the next request at once, so both servers are saturated. The reward
+takes 0 ms, so only the server is measured. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -24,10 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 LEVELS = (1, 8, 64, 512, 1024, 4096, 16000)
-SECONDS_A_LEVEL = 3.0
-REQUESTS_A_SECOND_AT_LEAST = 800
-"""Of a busy machine: a level lasts until each of its requests had its turn."""
+SECONDS_PER_LEVEL = 3.0
+MIN_REQUESTS_PER_SECOND = 800
+"""Rate on a busy machine: a level lasts long enough for one response per in-flight request."""
 ECHO_HOST, REWARD_HOST, PORT = "127.10.255.1", "127.10.255.2", 18080
 TOKEN = "bench"
 SLOTS = 16
@@ -44,8 +47,10 @@ function:
 
 def main() -> None:
     _raise_open_files_limit()
-    if len(sys.argv) > 1:
-        {"echo": _echo, "client": _client}[sys.argv[1]](*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="*", help=argparse.SUPPRESS)  # of the processes that this one starts
+    if program := parser.parse_args().program:
+        {"echo": _echo, "client": _client}[program[0]](*program[1:])
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         config = Path(folder, "reward.yaml")
@@ -53,8 +58,8 @@ def main() -> None:
         reward = ["-m", "rljob_reward", "--config", str(config), "--host", REWARD_HOST, "--port", str(PORT)]
         servers.enter_context(_server([__file__, "echo"], ECHO_HOST))
         server = servers.enter_context(_server(reward, REWARD_HOST))
-        # Levels alternate between the two, so that a noisy minute of the machine hits both. The first comes twice: its
-        # memory at the end against that at the start tells of leaks.
+        # Levels alternate between the servers, so that noise of the machine affects both. The first level runs again at
+        # the end: a growth of memory would indicate a leak.
         rows = [_compare(level, server) for level in LEVELS]
         again = _compare(LEVELS[0], server)
     _show(rows)
@@ -89,9 +94,8 @@ def _compare(level: int, server_pid: int) -> dict[str, Any]:
 
 
 def _rss_mib(pid: int) -> float:
-    """Memory of the server process, its workers left out: it holds the queue and the connections."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    """Return the memory of the server process, which has the queue and the connections, without its workers."""
+    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def _measure(host: str, level: int) -> dict[str, float]:
@@ -118,7 +122,7 @@ def _client(host: str, level: str) -> None:
 
 
 async def _load(host: str, level: int) -> dict[str, float]:
-    """Keep `level` requests in flight for a while; rate and latencies of those that ended within it."""
+    """Keep `level` requests in flight; return rate and latencies of the requests that ended in time."""
     import aiohttp
 
     url = f"http://{host}:{PORT}/v1/score"
@@ -128,33 +132,33 @@ async def _load(host: str, level: int) -> dict[str, float]:
     num_false = 0
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
 
-        async def ask(request_id: str) -> float:
+        async def send(request_id: str) -> float:
             start = time.perf_counter()
             async with session.post(url, data=_body(request_id)) as response:
                 answer = await response.read()
                 if response.status != 200:
                     raise SystemExit(f"{url}: HTTP {response.status}")
-            # A time-out or a zero would be false: the function returns 1 at once.
+            # A timeout or a zero would be false: the function returns 1 at once.
             if host == REWARD_HOST and b'"valid":true,"score":1.0' not in answer:
                 nonlocal num_false
                 num_false += 1
             return time.perf_counter() - start
 
-        async def keep_asking(number: int) -> None:
+        async def keep_requesting(number: int) -> None:
             count = 0
             while time.perf_counter() < end:
                 count += 1
-                latency = await ask(f"{os.getpid()}-{number}-{count}")
+                latency = await send(f"{os.getpid()}-{number}-{count}")
                 if time.perf_counter() < end:
                     latencies.append(latency)
 
-        # Not measured: the connections are opened, and the workers started, by a first round or two.
+        # Two rounds of warm-up open the connections and start the workers.
         for turn in range(2):
-            await asyncio.gather(*(ask(f"{os.getpid()}-{number}-warm-{turn}") for number in range(level)))
+            await asyncio.gather(*(send(f"{os.getpid()}-{number}-warm-{turn}") for number in range(level)))
         latencies: list[float] = []
-        seconds = max(SECONDS_A_LEVEL, level / REQUESTS_A_SECOND_AT_LEAST)
+        seconds = max(SECONDS_PER_LEVEL, level / MIN_REQUESTS_PER_SECOND)
         end = time.perf_counter() + seconds
-        await asyncio.gather(*(keep_asking(number) for number in range(level)))
+        await asyncio.gather(*(keep_requesting(number) for number in range(level)))
     latencies.sort()
     return {
         "requests_per_second": len(latencies) / seconds,
@@ -165,7 +169,7 @@ async def _load(host: str, level: int) -> dict[str, float]:
 
 
 def _body(request_id: str) -> bytes:
-    """A request like a real one: a chat prompt of a few sentences and a completion of 200 words."""
+    """Build a realistic request: a chat prompt of a few sentences and a completion of 200 words."""
     request = {
         "id": request_id,
         "lane": "train",

@@ -1,6 +1,6 @@
-"""The demo on several seeds: does held-out accuracy rise every time?
+"""Runs the demo with several seeds, to check that held-out accuracy rises every time.
 
-Owns no training: it runs `rljob run` as a user would and reads summary.json. Last line: one JSON object.
+Uses `rljob run` and reads summary.json. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ JOB = ROOT / "examples/quickstart/rljob.yaml"
 
 
 def run_seed(seed: int, folder: Path) -> dict[str, float | int]:
-    """Run the demo with `seed`. Raises CalledProcessError when it does not succeed."""
+    """Run the demo with `seed`. Raise CalledProcessError if it fails."""
     rljob = Path(sys.executable).with_name("rljob")
     command = [rljob, "run", JOB, "--dir", folder / f"seed-{seed}", "--fresh", "--set", f"spec.schedule.seed={seed}"]
-    begun = time.monotonic()
+    started = time.monotonic()
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     summary = json.loads(Path(ended.stdout.strip().splitlines()[-1]).read_text())
     before, after = summary["metrics_before"], summary["metrics_after"]
     return {
         "seed": seed,
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "exact_before": before["exact"],
         "exact_after": after["exact"],
         "last_before": before["last"],

@@ -1,9 +1,9 @@
-"""Samples a second of the quickstart's model: `rljob run` against TRL's GRPOTrainer, one after the other.
+"""Samples per second of the quickstart's model: `rljob run`, then TRL's GRPOTrainer.
 
-Same model, prompts, reward, group size, prompts a step, token limit and dtype (bf16 compute, fp32 master weights), on
-the same cores. The learning rate is next to nothing on both sides, so that completions stay as long as they are. The
-first step of each is left out (warm-up). A step is everything from its first prompt to weights that are served again.
-Last line: one JSON object with `ratio`, ours over TRL's.
+Both use the same model, prompts, reward, group size, prompts per step, token limit, dtype (bf16 compute, fp32 master
+weights) and cores. The learning rate is almost 0, so that the length of completions does not change. The first step is
+excluded (warm-up). A step lasts from its first prompt until the new weights are served. Last line: one JSON object with
+`ratio`, RLJob's rate over TRL's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_TOKENS = 12
 
 
 def run_ours(steps: int, folder: Path) -> dict[str, Any]:
-    """`rljob run` on the quickstart; what its metrics.jsonl says of all steps but the first."""
+    """Run the quickstart, and return the metrics of all steps except the first."""
     overrides = {
         "schedule.steps": steps,
         "data.eval": "null",
@@ -58,14 +58,14 @@ def run_ours(steps: int, folder: Path) -> dict[str, Any]:
 
 
 def run_trl(steps: int, folder: Path) -> dict[str, Any]:
-    """The same in a process of its own: this file with --trl."""
+    """Run TRL in a separate process: this file with --trl."""
     result = folder / "trl.json"
     subprocess.run([sys.executable, __file__, "--steps", str(steps), "--trl", result], check=True)
     return json.loads(result.read_text())
 
 
 def train_with_trl(steps: int, result: Path) -> None:
-    """GRPOTrainer as its users set it up, with generation in process, which is what it offers on CPUs."""
+    """Train with GRPOTrainer and in-process generation, its only kind on CPUs."""
     from datasets import load_dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig
@@ -90,10 +90,10 @@ def train_with_trl(steps: int, result: Path) -> None:
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.begun = time.monotonic()
+            self.started_at = time.monotonic()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds.append(time.monotonic() - self.begun)
+            seconds.append(time.monotonic() - self.started_at)
 
     rows = load_dataset("json", data_files=str(EXAMPLE / "data/train.jsonl"), split="train")
     rows = rows.map(lambda row: {"prompt": template.format(**row)})
@@ -124,14 +124,14 @@ def load_reward() -> Any:
 
 
 def report(ours: dict[str, Any], trl: dict[str, Any], num_samples: int) -> dict[str, float]:
-    """Print the tables; returns the figures."""
+    """Print the tables, and return the results."""
     step, other = statistics.mean(ours["step_seconds"]), statistics.mean(trl["step_seconds"])
     console = Console()
-    table = Table("", "s a step", "samples/s", "tokens a step", title=f"{num_samples} samples a step")
+    table = Table("", "s per step", "samples/s", "tokens per step", title=f"{num_samples} samples per step")
     for name, mean, tokens in (("rljob", step, ours["tokens"]), ("TRL", other, trl["tokens"])):
         table.add_row(name, f"{mean:.2f}", f"{num_samples / mean:.2f}", f"{statistics.mean(tokens):.0f}")
     console.print(table)
-    phases = Table("phase", "s a step", "share", title="Where rljob's time goes")
+    phases = Table("phase", "s per step", "share", title="RLJob's time by phase")
     for name, seconds in sorted(ours["phase_seconds"].items(), key=lambda item: -item[1]):
         phases.add_row(name, f"{seconds:.2f}", f"{seconds / step:.0%}")
     rest = step - sum(ours["phase_seconds"].values())
@@ -147,7 +147,7 @@ def report(ours: dict[str, Any], trl: dict[str, Any], num_samples: int) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6, help="steps of each, the first of which is not counted")
+    parser.add_argument("--steps", type=int, default=6, help="steps of both runs; the first one is not counted")
     parser.add_argument("--trl", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

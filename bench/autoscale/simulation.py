@@ -1,8 +1,8 @@
-"""Jobs, Pods and requests of a day, event by event. Owns time and what it costs; leaves the replicas to a scaler.
+"""Discrete-event simulation of the jobs, Pods and requests of a day. Owns time and cost; a scaler chooses the replicas.
 
-The demand comes from rljob_trainer.rewards.forecast itself, and a step has the published shape: samples
-end during a generation of 40.6 s, log-probs take 83.5 s, four mini-batches of 126.6 s in all start when their samples
-are scored. Invariant: every sample is scored exactly once, whatever dies.
+The demand comes from rljob_trainer.rewards.forecast. A step has the published shape: samples end during a generation of
+40.6 s, log-probs take 83.5 s, and four mini-batches of 126.6 s in total start when their samples are scored. Invariant:
+every sample is scored exactly once, whatever dies.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rljob_trainer.rewards.forecast import DemandForecaster
 GENERATE_SECONDS, LOGPROB_SECONDS, UPDATE_SECONDS = 40.6, 83.5, 126.6
 PUBLISH_SECONDS = 4.0
 STARTING_SECONDS = 90.0
-"""Of a trainer and vLLM, before a job's first step."""
+"""Startup of trainer and vLLM before a job's first step."""
 MINI_BATCHES = 4
 POD_START_SECONDS = (20.0, 60.0)
 SAMPLE_SECONDS = 10.0
-"""How often a day's curves are drawn from."""
+"""Sampling interval of the curves."""
 _NUM_LATENCIES = 2048
 
 
@@ -36,35 +36,35 @@ class JobSpec:
     """A job of the day. Times are seconds from midnight."""
 
     name: str
-    begins: float
-    ends: float
+    starts_at: float
+    ends_at: float
     samples: int
 
 
 @dataclass(frozen=True)
 class Day:
-    """What happens, the same for every scaler."""
+    """The events of the day, the same for every scaler."""
 
     jobs: tuple[JobSpec, ...]
     slots: int
-    """Of one Pod."""
+    """Slots per Pod."""
     seconds: float
     slow: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """From, to, and by which factor the scorer is slower."""
+    """Begin, end, and the factor by which the scorer is slower."""
     deaths: tuple[float, ...] = ()
-    """When a ready Pod dies and starts again."""
+    """Times at which a ready Pod dies and restarts."""
     shortage: tuple[float, float, int] = (0.0, 0.0, 10**9)
-    """From, to, and how many Pods find a node meanwhile."""
+    """Begin, end, and how many Pods have a node meanwhile."""
     seed: int = 0
 
 
 class Scaler(Protocol):
-    """Decides on replicas."""
+    """Chooses the number of replicas."""
 
     interval_seconds: float
     first_replicas: int
 
-    def decide(self, now: float, world: World) -> int: ...
+    def decide(self, now: float, simulation: Simulation) -> int: ...
 
 
 @dataclass
@@ -75,14 +75,14 @@ class Sample:
 
 @dataclass(eq=False)
 class Pod:
-    """One replica. It costs from the moment when it has a node."""
+    """One replica. It costs since it has a node."""
 
     index: int
     placed_at: float | None = None
     ready: bool = False
-    leaving: bool = False
+    draining: bool = False
     dead: int = 0
-    """Deaths so far: an execution of an earlier life never ends."""
+    """Number of deaths: an execution that started before one never ends."""
     running: dict[int, Sample] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ class Step:
 
 
 class Job:
-    """A driver: its steps, and what it says of its demand."""
+    """A driver: its steps and its demand."""
 
     def __init__(self, spec: JobSpec, draw: random.Random) -> None:
         self.spec, self.draw = spec, draw
@@ -105,34 +105,34 @@ class Job:
         self.progress = CollectionProgress()
         self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self.scored: list[float] = []
-        self.begun_at: dict[int, float] = {}
+        self.started_at: dict[int, float] = {}
         self.is_active = self.is_open = self.is_last = False
         self.first_ended_at: float | None = None
         self.met_at: float | None = None
 
-    def demand(self, now: float, num_asked: int, oldest: float) -> Demand:
+    def demand(self, now: float, num_executing: int, oldest: float) -> Demand:
         forecast = self.forecaster.predict(self.progress, now, is_open=self.is_open, is_last=self.is_last)
         ordered = sorted(self.latencies)
         mean = sum(ordered) / len(ordered) if ordered else None
         in_flight = self.progress.num_generated - self.progress.num_scored
         names = ("samples", "expected", "is_open", "is_first", "due_seconds")
         fields = {name: getattr(forecast, name) for name in names}
-        said = RewardDemand(
+        reported = RewardDemand(
             **fields,
             starts_in_seconds=forecast.starts_in_seconds,
             elapsed_seconds=forecast.elapsed_seconds,
             window_seconds=forecast.window_seconds(mean),
             in_flight=in_flight,
-            waiting=in_flight - num_asked,
+            waiting=in_flight - num_executing,
             oldest_in_flight_seconds=oldest,
             latency_seconds=mean,
             latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
         )
-        return Demand(self.spec.name, said)
+        return Demand(self.spec.name, reported)
 
 
-class World:
-    """The day. `run` plays it."""
+class Simulation:
+    """The simulated day."""
 
     def __init__(self, day: Day, scaler: Scaler) -> None:
         self.day, self.scaler, self.now = day, scaler, 0.0
@@ -152,29 +152,27 @@ class World:
         self._executions = itertools.count()
         self._since = 0.0
 
-    # ---- time ----
-
-    def run(self) -> World:
+    def run(self) -> Simulation:
         for job in self.jobs:
-            self._at(job.spec.begins, self._start_job(job))
+            self._schedule(job.spec.starts_at, self._start_job(job))
         for moment in self.day.deaths:
-            self._at(moment, self._kill_one)
+            self._schedule(moment, self._kill_one)
         for moment in self.day.shortage[:2]:
-            self._at(moment, self._place_all)
+            self._schedule(moment, self._place_all)
         self._set_desired(self.scaler.first_replicas)
-        self._at(0.0, self._look)
-        self._at(0.0, self._sample)
+        self._schedule(0.0, self._decide)
+        self._schedule(0.0, self._sample)
         while self._events and (self._events[0][0] <= self.day.seconds or any(job.is_active for job in self.jobs)):
             moment, _, act = heapq.heappop(self._events)
-            self._pass(moment)
+            self._advance_to(moment)
             act()
         return self
 
-    def _at(self, when: float, act: Callable[[], None]) -> None:
+    def _schedule(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), act))
 
-    def _pass(self, moment: float) -> None:
-        """Count what the time until `moment` cost."""
+    def _advance_to(self, moment: float) -> None:
+        """Advance the clock to `moment` and count the cost."""
         passed = moment - self.now
         if passed > 0:
             self.paid_slot_seconds += passed * self.day.slots * sum(pod.placed_at is not None for pod in self.pods)
@@ -187,10 +185,10 @@ class World:
 
     @property
     def num_ready(self) -> int:
-        return sum(pod.ready and not pod.leaving for pod in self.pods)
+        return sum(pod.ready and not pod.draining for pod in self.pods)
 
-    def little(self) -> float:
-        """Slots that the open steps need, by what nobody could know: the true mean latency and window."""
+    def required_slots(self) -> float:
+        """Return the slots that the open steps require, from the true mean latency and window."""
         due = GENERATE_SECONDS + (LOGPROB_SECONDS + UPDATE_SECONDS) * (MINI_BATCHES - 1) / MINI_BATCHES
         mean = 20.5 * self._slowness()
         return sum(job.spec.samples * mean / due for job in self.jobs if job.is_open)
@@ -199,40 +197,38 @@ class World:
         found = []
         for job in self.jobs:
             if job.is_active:
-                asked = [s for pod in self.pods for s in pod.running.values() if s.job is job]
-                ages = [self.now - job.begun_at[id(sample)] for sample in asked]
-                found.append(job.demand(self.now, len(asked), max(ages, default=0.0)))
+                executing = [s for pod in self.pods for s in pod.running.values() if s.job is job]
+                ages = [self.now - job.started_at[id(sample)] for sample in executing]
+                found.append(job.demand(self.now, len(executing), max(ages, default=0.0)))
         return found
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         self._set_desired(self.scaler.decide(self.now, self))
-        self._at(self.now + self.scaler.interval_seconds, self._look)
+        self._schedule(self.now + self.scaler.interval_seconds, self._decide)
 
     def _sample(self) -> None:
-        self.curves.append((self.now, self.little(), self.num_ready * self.day.slots, self.num_busy))
-        self._at(self.now + SAMPLE_SECONDS, self._sample)
-
-    # ---- Pods ----
+        self.curves.append((self.now, self.required_slots(), self.num_ready * self.day.slots, self.num_busy))
+        self._schedule(self.now + SAMPLE_SECONDS, self._sample)
 
     def _set_desired(self, replicas: int) -> None:
         self.num_changes += replicas != self.desired
         self.desired = replicas
-        staying = [pod for pod in self.pods if not pod.leaving]
+        staying = [pod for pod in self.pods if not pod.draining]
         for _ in range(replicas - len(staying)):
             self.pods.append(Pod(next(self._indices)))
-        # As a ReplicaSet: those without a node, then those not ready, then the newest.
-        goers = sorted(staying, key=lambda pod: (pod.placed_at is not None, pod.ready, -pod.index))
-        for pod in goers[: max(0, len(staying) - replicas)]:
-            pod.leaving = True
+        # Like a ReplicaSet: first Pods without a node, then unready ones, then the newest.
+        excess = sorted(staying, key=lambda pod: (pod.placed_at is not None, pod.ready, -pod.index))
+        for pod in excess[: max(0, len(staying) - replicas)]:
+            pod.draining = True
         self._reap()
         self._place_all()
 
     def _reap(self) -> None:
-        self.pods = [pod for pod in self.pods if not pod.leaving or (pod.ready and pod.running)]
+        self.pods = [pod for pod in self.pods if not pod.draining or (pod.ready and pod.running)]
 
     def _place_all(self) -> None:
-        begin, end, most = self.day.shortage
-        room = most if begin <= self.now < end else 10**9
+        begin, end, max_pods = self.day.shortage
+        room = max_pods if begin <= self.now < end else 10**9
         placed = sum(pod.placed_at is not None for pod in self.pods)
         for pod in self.pods:
             if pod.placed_at is None and placed < room:
@@ -247,12 +243,12 @@ class World:
             if pod in self.pods and pod.dead == life:
                 pod.ready = True
                 self._dispatch()
-                self._note_ready()
+                self._record_ready()
 
-        self._at(self.now + self._draw.uniform(*POD_START_SECONDS), become_ready)
+        self._schedule(self.now + self._draw.uniform(*POD_START_SECONDS), become_ready)
 
     def _kill_one(self) -> None:
-        ready = [pod for pod in self.pods if pod.ready and not pod.leaving]
+        ready = [pod for pod in self.pods if pod.ready and not pod.draining]
         if not ready:
             return
         pod = self._draw.choice(ready)
@@ -263,7 +259,7 @@ class World:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        usable = [pod for pod in self.pods if pod.ready and not pod.leaving and len(pod.running) < self.day.slots]
+        usable = [pod for pod in self.pods if pod.ready and not pod.draining and len(pod.running) < self.day.slots]
         while self.queue and usable:
             pod = min(usable, key=lambda pod: len(pod.running))
             self._execute(pod, self.queue.popleft())
@@ -273,7 +269,7 @@ class World:
     def _execute(self, pod: Pod, sample: Sample) -> None:
         number, life = next(self._executions), pod.dead
         pod.running[number] = sample
-        sample.job.begun_at[id(sample)] = self.now
+        sample.job.started_at[id(sample)] = self.now
 
         def end() -> None:
             if pod.dead != life:
@@ -284,19 +280,17 @@ class World:
             self._reap()
             self._dispatch()
 
-        self._at(self.now + sample.seconds, end)
-
-    # ---- jobs ----
+        self._schedule(self.now + sample.seconds, end)
 
     def _start_job(self, job: Job) -> Callable[[], None]:
         def start() -> None:
             job.is_active = True
-            self._at(self.now + STARTING_SECONDS, lambda: self._begin_step(job))
+            self._schedule(self.now + STARTING_SECONDS, lambda: self._begin_step(job))
 
         return start
 
     def _begin_step(self, job: Job) -> None:
-        if self.now >= job.spec.ends:
+        if self.now >= job.spec.ends_at:
             job.is_active = False
             return
         job.forecaster.record_begin(self.now)
@@ -304,7 +298,7 @@ class World:
         job.is_open, job.first_ended_at, job.met_at, job.scored = True, None, None, []
         job.is_last = False
         for end in _ends(job):
-            self._at(self.now + end, self._ended(job))
+            self._schedule(self.now + end, self._ended(job))
 
     def _ended(self, job: Job) -> Callable[[], None]:
         def act() -> None:
@@ -314,7 +308,7 @@ class World:
             progress.generated_at = self.now
             if job.first_ended_at is None:
                 job.first_ended_at = self.now
-                self._note_ready()
+                self._record_ready()
             self.queue.append(Sample(job, job.draw.uniform(1, 40) * self._slowness()))
             self._dispatch()
 
@@ -324,9 +318,9 @@ class World:
         begin, end, factor = self.day.slow
         return factor if begin <= self.now < end else 1.0
 
-    def _note_ready(self) -> None:
-        """When a burst had, for the first time, as many slots as the law asks for."""
-        if self.num_ready * self.day.slots >= min(self.little(), self._all_open()):
+    def _record_ready(self) -> None:
+        """Record when a burst first had the slots that Little's law requires."""
+        if self.num_ready * self.day.slots >= min(self.required_slots(), self._all_open()):
             for job in self.jobs:
                 if job.is_open and job.first_ended_at is not None and job.met_at is None:
                     job.met_at = self.now
@@ -336,7 +330,7 @@ class World:
 
     def _record_score(self, sample: Sample) -> None:
         job = sample.job
-        del job.begun_at[id(sample)]
+        del job.started_at[id(sample)]
         job.latencies.append(sample.seconds)
         job.progress.num_scored += 1
         job.progress.scored_at = self.now
@@ -345,27 +339,27 @@ class World:
             self._finish_step(job)
 
     def _finish_step(self, job: Job) -> None:
-        """All is scored: the rest of the step is the GPUs'."""
+        """All samples are scored: only GPU work remains."""
         begin, size = job.progress.started_at, job.spec.samples // MINI_BATCHES
         done = begin + GENERATE_SECONDS + LOGPROB_SECONDS
         for k in range(MINI_BATCHES):
             done = max(done, job.scored[min((k + 1) * size, job.spec.samples) - 1]) + UPDATE_SECONDS / MINI_BATCHES
         job.is_open = False
         ends = max(done, self.now) + PUBLISH_SECONDS
-        job.is_last = ends >= job.spec.ends
+        job.is_last = ends >= job.spec.ends_at
         job.forecaster.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
         first = job.first_ended_at or begin
         reaction = (job.met_at if job.met_at is not None else self.now) - first
         self.steps.append(Step(job.spec.name, begin, ends - begin, reaction))
-        self._at(ends, lambda: self._begin_step(job))
+        self._schedule(ends, lambda: self._begin_step(job))
 
 
 def _ends(job: Job) -> Iterator[float]:
-    """Seconds from the begin at which the samples end: lengths are uneven, and the last one ends the generation."""
+    """Yield when the samples end, in seconds since the begin. Lengths are uneven; the last one ends the generation."""
     for _ in range(job.spec.samples - 1):
         yield GENERATE_SECONDS * job.draw.betavariate(2, 2)
     yield GENERATE_SECONDS
 
 
 FLOOR_SECONDS = GENERATE_SECONDS + LOGPROB_SECONDS + UPDATE_SECONDS + PUBLISH_SECONDS
-"""A step whose rewards take no time."""
+"""Duration of a step whose rewards take no time."""

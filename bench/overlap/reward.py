@@ -1,6 +1,6 @@
-"""GSM8K's usual reward, behind a wait: U(low, high) seconds, as a judge or a sandbox would take.
+"""GSM8K's usual reward after a wait of U(low, high) seconds, like that of a judge or a sandbox.
 
-The wait is drawn from the sample itself, so every variant of the benchmark waits for the same sample as long.
+The wait depends on the sample only, so it is the same in every variant of the benchmark.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""The head of the baseline: rewards are asked for only after the last completion of the step, as one batch.
+"""The head of the baseline: it requests all rewards of a step as one batch, after the last completion.
 
-Everything else is the product's own. Used by bench/overlap.py as the head's command; not part of the trainer, since
-nobody should want it.
+Everything else is the product's code. bench/overlap.py runs it as the head's command. It is not part of the trainer,
+because it is slower.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer
 
 
-class LateScorer:
-    """A group's scorer that waits until the whole collection is generated."""
+class DeferredScorer:
+    """A group's scorer that first waits until the whole collection is generated."""
 
     def __init__(self, scorer: GroupScorer, collector: collection.Collector) -> None:
         self._scorer, self._collector = scorer, collector
@@ -34,14 +34,14 @@ class LateScorer:
         return await self._scorer.score(position, request, ended_at)
 
 
-class LateRewards:
-    """Rewards whose scorers wait; all else is theirs."""
+class DeferredRewards:
+    """Rewards whose scorers wait; otherwise a proxy."""
 
     def __init__(self, rewards: RewardClients, collector: collection.Collector) -> None:
         self._rewards, self._collector = rewards, collector
 
-    def open_group(self, *arguments: Any) -> LateScorer:
-        return LateScorer(self._rewards.open_group(*arguments), self._collector)
+    def open_group(self, *arguments: Any) -> DeferredScorer:
+        return DeferredScorer(self._rewards.open_group(*arguments), self._collector)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rewards, name)
@@ -53,7 +53,7 @@ class SynchronousCollector(collection.Collector):
     def __init__(
         self, agent: AgentLoop, rollouts: RolloutClient, rewards: RewardClients, specs: Sequence[Reward]
     ) -> None:
-        super().__init__(agent, rollouts, LateRewards(rewards, self), specs)  # type: ignore[arg-type]
+        super().__init__(agent, rollouts, DeferredRewards(rewards, self), specs)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

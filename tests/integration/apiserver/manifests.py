@@ -30,7 +30,7 @@ def smallest(kind: str = "RLJob", name: str = "smallest") -> dict[str, Any]:
 
 
 def put(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return the manifest with `value` at a dotted path below spec; `0` is the first entry of a list, which may be new."""
+    """Return the manifest with `value` at a dotted path below spec (`0`: a list's first, possibly new entry)."""
     changed = copy.deepcopy(manifest)
     holder: Any = changed["spec"]
     parts = path.split(".")

@@ -131,8 +131,7 @@ class OperatorMachineCore(RuleBasedStateMachine):
             time.sleep(POLL_SECONDS)
 
     def wait_for_reconcile(self, deadline: float) -> None:
-        """Wait for a complete reconcile and a complete round of LISTs: two of each, since the first may have started
-        before."""
+        """Wait for two reconciles per object and two rounds of LISTs: the first may have started before."""
         incarnation, num_resyncs = self.operator.num_resyncs
         num_reconciles = self.operator.num_reconciles + 2 * (self.has_job + self.has_model)
         while True:

@@ -1,13 +1,12 @@
 """The chart on a real API server: install, upgrade, uninstall, and what its roles allow and refuse.
 
-An API server of its own: the other tests of this folder bring the CRDs themselves. No kubelet runs, so `helm test`
-cannot; its dry-run create is asked for here as its ServiceAccount.
+It has its own API server, since the other tests of this folder install the CRDs themselves. No kubelet runs: in place
+of `helm test` the job that it creates is created here in a dry run.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -38,15 +37,14 @@ NOT_FOR_THE_OPERATOR = [
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory):
-    address = os.environ.get("RLJOB_TEST_CHART_ADDRESS", "127.31.0.1")
-    with ControlPlane(tmp_path_factory.mktemp("chart"), address=address) as running:
+def plane(tmp_path_factory, loopback):
+    with ControlPlane(tmp_path_factory.mktemp("chart"), address=f"{loopback}.2") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def call(plane):
-    """Run kubectl or helm as cluster-admin; the text it prints."""
+    """Return a function that runs kubectl or helm as cluster-admin and returns the output."""
     programs = find_or_build("helm", "kubectl")
 
     def run(name, *arguments, given=None, check=True):
@@ -60,7 +58,7 @@ def call(plane):
 
 @pytest.fixture(scope="module")
 def installed(call):
-    # As users type it, but for --wait: no kubelet would make the Deployment ready.
+    # As in docs/install.md, without --wait: no kubelet makes the Deployment ready.
     for namespace in ("research", "prod"):
         call("kubectl", "create", "namespace", namespace)
     call("helm", "install", "rljob", str(CHART), "--namespace", "ops", "--create-namespace")
@@ -70,7 +68,7 @@ def installed(call):
 
 @pytest.fixture(scope="module")
 def may(call):
-    """Which of (group, resource, verb) the API server lets a user do, asked by SubjectAccessReviews."""
+    """Return a function that returns which (group, resource, verb) a user may do, by SubjectAccessReviews."""
 
     def run(user, wanted, namespace):
         reviews = [build_review(user, *one, namespace) for one in wanted]
@@ -81,7 +79,7 @@ def may(call):
             item, position = decoder.raw_decode(answer, position)
             position += len(answer[position:]) - len(answer[position:].lstrip())
             items += item.get("items", [item])
-        assert len(items) == len(reviews), "every question needs its answer"
+        assert len(items) == len(reviews), "each review needs its answer"
         return {one for one, item in zip(wanted, items, strict=True) if item["status"]["allowed"]}
 
     return run
@@ -90,8 +88,8 @@ def may(call):
 def build_review(user, group, resource, verb, namespace):
     resource, _, subresource = resource.partition("/")
     name = {"leases": "rljob-operator"}.get(resource, "") if verb != "create" else ""
-    asked = {"group": group, "resource": resource, "subresource": subresource, "verb": verb, "name": name}
-    attributes = {**asked, "namespace": namespace}
+    requested = {"group": group, "resource": resource, "subresource": subresource, "verb": verb, "name": name}
+    attributes = {**requested, "namespace": namespace}
     groups = ["system:serviceaccounts", "system:authenticated"] if user.startswith("system:") else []
     return {
         "apiVersion": "authorization.k8s.io/v1",
@@ -109,7 +107,7 @@ def operators_table():
                     yield cells[0].strip('"'), resource, verb
 
 
-def test_the_operators_account_may_do_each_verb_of_its_table(installed, may):
+def test_operator_may_do_each_verb_of_its_table(installed, may):
     wanted = list(operators_table())
     assert len(wanted) > 50, "the table was not read"
     jobs = [one for one in wanted if one[1] != "leases"]
@@ -118,13 +116,13 @@ def test_the_operators_account_may_do_each_verb_of_its_table(installed, may):
     assert may(ACCOUNT, leases, "ops") == set(leases)
 
 
-def test_the_operators_account_may_do_nothing_else(installed, may):
+def test_operator_may_do_nothing_else(installed, may):
     assert may(ACCOUNT, NOT_FOR_THE_OPERATOR, "research") == set()
     leases = [one for one in operators_table() if one[1] == "leases"]
-    assert may(ACCOUNT, leases, "research") == set(), "the Lease is in the namespace of the release alone"
+    assert may(ACCOUNT, leases, "research") == set(), "only the Lease in the namespace of the release"
 
 
-def test_in_namespaced_mode_the_account_reaches_only_those_namespaces(installed, call, may):
+def test_namespaced_operator_may_reach_only_its_namespaces(installed, call, may):
     set_ = "watchNamespaces={research},crds.install=false,rbac.aggregate=false"
     call("helm", "install", "rljob-one", str(CHART), "--namespace", "ops", "--set", set_)
     account = "system:serviceaccount:ops:rljob-one-operator"
@@ -134,25 +132,25 @@ def test_in_namespaced_mode_the_account_reaches_only_those_namespaces(installed,
     call("helm", "uninstall", "rljob-one", "--namespace", "ops")
 
 
-def test_the_job_that_helm_test_tries_is_taken(installed, call):
+def test_job_of_helm_test_is_accepted(installed, call):
     source = (CHART / "files" / "helm_test.py").read_text()
     scope: dict = {}
     exec(source[: source.index("def ask")], scope)  # its data, without its requests
     call("kubectl", "-n", "research", "create", "--dry-run=server", "-f", "-", given=json.dumps(scope["JOB"]))
 
 
-def test_the_operators_pod_is_admitted_where_the_restricted_standard_is_enforced(installed, call):
+def test_operator_pod_is_admitted_by_the_restricted_pod_security_standard(installed, call):
     call("kubectl", "label", "namespace", "ops", "pod-security.kubernetes.io/enforce=restricted")
     deployment = json.loads(call("kubectl", "-n", "ops", "get", "deployment", "rljob-operator", "-o", "json"))
     template = deployment["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "like-the-operator"}, "spec": template["spec"]}
     call("kubectl", "-n", "ops", "create", "--dry-run=server", "-f", "-", given=json.dumps(pod))
     template["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-    said = call("kubectl", "-n", "ops", "create", "--dry-run=server", "-f", "-", given=json.dumps(pod), check=False)
-    assert "allowPrivilegeEscalation" in said, "the API server must enforce the standard, or this test says nothing"
+    message = call("kubectl", "-n", "ops", "create", "--dry-run=server", "-f", "-", given=json.dumps(pod), check=False)
+    assert "allowPrivilegeEscalation" in message, "otherwise the standard is not enforced"
 
 
-def test_an_upgrade_changes_a_crd_and_an_uninstall_keeps_it_with_the_jobs(installed, call, tmp_path):
+def test_upgrade_changes_a_crd_and_uninstall_keeps_it_with_the_jobs(installed, call, tmp_path):
     scope: dict = {}
     source = (CHART / "files" / "helm_test.py").read_text()
     exec(source[: source.index("def ask")], scope)

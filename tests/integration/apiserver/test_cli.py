@@ -1,6 +1,6 @@
-"""The commands on a cluster's jobs, each on a real API server: statuses are set as operator and kubelets would.
+"""The CLI's commands for jobs on a cluster, on a real API server.
 
-No operator runs. Logs come from a node of which only the log endpoint is real.
+No operator runs: the test writes statuses as the operator and the kubelets do. Logs come from a fake kubelet.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_kubelet import FakeKubelet
 from kubernetes import client
-from manifests import put_all, smallest
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
+from tests.integration.apiserver.fake_kubelet import FakeKubelet
+from tests.integration.apiserver.manifests import put_all, smallest
 
 DEADLINE_SECONDS = 30.0
 NOW = "2026-01-01T00:00:00Z"
@@ -29,8 +29,8 @@ GROUP = ("rljob.dev", "v1alpha1")
 MERGE = "application/merge-patch+json"
 
 
-class Playground:
-    """One namespace: makes jobs and Pods, sets their statuses, and runs commands there."""
+class CliHarness:
+    """One namespace: creates jobs and Pods, sets their statuses, and runs commands."""
 
     def __init__(self, api: Any, control_plane: Any, namespace: str) -> None:
         self.namespace, self.control_plane = namespace, control_plane
@@ -45,7 +45,7 @@ class Playground:
         return self.jobs.get_namespaced_custom_object(*GROUP, self.namespace, "rljobs", name)
 
     def set_phase(self, phase: str, reason: str, message: str, name: str = "sums", **status: Any) -> None:
-        """The condition that decides the phase, and the rest of the status as given."""
+        """Set the condition that determines the phase, and the given rest of the status."""
         type_ = phase if phase != "Pending" else "Running"
         condition = {"type": type_, "status": "True" if type_ == phase else "False", "reason": reason}
         condition |= {"message": message, "lastTransitionTime": NOW, "observedGeneration": 1}
@@ -67,17 +67,17 @@ class Playground:
             conditions = [
                 {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": scheduled},
             ]
-        said = {"name": container, "image": "i", "imageID": "", "ready": ready, "restartCount": restarts}
-        statuses = [] if scheduled else [said | state]
+        container_status = {"name": container, "image": "i", "imageID": "", "ready": ready, "restartCount": restarts}
+        statuses = [] if scheduled else [container_status | state]
         body = {"status": {"phase": "Pending" if scheduled else "Running", "conditions": conditions}}
         body["status"]["containerStatuses"] = statuses
         self.core.patch_namespaced_pod_status(name, self.namespace, body, _content_type=MERGE)
 
-    def warn(self, kind: str, about: str, reason: str, message: str, at: str | None = None, count: int = 1) -> None:
+    def warn(self, kind: str, name: str, reason: str, message: str, at: str | None = None, count: int = 1) -> None:
         at = at or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {
             "metadata": {"generateName": "warning-"},
-            "involvedObject": {"kind": kind, "name": about, "namespace": self.namespace},
+            "involvedObject": {"kind": kind, "name": name, "namespace": self.namespace},
             "type": "Warning",
             "reason": reason,
             "message": message,
@@ -87,17 +87,17 @@ class Playground:
         self.core.create_namespaced_event(self.namespace, body)
 
     def run(self, *arguments: str, exit_code: int = 0, kubeconfig: str | None = None) -> str:
-        """What it printed, stderr after stdout."""
+        """Run a command; return its stdout followed by its stderr."""
         options = [*self.options[:2], "--kubeconfig", kubeconfig] if kubeconfig else self.options
         result = CliRunner().invoke(app, [*arguments, *options])
-        said = result.stdout + result.stderr
-        assert result.exit_code == exit_code, f"exit code {result.exit_code}: {said} {result.exception}"
-        return said
+        output = result.stdout + result.stderr
+        assert result.exit_code == exit_code, f"exit code {result.exit_code}: {output} {result.exception}"
+        return output
 
 
 @pytest.fixture
-def play(api_client: Any, control_plane: Any, namespace: str) -> Playground:
-    return Playground(api_client, control_plane, namespace)
+def harness(api_client: Any, control_plane: Any, namespace: str) -> CliHarness:
+    return CliHarness(api_client, control_plane, namespace)
 
 
 @pytest.fixture
@@ -114,192 +114,192 @@ def kubelet(api_client: Any, control_plane: Any, tmp_path: Any) -> Iterator[Fake
         core.delete_node(NODE)
 
 
-def test_suspend_and_resume_change_the_stored_job(play: Playground) -> None:
-    play.make_job()
-    assert "its checkpoints stay" in play.run("suspend", "sums")
-    assert play.get_job()["spec"]["suspend"] is True
-    assert json.loads(play.run("suspend", "sums", "-o", "json"))["changed"] is False
-    said = json.loads(play.run("resume", "sums", "--output", "json"))
-    assert (said["command"], said["name"], said["namespace"], said["changed"]) == (
+def test_suspend_and_resume_change_the_stored_job(harness: CliHarness) -> None:
+    harness.make_job()
+    assert "its checkpoints stay" in harness.run("suspend", "sums")
+    assert harness.get_job()["spec"]["suspend"] is True
+    assert json.loads(harness.run("suspend", "sums", "-o", "json"))["changed"] is False
+    output = json.loads(harness.run("resume", "sums", "--output", "json"))
+    assert (output["command"], output["name"], output["namespace"], output["changed"]) == (
         "resume",
         "sums",
-        play.namespace,
+        harness.namespace,
         True,
     )
-    assert play.get_job()["spec"]["suspend"] is False
+    assert harness.get_job()["spec"]["suspend"] is False
 
 
-def test_retry_marks_a_failed_job_and_no_other(play: Playground) -> None:
-    play.make_job()
-    assert "only a failed job can be retried" in play.run("retry", "sums", exit_code=2)
-    play.set_phase("Failed", "HeadFailed", "head ended with exit code 75")
-    assert "will be retried from its last checkpoint" in play.run("retry", "sums")
-    assert play.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
+def test_retry_annotates_only_a_failed_job(harness: CliHarness) -> None:
+    harness.make_job()
+    assert "only a failed job can be retried" in harness.run("retry", "sums", exit_code=2)
+    harness.set_phase("Failed", "HeadFailed", "head ended with exit code 75")
+    assert "will be retried from its last checkpoint" in harness.run("retry", "sums")
+    assert harness.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "resume", "suspend"])
-def test_a_job_with_an_invalid_spec_is_sent_to_its_spec(play: Playground, verb: str) -> None:
-    play.make_job()
-    play.set_phase("Failed", "InvalidSpec", "spec.rewards[0] cannot be")
-    said = play.run(verb, "sums", exit_code=2)
-    assert "the spec is invalid" in said
-    assert f"kubectl edit rljob sums -n {play.namespace}" in said
+def test_control_of_an_invalid_job_asks_for_a_changed_spec(harness: CliHarness, verb: str) -> None:
+    harness.make_job()
+    harness.set_phase("Failed", "InvalidSpec", "spec.rewards[0] cannot be")
+    output = harness.run(verb, "sums", exit_code=2)
+    assert "the spec is invalid" in output
+    assert f"kubectl edit rljob sums -n {harness.namespace}" in output
 
 
-def test_a_misspelled_name_brings_the_right_one(play: Playground) -> None:
-    play.make_job()
-    assert "did you mean sums?" in play.run("explain", "sumz", exit_code=2)
+def test_misspelled_name_is_corrected(harness: CliHarness) -> None:
+    harness.make_job()
+    assert "did you mean sums?" in harness.run("explain", "sumz", exit_code=2)
 
 
-def test_a_user_without_a_role_is_told_what_is_missing(play: Playground) -> None:
-    play.make_job()
-    nobody = str(play.control_plane.kubeconfig_for("nobody"))
-    assert "forbidden: you may not get rljobs" in play.run("explain", "sums", exit_code=1, kubeconfig=nobody)
+def test_missing_permission_is_reported(harness: CliHarness) -> None:
+    harness.make_job()
+    unprivileged = str(harness.control_plane.kubeconfig_for("unprivileged"))
+    assert "forbidden: you may not get rljobs" in harness.run("explain", "sums", exit_code=1, kubeconfig=unprivileged)
 
 
-def test_explain_says_that_no_operator_has_looked(play: Playground) -> None:
-    play.make_job()
-    said = play.run("explain", "sums")
-    assert "not reconciled yet" in said
-    assert "kubectl get pods -A -l app.kubernetes.io/name=rljob-operator" in said
+def test_explain_reports_a_job_without_operator(harness: CliHarness) -> None:
+    harness.make_job()
+    output = harness.run("explain", "sums")
+    assert "not reconciled yet" in output
+    assert "kubectl get pods -A -l app.kubernetes.io/name=rljob-operator" in output
 
 
-def test_explain_names_the_pod_its_trouble_the_remedy_and_the_next_command(play: Playground) -> None:
-    play.make_job(**{"checkpoint.persistentVolumeClaim.claimName": "runs"})
-    play.set_phase("Pending", "Unschedulable", "waits for 1 of 1 rollout Pod")
+def test_explain_reports_pod_problem_remedy_and_next_command(harness: CliHarness) -> None:
+    harness.make_job(**{"checkpoint.persistentVolumeClaim.claimName": "runs"})
+    harness.set_phase("Pending", "Unschedulable", "waits for 1 of 1 rollout Pod")
     for name, role, reward in (
         ("sums-head-a", "head", None),
         ("sums-trainer-0", "trainer", None),
         ("sums-rollout-b", "rollout", None),
         ("sums-reward-correct-c", "reward", "correct"),
     ):
-        play.make_pod(name, role, reward)
-    play.set_pod("sums-head-a", ready=True, state={"running": {"startedAt": NOW}})
-    play.set_pod("sums-rollout-b", scheduled="0/3 nodes are available: 3 Insufficient cpu.")
+        harness.make_pod(name, role, reward)
+    harness.set_pod("sums-head-a", ready=True, state={"running": {"startedAt": NOW}})
+    harness.set_pod("sums-rollout-b", scheduled="0/3 nodes are available: 3 Insufficient cpu.")
     ended = {"exitCode": 1, "reason": "Error", "message": "error: no such port", "finishedAt": NOW}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
-    play.set_pod("sums-reward-correct-c", restarts=3, state=waiting, lastState={"terminated": ended})
-    play.warn("Pod", "sums-rollout-b", "FailedScheduling", "0/3 nodes are available", count=4)
-    play.warn("Pod", "other-rollout-b", "FailedScheduling", "of another job")
-    play.warn("Pod", "sums-rollout-z", "FailedMount", "of an earlier job of this name", at="2020-01-01T00:00:00Z")
-    said = " ".join(play.run("explain", "sums").split())
-    assert "sums-rollout-b: Unschedulable: 0/3 nodes are available: 3 Insufficient cpu." in said
-    assert "sums-reward-correct-c: CrashLoopBackOff: ended with exit code 1: no such port" in said
-    assert "compare spec.rollout.nodePool" in said
-    assert "PersistentVolumeClaim runs does not exist" in said
-    assert "FailedScheduling (x4)" in said
-    assert "of another job" not in said
-    assert "of an earlier job" not in said
-    commands = said.partition(" Next ")[2]
-    assert commands.startswith(f"kubectl get nodes --show-labels kubectl get pvc -n {play.namespace}"), commands
-    assert commands.endswith(f"kubectl rljob logs sums -n {play.namespace} --role reward-correct --previous")
-    found = json.loads(play.run("explain", "sums", "-o", "json"))
+    harness.set_pod("sums-reward-correct-c", restarts=3, state=waiting, lastState={"terminated": ended})
+    harness.warn("Pod", "sums-rollout-b", "FailedScheduling", "0/3 nodes are available", count=4)
+    harness.warn("Pod", "other-rollout-b", "FailedScheduling", "of another job")
+    harness.warn("Pod", "sums-rollout-z", "FailedMount", "of an earlier job of this name", at="2020-01-01T00:00:00Z")
+    output = " ".join(harness.run("explain", "sums").split())
+    assert "sums-rollout-b: Unschedulable: 0/3 nodes are available: 3 Insufficient cpu." in output
+    assert "sums-reward-correct-c: CrashLoopBackOff: ended with exit code 1: no such port" in output
+    assert "compare spec.rollout.nodePool" in output
+    assert "PersistentVolumeClaim runs does not exist" in output
+    assert "FailedScheduling (x4)" in output
+    assert "of another job" not in output
+    assert "of an earlier job" not in output
+    commands = output.partition(" Next ")[2]
+    assert commands.startswith(f"kubectl get nodes --show-labels kubectl get pvc -n {harness.namespace}"), commands
+    assert commands.endswith(f"kubectl rljob logs sums -n {harness.namespace} --role reward-correct --previous")
+    found = json.loads(harness.run("explain", "sums", "-o", "json"))
     assert [(r["name"], r["ready"], r["desired"]) for r in found["roles"]][:2] == [("head", 1, 1), ("trainer", 0, 1)]
 
 
-def test_explain_of_a_failed_job_leads_to_its_log_and_retry(play: Playground) -> None:
-    play.make_job()
-    play.set_phase("Failed", "HeadFailed", "head ended with exit code 75: lost a trainer")
-    play.make_pod("sums-head-a", "head")
-    play.set_pod("sums-head-a", state={"terminated": {"exitCode": 75, "message": "error: lost", "finishedAt": NOW}})
-    said = play.run("explain", "sums")
-    assert "HeadFailed: head ended with exit code 75: lost a trainer" in said
-    assert f"kubectl rljob logs sums -n {play.namespace} --role head" in said
-    assert f"kubectl rljob retry sums -n {play.namespace}" in said
+def test_explain_of_a_failed_job_suggests_logs_and_retry(harness: CliHarness) -> None:
+    harness.make_job()
+    harness.set_phase("Failed", "HeadFailed", "head ended with exit code 75: lost a trainer")
+    harness.make_pod("sums-head-a", "head")
+    harness.set_pod("sums-head-a", state={"terminated": {"exitCode": 75, "message": "error: lost", "finishedAt": NOW}})
+    output = harness.run("explain", "sums")
+    assert "HeadFailed: head ended with exit code 75: lost a trainer" in output
+    assert f"kubectl rljob logs sums -n {harness.namespace} --role head" in output
+    assert f"kubectl rljob retry sums -n {harness.namespace}" in output
 
 
-def test_explain_goes_on_without_what_the_user_may_not_see(play: Playground, api_client: Any) -> None:
-    play.make_job()
-    user = f"reader-of-{play.namespace}"
+def test_explain_lists_what_the_user_may_not_read(harness: CliHarness, api_client: Any) -> None:
+    harness.make_job()
+    user = f"reader-of-{harness.namespace}"
     rbac = client.RbacAuthorizationV1Api(api_client)
     rules = [{"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get"]}]
-    rbac.create_namespaced_role(play.namespace, {"metadata": {"name": "reader"}, "rules": rules})
+    rbac.create_namespaced_role(harness.namespace, {"metadata": {"name": "reader"}, "rules": rules})
     binding = {
         "metadata": {"name": "reader"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     }
-    rbac.create_namespaced_role_binding(play.namespace, binding)
-    kubeconfig = str(play.control_plane.kubeconfig_for(user))
+    rbac.create_namespaced_role_binding(harness.namespace, binding)
+    kubeconfig = str(harness.control_plane.kubeconfig_for(user))
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while CliRunner().invoke(app, ["explain", "sums", *play.options[:2], "--kubeconfig", kubeconfig]).exit_code:
+    while CliRunner().invoke(app, ["explain", "sums", *harness.options[:2], "--kubeconfig", kubeconfig]).exit_code:
         assert time.monotonic() < deadline, "the role never took effect"
-    said = play.run("explain", "sums", kubeconfig=kubeconfig)
-    assert "Not readable" in said
-    assert "you may not list pods" in said
+    output = harness.run("explain", "sums", kubeconfig=kubeconfig)
+    assert "Not readable" in output
+    assert "you may not list pods" in output
 
 
-def test_top_lists_jobs_with_what_they_do_and_wait_for(play: Playground) -> None:
-    assert "no RLJobs in namespace" in play.run("top")
-    play.make_job("one")
-    play.make_job("two")
+def test_top_lists_jobs_with_phase_and_wait(harness: CliHarness) -> None:
+    assert "no RLJobs in namespace" in harness.run("top")
+    harness.make_job("one")
+    harness.make_job("two")
     progress = {"step": 3, "totalSteps": 10, "reward": 0.5, "phase": "score", "waitsFor": "12 rewards"}
     counts = {"rollouts": "2/2", "rewards": "1/2", "progress": progress}
-    play.set_phase("Running", "Running", "all Pods are ready", name="one", **counts)
-    header, one, two = play.run("top").splitlines()
+    harness.set_phase("Running", "Running", "all Pods are ready", name="one", **counts)
+    header, one, two = harness.run("top").splitlines()
     assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "AGE", "WAITS", "FOR"]
-    words = one.split()
-    assert words[:7] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score"]
-    assert words[8:] == ["12", "rewards"]
+    cells = one.split()
+    assert cells[:7] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score"]
+    assert cells[8:] == ["12", "rewards"]
     assert "not reconciled yet; is the operator running?" in two
-    rows = json.loads(play.run("top", "-A", "-o", "json"))
-    assert {"one", "two"} <= {row["name"] for row in rows if row["namespace"] == play.namespace}
-    assert play.run("top", "-A").startswith("NAMESPACE")
+    rows = json.loads(harness.run("top", "-A", "-o", "json"))
+    assert {"one", "two"} <= {row["name"] for row in rows if row["namespace"] == harness.namespace}
+    assert harness.run("top", "-A").startswith("NAMESPACE")
 
 
-def test_top_of_a_job_shows_its_roles_and_pods(play: Playground) -> None:
-    play.make_job()
+def test_top_of_a_job_shows_its_roles_and_pods(harness: CliHarness) -> None:
+    harness.make_job()
     roles = [{"name": "rollout", "desired": 2, "ready": 1, "restarts": 4}]
-    play.set_phase("Running", "Running", "", roles=roles)
-    play.make_pod("sums-rollout-a", "rollout", node="gpu-7")
-    play.set_pod("sums-rollout-a", ready=True, restarts=4, state={"running": {"startedAt": NOW}})
-    said = play.run("top", "sums")
-    assert ["rollout", "1/2", "4"] in [line.split() for line in said.splitlines()]
-    pod = said.splitlines()[-1].split()
+    harness.set_phase("Running", "Running", "", roles=roles)
+    harness.make_pod("sums-rollout-a", "rollout", node="gpu-7")
+    harness.set_pod("sums-rollout-a", ready=True, restarts=4, state={"running": {"startedAt": NOW}})
+    output = harness.run("top", "sums")
+    assert ["rollout", "1/2", "4"] in [line.split() for line in output.splitlines()]
+    pod = output.splitlines()[-1].split()
     assert pod[:4] == ["sums-rollout-a", "rollout", "gpu-7", "4"]
     assert pod[-1] == "Ready"
-    view = json.loads(play.run("top", "sums", "-o", "json"))
+    view = json.loads(harness.run("top", "sums", "-o", "json"))
     assert view["pods"][0]["cpu_cores"] is None, "no metrics.k8s.io answers here"
 
 
-def test_logs_are_merged_by_time_with_the_pods_names(play: Playground, kubelet: FakeKubelet) -> None:
-    play.make_job()
+def test_logs_are_merged_by_time_with_pod_names(harness: CliHarness, kubelet: FakeKubelet) -> None:
+    harness.make_job()
     for name, role, reward in (("sums-head-a", "head", None), ("sums-reward-correct-b", "reward", "correct")):
-        play.make_pod(name, role, reward, NODE)
-    play.make_pod("sums-rollout-c", "rollout")  # no node: no log
+        harness.make_pod(name, role, reward, NODE)
+    harness.make_pod("sums-rollout-c", "rollout")  # it has no node, so no log
     kubelet.write("sums-head-a", "head", "first", 1)
     kubelet.write("sums-reward-correct-b", "reward", "second", 2)
     kubelet.write("sums-head-a", "head", "third", 3)
-    lines = play.run("logs", "sums").splitlines()
+    lines = harness.run("logs", "sums").splitlines()
     texts = [line.split()[-1] for line in lines if line.startswith("sums-") and ": " not in line]
     assert texts == ["first", "second", "third"]
     assert any(line.startswith("sums-rollout-c: has no log: waiting to be scheduled") for line in lines), (
-        "a Pod without a log is told, not hidden"
+        "a Pod without a log is reported, not hidden"
     )
-    assert play.run("logs", "sums", "--role", "reward-correct").split() == ["sums-reward-correct-b", "second"]
-    assert play.run("logs", "sums", "--role", "head", "--tail", "1").split() == ["sums-head-a", "third"]
-    assert "must be one of head, trainer" in play.run("logs", "sums", "--role", "heads", exit_code=2)
+    assert harness.run("logs", "sums", "--role", "reward-correct").split() == ["sums-reward-correct-b", "second"]
+    assert harness.run("logs", "sums", "--role", "head", "--tail", "1").split() == ["sums-head-a", "third"]
+    assert "must be one of head, trainer" in harness.run("logs", "sums", "--role", "heads", exit_code=2)
 
 
-def test_previous_logs_are_those_before_the_restart(play: Playground, kubelet: FakeKubelet) -> None:
-    play.make_job()
-    play.make_pod("sums-head-a", "head", node=NODE)
+def test_previous_logs_are_those_before_the_restart(harness: CliHarness, kubelet: FakeKubelet) -> None:
+    harness.make_job()
+    harness.make_pod("sums-head-a", "head", node=NODE)
     ended = {"terminated": {"exitCode": 1, "finishedAt": NOW, "containerID": "containerd://1"}}
-    play.set_pod("sums-head-a", restarts=1, state={"running": {"startedAt": NOW}}, lastState=ended)
+    harness.set_pod("sums-head-a", restarts=1, state={"running": {"startedAt": NOW}}, lastState=ended)
     kubelet.write("sums-head-a", "head", "died", 1)
     kubelet.restart("sums-head-a", "head")
     kubelet.write("sums-head-a", "head", "lives", 2)
-    assert play.run("logs", "sums", "--previous").split() == ["sums-head-a", "died"]
+    assert harness.run("logs", "sums", "--previous").split() == ["sums-head-a", "died"]
 
 
-def test_followed_logs_go_on_with_restarted_containers_and_new_pods_until_the_end(
-    play: Playground, kubelet: FakeKubelet
+def test_followed_logs_include_restarted_containers_and_new_pods_until_the_end(
+    harness: CliHarness, kubelet: FakeKubelet
 ) -> None:
-    play.make_job()
-    play.make_pod("sums-rollout-a", "rollout", node=NODE)
-    play.set_pod("sums-rollout-a", ready=True, state={"running": {"startedAt": NOW}})
+    harness.make_job()
+    harness.make_pod("sums-rollout-a", "rollout", node=NODE)
+    harness.set_pod("sums-rollout-a", ready=True, state={"running": {"startedAt": NOW}})
     kubelet.write("sums-rollout-a", "rollout", "one", 1)
-    command = [sys.executable, "-m", "rljob_cli.main", "logs", "sums", "-f", *play.options]
+    command = [sys.executable, "-m", "rljob_cli.main", "logs", "sums", "-f", *harness.options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     expect = _expecter(process)
     try:
@@ -307,18 +307,18 @@ def test_followed_logs_go_on_with_restarted_containers_and_new_pods_until_the_en
         kubelet.write("sums-rollout-a", "rollout", "two", 2)
         expect("sums-rollout-a two")
         kubelet.restart("sums-rollout-a", "rollout")
-        play.set_pod("sums-rollout-a", ready=True, restarts=1, state={"running": {"startedAt": NOW}})
+        harness.set_pod("sums-rollout-a", ready=True, restarts=1, state={"running": {"startedAt": NOW}})
         kubelet.write("sums-rollout-a", "rollout", "three", 3)
         expect("sums-rollout-a three")
-        play.make_pod("sums-rollout-b", "rollout", node=NODE)
+        harness.make_pod("sums-rollout-b", "rollout", node=NODE)
         kubelet.write("sums-rollout-b", "rollout", "four", 4)
         expect("sums-rollout-b four")
-        play.core.delete_namespaced_pod("sums-rollout-a", play.namespace, grace_period_seconds=0)
+        harness.core.delete_namespaced_pod("sums-rollout-a", harness.namespace, grace_period_seconds=0)
         for pod in ("sums-rollout-a", "sums-rollout-b"):
             kubelet.end(pod, "rollout")
         done = {"terminated": {"exitCode": 0, "finishedAt": NOW}}
-        play.set_pod("sums-rollout-b", state=done)
-        play.set_phase("Succeeded", "JobSucceeded", "the driver has finished all steps")
+        harness.set_pod("sums-rollout-b", state=done)
+        harness.set_phase("Succeeded", "JobSucceeded", "the driver has finished all steps")
         assert process.wait(DEADLINE_SECONDS) == 0, "the job has ended, and so do its logs"
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""The control plane of our own: it starts, says its version, keeps to RBAC, and survives crashes of its parts."""
+"""The control plane of rljob_cluster: version, RBAC, crashes and failed starts of its components."""
 
 import json
 import os
@@ -28,17 +28,17 @@ def kubectl(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_the_server_says_the_version_that_was_built(plane: ControlPlane) -> None:
+def test_server_reports_the_built_version(plane: ControlPlane) -> None:
     answer = kubectl(plane.kubeconfig, "version", "-o", "json")
     assert json.loads(answer.stdout)["serverVersion"]["gitVersion"] == go_programs.KUBERNETES_VERSION, answer.stderr
 
 
-def test_a_user_without_a_role_is_refused_and_with_one_is_not(plane: ControlPlane) -> None:
+def test_user_is_refused_until_a_role_is_bound(plane: ControlPlane) -> None:
     bare = plane.kubeconfig_for("ada", ["readers"])
     refused = kubectl(bare, "get", "configmaps")
     assert refused.returncode != 0
     assert 'User "ada" cannot list resource "configmaps"' in refused.stderr
-    # A role of its own: `view` is an aggregated one, which stays empty without the controller manager.
+    # Not `view`: an aggregated role stays empty without the controller manager.
     for command in (
         ["clusterrole", "readers", "--verb=list", "--resource=configmaps"],
         ["clusterrolebinding", "readers", "--clusterrole=readers", "--group=readers"],
@@ -50,8 +50,9 @@ def test_a_user_without_a_role_is_refused_and_with_one_is_not(plane: ControlPlan
         assert time.monotonic() < deadline, f"the binding never took effect: {answer.stderr}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kube-apiserver", "etcd"])
-def test_what_was_stored_is_there_after_a_part_was_killed(plane: ControlPlane, name: str) -> None:
+def test_stored_objects_survive_a_killed_component(plane: ControlPlane, name: str) -> None:
     made = kubectl(plane.kubeconfig, "create", "configmap", f"kept-{name}", "--from-literal=a=b")
     assert made.returncode == 0, made.stderr
     plane.kill(name)
@@ -61,14 +62,15 @@ def test_what_was_stored_is_there_after_a_part_was_killed(plane: ControlPlane, n
     assert answer.stdout == "b", answer.stderr
 
 
-def test_a_part_that_cannot_start_is_named_with_its_last_log_lines(tmp_path: Path) -> None:
+def test_failed_start_is_reported_with_the_last_log_lines(tmp_path: Path) -> None:
     broken = ControlPlane(tmp_path, address=ADDRESS, extra_arguments={"kube-apiserver": ["--no-such-flag"]})
     with pytest.raises(ControlPlaneError, match=r"kube-apiserver exited during startup(.|\n)*no-such-flag"):
         broken.start()
     assert not broken.running("etcd"), "a start that failed left etcd running"
 
 
-def test_the_parts_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_components_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
         "from rljob_cluster.control_plane.control_plane import ControlPlane\n"

@@ -1,7 +1,7 @@
-"""Every rule of the CRDs, asked of a real API server and of rljob_api: both refuse, both with the remedy.
+"""Every rule of the CRDs, checked by a real API server and by rljob_api: both reject with the remedy.
 
-The tables name each rule by its type and message; a rule without a case fails a test. Bounds, enums and patterns are
-not listed by hand: the cases are made from the generated schemas.
+The tables name each rule by its type and message; a rule without a case fails a test. The cases of bounds, enums and
+patterns are generated from the schemas.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 from kubernetes import client
-from manifests import INLINE, MISSING, put, put_all, smallest
 
 from rljob_api.generate.crd import build_object_schema
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_manifests
+from tests.integration.apiserver.manifests import INLINE, MISSING, put, put_all, smallest
 from tests.paths import ROOT
 
 GROUP, VERSION = "rljob.dev", "v1alpha1"
@@ -29,23 +29,23 @@ EMPTY_FUNCTION = {"rewards.0.function": {"entrypoint": "f"}}
 
 
 def judge(**changes: Any) -> dict[str, Any]:
-    """The smallest reward of kind judge, with changes to its endpoint's limits or to itself."""
+    """Return a minimal judge with changes to itself or to its endpoint's limits."""
     limits = changes.pop("limits", None)
     endpoint = JUDGE["endpoint"] | ({"limits": limits} if limits else {})
     return JUDGE | {"endpoint": endpoint} | changes
 
 
-LESS_THAN_LEAST = {"minReplicas": 3, "maxReplicas": 2}
-ELSEWHERE: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
+MAX_BELOW_MIN = {"minReplicas": 3, "maxReplicas": 2}
+HTTP_WITH_AUTOSCALING: dict[str, Any] = {"http": {"url": "https://example.com"}, "autoscaling": {"maxReplicas": 2}}
 WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
 ENDPOINT: dict[str, Any] = {"http": {"url": "https://example.com"}}
-ANOTHERS: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
+REFERENCE_WITH_AUTOSCALING: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
 
-# (type, beginning of the message, kind of object, changes to the smallest one that break the rule)
-BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
+# (type, start of the message, kind of object, changes to the minimal one that violate the rule)
+VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Model", "must be hf://org/name, pvc://", "RLJob", {"model.source": "ftp://host/model"}),
     ("DataSource", "must be hf://org/name, pvc://", "RLJob", {"data.train.source": "hf://"}),
-    ("Data", "must hold at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
+    ("Data", "must contain at least one column", "RLJob", {"data.template": "Answer this: prompt"}),
     ("Toleration", "must be set unless operator", "RLJob", {"trainer.nodePool.tolerations": [{"value": "a"}]}),
     (
         "Toleration",
@@ -86,10 +86,20 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
             ("must be false with scope group", {"cache": True, "scope": "group"}),
         )
     ),
-    ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": LESS_THAN_LEAST}),
-    ("Reward", "must not be set beside http", "RLJob", {"rewards.0": ELSEWHERE | {"name": "r"}}),
-    ("RewardModelSpec", "must not be set beside http", "RewardModel", {"function": MISSING, **ELSEWHERE}),
-    ("Reward", "must not be set beside rewardModelRef", "RLJob", {"rewards.0": ANOTHERS | {"name": "r"}}),
+    ("Autoscaling", "must be at least minReplicas", "RLJob", {"rewards.0.autoscaling": MAX_BELOW_MIN}),
+    ("Reward", "must not be set together with http", "RLJob", {"rewards.0": HTTP_WITH_AUTOSCALING | {"name": "r"}}),
+    (
+        "RewardModelSpec",
+        "must not be set together with http",
+        "RewardModel",
+        {"function": MISSING, **HTTP_WITH_AUTOSCALING},
+    ),
+    (
+        "Reward",
+        "must not be set together with rewardModelRef",
+        "RLJob",
+        {"rewards.0": REFERENCE_WITH_AUTOSCALING | {"name": "r"}},
+    ),
     (
         "RLJobSpec",
         "must divide schedule.promptsPerStep",
@@ -119,14 +129,14 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
 ]
 
-# (type, field, changes to the smallest job, further changes that its update must be refused)
-UNCHANGEABLE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+# (field, changes to the minimal job, changes that an update must not make)
+IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model", {}, {"model.source": "hf://org/other"}),
     ("data.train", {}, {"data.train.limit": 5}),
     ("algorithm", {}, {"algorithm.groupSize": 4}),
     ("schedule.promptsPerStep", {}, {"schedule.promptsPerStep": 128}),
     ("schedule.miniBatches", {}, {"schedule.miniBatches": 2}),
-    # maxStaleness has one value today: its enum refuses before the rule can be asked.
+    # maxStaleness has only one value: its enum rejects before the rule is evaluated.
     ("schedule.maxStaleness", {}, {"schedule.maxStaleness": 1}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),
@@ -136,7 +146,7 @@ UNCHANGEABLE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def specs_below(annotation: Any, seen: dict[type[Spec], None]) -> dict[type[Spec], None]:
-    """Every type that an object is made of."""
+    """Return every type that an object contains."""
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         if annotation not in seen:
             seen[annotation] = None
@@ -157,7 +167,7 @@ def rules_for(type_name: str, beginning: str) -> list[Any]:
 
 
 def offline(manifest: dict[str, Any]) -> str:
-    """What rljob_api says of a manifest; empty when it is valid."""
+    """Return the error of rljob_api for a manifest; empty if it is valid."""
     try:
         load_manifests(json.dumps(manifest), "job.yaml")
     except InvalidManifestError as error:
@@ -166,13 +176,13 @@ def offline(manifest: dict[str, Any]) -> str:
 
 
 class Server:
-    """The API server, asked what it would say: nothing is stored but by `create`."""
+    """Dry runs on the API server; only `create` stores anything."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self.objects, self.namespace = client.CustomObjectsApi(api), namespace
 
     def verdict(self, manifest: dict[str, Any]) -> str:
-        return self._ask(lambda: self.create(manifest, dry_run="All"))
+        return self._message_of(lambda: self.create(manifest, dry_run="All"))
 
     def create(self, manifest: dict[str, Any], **options: Any) -> dict[str, Any]:
         plural = f"{manifest['kind'].lower()}s"
@@ -186,21 +196,27 @@ class Server:
                 GROUP, VERSION, self.namespace, "rljobs", manifest["metadata"]["name"], manifest, dry_run="All"
             )
 
-        return self._ask(replace)
+        return self._message_of(replace)
 
     @staticmethod
-    def _ask(call: Any) -> str:
+    def _message_of(call: Any) -> str:
         try:
             call()
         except client.ApiException as error:
             if error.status not in (400, 422):
-                raise  # no verdict on the manifest
+                raise  # not about the manifest
             return str(json.loads(error.body)["message"])
         return ""
 
 
+@pytest.fixture(scope="module")
+def server(api_client, crds):
+    """For dry runs."""
+    return Server(api_client, "default")
+
+
 @pytest.fixture
-def server(api_client, namespace):
+def storing_server(api_client, namespace):
     return Server(api_client, namespace)
 
 
@@ -208,61 +224,63 @@ def test_every_rule_of_the_types_has_a_case():
     rules = {(spec.__name__, rule.message, rule.fields) for spec in ALL_SPECS for rule in spec.RULES}
     cases = {
         (type_name, rule.message, rule.fields)
-        for type_name, beginning, _, _ in BROKEN
+        for type_name, beginning, _, _ in VIOLATIONS
         for rule in rules_for(type_name, beginning)
     }
-    assert rules == cases, "add a case to BROKEN, or remove one whose rule is gone"
-    per_rule = [(type_name, beginning) for type_name, beginning, _, _ in BROKEN]
+    assert rules == cases, "add a case to VIOLATIONS, or remove one whose rule was deleted"
+    per_rule = [(type_name, beginning) for type_name, beginning, _, _ in VIOLATIONS]
     shared = {key for key in per_rule if len(rules_for(*key)) != per_rule.count(key)}
     assert not shared, "rules with the same beginning need a case each"
     immutable = {(spec.__name__, rule.field) for spec in ALL_SPECS for rule in spec.CLUSTER_RULES}
-    covered = {("RLJobSpec", field) for field, _, _ in UNCHANGEABLE} | {
+    covered = {("RLJobSpec", field) for field, _, _ in IMMUTABLE_CASES} | {
         (name, "source") for name in ("Model", "DataSource", "ServedModel", "ModelReward")
     }
-    assert immutable == covered, "add a case to UNCHANGEABLE or to the test of relative paths"
+    assert immutable == covered, "add a case to IMMUTABLE_CASES or to the test of relative paths"
 
 
 @pytest.mark.parametrize(
-    ("type_name", "beginning", "kind", "changes"), BROKEN, ids=[f"{case[0]} {case[1]}" for case in BROKEN]
+    ("type_name", "beginning", "kind", "changes"), VIOLATIONS, ids=[f"{case[0]} {case[1]}" for case in VIOLATIONS]
 )
-def test_both_refuse_what_breaks_a_rule_and_say_the_remedy(server, type_name, beginning, kind, changes):
+def test_rule_violation_is_rejected_by_both_with_its_remedy(server, type_name, beginning, kind, changes):
     manifest = put_all(smallest(kind), changes)
-    said, said_offline = server.verdict(manifest), offline(manifest)
+    message, offline_error = server.verdict(manifest), offline(manifest)
     rules = rules_for(type_name, beginning)
-    assert any(rule.message in said_offline and rule.remedy in said_offline for rule in rules), said_offline
+    assert any(rule.message in offline_error and rule.remedy in offline_error for rule in rules), offline_error
     if any(rule.cel for rule in rules):
-        assert any(f"{rule.message}; {rule.remedy}" in said for rule in rules), said or "the API server accepted it"
+        assert any(f"{rule.message}; {rule.remedy}" in message for rule in rules), (
+            message or "the API server accepted it"
+        )
     else:
-        assert "Duplicate value" in said, said or "the API server accepted it"
+        assert "Duplicate value" in message, message or "the API server accepted it"
 
 
 @pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.eval.source"])
-def test_a_relative_path_is_refused_by_a_cluster_and_by_the_operators_own_check(server, path):
+def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
     from rljob_operator.plan.validate import find_problems
 
-    manifest = put(smallest(), path, "./beside")
-    assert "works with `rljob run` alone" in server.verdict(manifest)
-    assert offline(manifest) == "", "`rljob run` takes it"
+    manifest = put(smallest(), path, "./relative")
+    assert "work only with `rljob run`" in server.verdict(manifest)
+    assert offline(manifest) == "", "`rljob run` accepts it"
     assert f"spec.{path}" in " ".join(find_problems(RLJob.model_validate(manifest)))
 
 
-@pytest.mark.parametrize(("field", "before", "after"), UNCHANGEABLE, ids=[case[0] for case in UNCHANGEABLE])
-def test_what_cannot_change_is_refused_on_update_and_says_what_to_do(server, field, before, after):
-    stored = server.create(put_all(smallest(), before))
-    said = server.update_verdict(put_all(stored, after))
+@pytest.mark.parametrize(("field", "before", "after"), IMMUTABLE_CASES, ids=[case[0] for case in IMMUTABLE_CASES])
+def test_change_of_an_immutable_field_is_rejected_with_its_remedy(storing_server, field, before, after):
+    stored = storing_server.create(put_all(smallest(), before))
+    message = storing_server.update_verdict(put_all(stored, after))
     if field == "schedule.maxStaleness":
-        assert "Unsupported value" in said, said
+        assert "Unsupported value" in message, message
         return
     suspendable = field.startswith("trainer.")
     remedy = "set suspend: true first" if suspendable else "create a new RLJob instead"
-    assert f"{field} is immutable" in said, said or "the API server accepted the change"
-    assert remedy in said
+    assert f"{field} is immutable" in message, message or "the API storing_server accepted the change"
+    assert remedy in message
 
 
 @pytest.mark.parametrize("field", ["trainer.replicas", "trainer.gpusPerReplica"])
-def test_a_suspended_jobs_trainer_may_be_resized(server, field):
-    stored = server.create(put(smallest(), "suspend", True))
-    assert server.update_verdict(put(stored, field, 2)) == ""
+def test_trainer_of_a_suspended_job_may_be_resized(storing_server, field):
+    stored = storing_server.create(put(smallest(), "suspend", True))
+    assert storing_server.update_verdict(put(stored, field, 2)) == ""
 
 
 @pytest.mark.parametrize(
@@ -276,9 +294,9 @@ def test_a_suspended_jobs_trainer_may_be_resized(server, field):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_may_change_while_a_job_runs_is_accepted(server, change):
-    stored = server.create(smallest())
-    assert server.update_verdict(put_all(stored, change)) == ""
+def test_mutable_field_may_change_while_a_job_runs(storing_server, change):
+    stored = storing_server.create(smallest())
+    assert storing_server.update_verdict(put_all(stored, change)) == ""
 
 
 def without_nulls(value: Any) -> Any:
@@ -288,14 +306,14 @@ def without_nulls(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_api_server_fills_in_the_defaults_that_the_types_have(server, kind):
+def test_api_server_applies_the_defaults_of_the_types(server, kind):
     stored = server.create(smallest(kind), dry_run="All")
     wanted = MODELS[kind].model_validate(smallest(kind)).to_manifest()
     assert without_nulls(stored["spec"]) == without_nulls(wanted["spec"])
 
 
 @pytest.mark.parametrize("path", ["data.train.answer", "algorithm.optimizer.maxGradNorm"])
-def test_a_null_that_means_off_survives_the_api_server(server, path):
+def test_null_that_disables_a_setting_is_stored(server, path):
     stored = server.create(put(smallest(), path, None), dry_run="All")
     *way, last = path.split(".")
     holder = stored["spec"]
@@ -305,21 +323,21 @@ def test_a_null_that_means_off_survives_the_api_server(server, path):
 
 
 @pytest.mark.parametrize("path", ["rolout", "trainer.gpuPerReplica", "rewards.0.function.inlin", "data.train.promt"])
-def test_an_unknown_field_is_refused_by_both(server, path):
+def test_unknown_field_is_rejected_by_both(server, path):
     manifest = put(smallest(), path, 1)
     assert f'unknown field "spec.{path.replace(".0.", "[0].")}"' in server.verdict(manifest)
     assert "is unknown; did you mean" in offline(manifest)
 
 
 @pytest.mark.parametrize("name", ["A", "1st", "a" * 41, "a_b", "a."])
-def test_a_name_that_leaves_no_room_for_children_is_refused_by_both(server, name):
+def test_name_without_room_for_suffixes_is_rejected_by_both(server, name):
     manifest = smallest(name=name)
     assert "metadata.name" in server.verdict(manifest)
     assert "metadata.name" in offline(manifest)
 
 
 def bounds_of(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """(path, keyword, a value just outside it) for every bound of a schema."""
+    """Yield (path, keyword, a value just outside) for every bound of a schema."""
     for key, inner in schema.get("properties", {}).items():
         yield from bounds_of(inner, f"{path}.{key}".lstrip("."))
     if "items" in schema:
@@ -346,7 +364,7 @@ def bounds_of(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """Some value of a schema; what has no default is filled in."""
+    """Return a value of a schema, with all required fields."""
     if "enum" in schema:
         return schema["enum"][0]
     match schema.get("type"):
@@ -365,8 +383,8 @@ SPEC_SCHEMAS = {kind: build_object_schema(model)["properties"]["spec"] for kind,
 BOUNDS = [(kind, *bound) for kind, schema in SPEC_SCHEMAS.items() for bound in bounds_of(schema)]
 
 
-def put_with_neighbours(kind: str, path: str, value: Any) -> dict[str, Any]:
-    """The smallest manifest with a value deep inside, and what must stand beside it."""
+def put_with_required_siblings(kind: str, path: str, value: Any) -> dict[str, Any]:
+    """Return the minimal manifest with a nested value and its required siblings."""
     manifest, schema, way = smallest(kind), SPEC_SCHEMAS[kind], ""
     for part in path.split(".")[:-1]:
         schema = schema["items"] if part == "0" else schema["properties"][part]
@@ -393,25 +411,19 @@ def has(holder: Any, path: str) -> bool:
 @pytest.mark.parametrize(
     ("kind", "path", "keyword", "value"), BOUNDS, ids=[f"{kind}-{path}-{keyword}" for kind, path, keyword, _ in BOUNDS]
 )
-def test_a_value_past_its_bound_is_refused_by_both_and_the_field_is_named(server_shared, kind, path, keyword, value):
-    manifest = put_with_neighbours(kind, path, value)
+def test_value_out_of_bounds_is_rejected_by_both_with_its_field(server, kind, path, keyword, value):
+    manifest = put_with_required_siblings(kind, path, value)
     named = f"spec.{path}".replace(".0", "[0]")
-    said, said_offline = server_shared.verdict(manifest), offline(manifest)
-    assert named in said, said or "the API server accepted it"
-    assert named in said_offline, said_offline or "rljob validate accepted it"
-
-
-@pytest.fixture(scope="module")
-def server_shared(api_client, crds):
-    """Nothing is stored by these tests, so one namespace serves them all."""
-    return Server(api_client, "default")
+    message, offline_error = server.verdict(manifest), offline(manifest)
+    assert named in message, message or "the API server accepted it"
+    assert named in offline_error, offline_error or "rljob validate accepted it"
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/rljob.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
-def test_an_example_is_refused_for_its_relative_paths_at_most(server_shared, path):
+def test_example_is_rejected_at_most_for_its_relative_paths(server, path):
     for manifest in yaml.safe_load_all(path.read_text()):
-        said = server_shared.verdict(manifest)
-        assert said == "" or "works with `rljob run` alone" in said, said
+        message = server.verdict(manifest)
+        assert message == "" or "work only with `rljob run`" in message, message

@@ -81,6 +81,7 @@ async def test_process_releases_its_lease_upon_sigterm(harness):
     assert await get_holder(harness) == ""
 
 
+@pytest.mark.slow
 async def test_second_process_takes_over_when_the_first_is_killed(harness):
     processes = [await start_process(harness, "--lease-seconds=2")]
     try:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_operator.plan import autoscale
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import Manifest, OperatorHarness, WriteRecorder
 
@@ -47,7 +48,9 @@ class Drivers:
 
 
 @pytest.fixture
-async def drivers(loopback) -> AsyncIterator[Drivers]:
+async def drivers(loopback, monkeypatch) -> AsyncIterator[Drivers]:
+    monkeypatch.setattr(autoscale, "IDLE_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(autoscale, "_MAX_SCALE_UPS_PER_LEAD", 600)
     created = Drivers(loopback)
     for name in JOBS:
         await created.start(name)
@@ -110,7 +113,7 @@ async def test_shared_models_replicas_cover_all_of_its_jobs(harness, drivers):
     await harness.create(put_all(smallest("RewardModel", "math"), SCALED))
     for name in JOBS:
         await start_job(harness, drivers, name, REFERENCE)
-        drivers.demands[name] = BURST
+    drivers.demands = dict.fromkeys(JOBS, BURST)
     await until_replicas(harness, "math-rewardmodel", 10)
 
     async def is_explained() -> bool:

@@ -42,4 +42,6 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
     yield start
     for server in servers:
+        server.process.terminate()  # all at once; no effect on one that has ended
+    for server in servers:
         server.stop()

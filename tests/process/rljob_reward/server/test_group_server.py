@@ -61,6 +61,12 @@ def relative(start_server: StartServer) -> Server:
     return start_server(RELATIVE, scope="group", slots=2, timeoutSeconds=0.5)
 
 
+@pytest.fixture(scope="module")
+def length_penalty(start_server: StartServer) -> Server:
+    function = {"kwargs": {"penalty": 0.5}}
+    return start_server(LENGTH_PENALTY, scope="sampleThenGroup", slots=2, cache=True, function=function)
+
+
 def test_group_is_scored_in_one_call(relative: Server) -> None:
     first, second = relative.score_group(build_group("ab", "abcd")).results
     assert (first.score, second.score) == (0.5, 1.0)
@@ -175,20 +181,8 @@ def test_group_needs_the_token_and_a_post(relative: Server) -> None:
     connection.close()
 
 
-def test_reward_with_scope_sample_refuses_groups_with_a_remedy(start_server: StartServer) -> None:
-    server = start_server("def compute_score(solution_str): return 1.0", slots=1)
-    status, answer, _ = server.request("POST", "/v1/score-group", build_group("a"))
-    assert (status, answer["detail"]) == (
-        422,
-        "this reward has scope: sample; POST each sample to /v1/score, or set scope: group",
-    )
-    assert server.request("GET", "/v1/info")[1]["scope"] == "sample"
-
-
-def test_class_scores_samples_and_then_their_group(start_server: StartServer) -> None:
-    server = start_server(
-        LENGTH_PENALTY, scope="sampleThenGroup", slots=2, cache=True, function={"kwargs": {"penalty": 0.5}}
-    )
+def test_class_scores_samples_and_then_their_group(length_penalty: Server) -> None:
+    server = length_penalty
     info = server.request("GET", "/v1/info")[1]
     assert (info["scope"], info["signature"], info["entrypoint"]) == ("sampleThenGroup", "class", "LengthPenalty")
     completions = ["4", "it is 4", "3"]
@@ -207,16 +201,8 @@ def test_class_scores_samples_and_then_their_group(start_server: StartServer) ->
     ]
 
 
-def test_group_step_refuses_invalid_results(start_server: StartServer) -> None:
-    server = start_server(LENGTH_PENALTY, scope="sampleThenGroup", slots=1)
+def test_group_step_refuses_invalid_results(length_penalty: Server) -> None:
     failed = ScoreResult(id="x", valid=False, reason="timeout").model_dump(mode="json")
-    status, answer, _ = server.request("POST", "/v1/score-group", build_group("4") | {"results": [failed]})
+    status, answer, _ = length_penalty.request("POST", "/v1/score-group", build_group("4") | {"results": [failed]})
     assert status == 422
     assert "one valid result per sample" in answer["detail"]
-
-
-def test_scope_is_part_of_the_version(start_server: StartServer) -> None:
-    source = "def reward(completions): return [1.0] * len(completions)"
-    servers = [start_server(source, scope=scope, slots=1) for scope in ("sample", "group")]
-    first, second = (server.request("GET", "/v1/info")[1]["version"] for server in servers)
-    assert first != second

@@ -21,7 +21,7 @@ import pytest
 
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.protocol import ScoreResult
-from tests.support.reward_process import TOKEN, Server, wait_for
+from tests.support.reward_process import TOKEN, Server, build_group, wait_for
 
 StartServer = Callable[..., Server]
 
@@ -236,6 +236,13 @@ def test_malformed_request_is_answered_422_with_the_field(failing: Server, body:
 def test_other_methods_and_paths_are_refused(failing: Server) -> None:
     assert failing.request("GET", "/v1/score")[0] == 405
     assert failing.request("GET", "/nowhere")[0] == 404
+
+
+def test_reward_with_scope_sample_refuses_groups_with_a_remedy(failing: Server) -> None:
+    status, answer, _ = failing.request("POST", "/v1/score-group", build_group("a"))
+    detail = "this reward has scope: sample; POST each sample to /v1/score, or set scope: group"
+    assert (status, answer["detail"]) == (422, detail)
+    assert failing.request("GET", "/v1/info")[1]["scope"] == "sample"
 
 
 def test_info_describes_the_function(failing: Server) -> None:
@@ -459,7 +466,6 @@ def test_unused_slots_have_no_process(start_server: StartServer) -> None:
             "def compute_score(x): return 1",
             r"function\.inline:1: compute_score: no known convention has",
         ),
-        ("def compute_score(:", r"function\.inline:1: SyntaxError"),
         ("import nowhere", "ModuleNotFoundError"),
         ("import os; os._exit(0)", "while it was imported, the worker process ended with exit code 0"),
     ],

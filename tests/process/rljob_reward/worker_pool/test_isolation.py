@@ -203,6 +203,11 @@ def impatient_server(disabled: list[str], start_server: StartServer) -> Server:
     return start_server(SOURCE, environment=environment, **FIELDS | {"timeoutSeconds": 0.3})
 
 
+@pytest.fixture(scope="module")
+def networked_server(start_server: StartServer) -> Server:
+    return start_server(SOURCE, slots=1, function={"network": True, "cpuSeconds": 1})
+
+
 def _skip_without(disabled: list[str], mechanism: str) -> None:
     if mechanism in disabled:
         pytest.skip(f"not promised without {mechanism}")
@@ -262,8 +267,7 @@ def test_files_elsewhere_cannot_be_written(server: Server, disabled: list[str], 
     assert kept.read_text() == "kept"
 
 
-def test_scratch_directory_is_cleaned_after_each_request(start_server: StartServer) -> None:
-    server = start_server(SOURCE, slots=1, **{k: v for k, v in FIELDS.items() if k != "slots"})
+def test_scratch_directory_is_cleaned_after_each_request(server: Server) -> None:
     for _ in range(2):
         assert server.score("leave_files")["score"] == 1.0
         result = server.score("look_around")
@@ -301,8 +305,7 @@ def test_scratch_directories_are_removed_with_the_server(start_server: StartServ
     assert list(tmp_path.iterdir()) == []
 
 
-def test_function_with_network_can_connect(start_server: StartServer) -> None:
-    server = start_server(SOURCE, slots=1, function={"network": True})
+def test_function_with_network_can_connect(networked_server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
 
@@ -313,7 +316,7 @@ def test_function_with_network_can_connect(start_server: StartServer) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert server.score("connect", ground_truth=f"{host}:{port}")["score"] == 7.0
+        assert networked_server.score("connect", ground_truth=f"{host}:{port}")["score"] == 7.0
         thread.join()
 
 
@@ -325,9 +328,8 @@ def test_info_lists_what_is_not_enforced(server: Server, disabled: list[str]) ->
         assert f"not enforced here: {line}" in server.log.read_text()
 
 
-def test_call_that_uses_too_much_cpu_time_is_killed(start_server: StartServer) -> None:
-    server = start_server(SOURCE, slots=1, function={"cpuSeconds": 1})
-    result = server.score("endless")
+def test_call_that_uses_too_much_cpu_time_is_killed(networked_server: Server) -> None:
+    result = networked_server.score("endless")
     assert result["reason"] == "worker_died"
     assert "SIGXCPU (cpuSeconds)" in result["message"]
-    assert server.score("fine")["score"] == 1.0
+    assert networked_server.score("fine")["score"] == 1.0

@@ -70,9 +70,3 @@ def test_unreachable_index_is_an_infrastructure_error(start_server: StartServer,
     server = start_server(SOURCE, environment=environment, wait=False, function={"requirements": ["rljob-nowhere"]})
     assert server.process.wait(120) == ExitCode.INFRASTRUCTURE, server.log.read_text()
     assert "the package index cannot be reached" in server.log.read_text()
-
-
-def test_missing_module_is_a_user_error_with_a_remedy(start_server: StartServer) -> None:
-    server = start_server(None, wait=False, function={"module": "no_such_package.rewards"})
-    assert server.process.wait(60) == ExitCode.USER
-    assert "No module named 'no_such_package'; add its package to function.requirements" in server.log.read_text()

@@ -9,6 +9,7 @@ from rljob_api.errors import UserError
 from rljob_reward.server.served_reward import load_reward
 
 FUNCTION = {"name": "r", "timeoutSeconds": 5, "function": {"inline": "def compute_score(solution_str): return 1.0\n"}}
+LISTS = {"name": "r", "function": {"inline": "def reward(completions): return [1.0] * len(completions)\n"}}
 JUDGE = {
     "name": "r",
     "judge": {
@@ -43,6 +44,7 @@ def changed(config, path, value):
         (FUNCTION, "function.kwargs", {"strict": True}),
         (FUNCTION, "function.requirements", ["math-verify==0.9.0"]),
         (FUNCTION, "timeoutSeconds", 6),
+        (LISTS, "scope", "group"),
         (JUDGE, "judge.template", "Is {{ response }} bad?"),
         (JUDGE, "judge.model.source", "/other"),
         (MODEL, "model.source", "/other"),

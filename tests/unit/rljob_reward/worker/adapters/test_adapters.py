@@ -214,6 +214,13 @@ def test_unservable_file_is_an_error_with_place_and_remedy(source: str, expected
     assert str(caught.value).count("\n") <= 1
 
 
+def test_missing_module_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(
+        UserError, match=r"No module named 'no_such_package'; add its package to"
+    ):
+        load(FunctionSettings("", "", None, "auto", {}, 2048, module="no_such_package.rewards"))
+
+
 def test_unknown_kwargs_are_refused() -> None:
     with pytest.raises(UserError, match=r"function\.kwargs has factr.*it takes factor, solution_str"):
         load(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rljob_api.manifest.job import RLJob, RLJobSpec
     from rljob_api.manifest.reward import Reward, RewardModel, RewardModelSpec, RewardModelStatus
     from rljob_api.manifest.status import Condition, RLJobStatus
-    from rljob_api.read.load import InvalidManifestError, Problem, load_job, load_manifests
+    from rljob_api.read.documents import Problem
+    from rljob_api.read.load import InvalidManifestError, load_job, load_manifests
     from rljob_api.wire.protocol import (
         DriverStatus,
         GroupRequest,
@@ -58,7 +59,8 @@ _MODULES = {
     "rljob_api.manifest.job": ("RLJob", "RLJobSpec"),
     "rljob_api.manifest.reward": ("Reward", "RewardModel", "RewardModelSpec", "RewardModelStatus"),
     "rljob_api.manifest.status": ("Condition", "RLJobStatus"),
-    "rljob_api.read.load": ("InvalidManifestError", "Problem", "load_job", "load_manifests"),
+    "rljob_api.read.documents": ("Problem",),
+    "rljob_api.read.load": ("InvalidManifestError", "load_job", "load_manifests"),
     "rljob_api.wire.protocol": (
         *("DriverStatus", "GroupRequest", "GroupResult", "InvalidReason", "ScoreRequest", "ScoreResult"),
     ),

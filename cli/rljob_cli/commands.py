@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from rljob_api.errors import UserError
-from rljob_api.read.load import Problem
+from rljob_api.read.documents import Problem
 from rljob_cli.check.findings import check_file
 from rljob_cli.check.jobfile import JobFile, load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks

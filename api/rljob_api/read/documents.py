@@ -18,12 +18,18 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class YamlProblem:
-    """A problem of the YAML text."""
+class Problem:
+    """One problem of a manifest."""
 
-    line: int
     path: str
+    """Path of the field, such as spec.rewards[0].name. Empty: the whole file or document."""
+    line: int
+    """Line in the file, from 1."""
     message: str
+    """What is wrong and the remedy. A predicate to the path, if any."""
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.message}".strip()
 
 
 @dataclass
@@ -32,7 +38,7 @@ class Document:
 
     data: Any
     lines: dict[Location, int] = field(default_factory=dict)
-    problems: list[YamlProblem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def line_of(self, location: Location) -> int:
         """Return the line of the value, or of its nearest ancestor in the file."""
@@ -72,7 +78,7 @@ def format_path(location: Location) -> str:
     return text.lstrip(".")
 
 
-def read_documents(text: str) -> tuple[list[Document], list[YamlProblem]]:
+def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
     """Return the non-empty documents before the first syntax error, and that error."""
     documents: list[Document] = []
     try:
@@ -89,9 +95,7 @@ def read_documents(text: str) -> tuple[list[Document], list[YamlProblem]]:
         return documents, [_describe(error, text)]
     except (ValueError, RecursionError):
         line = loader.line + 1
-        return documents, [
-            YamlProblem(line, "", "is nested too deeply, or contains a number that is too long; shorten it")
-        ]
+        return documents, [Problem("", line, "is nested too deeply, or contains a number that is too long; shorten it")]
     return documents, []
 
 
@@ -103,7 +107,7 @@ def _index(node: yaml.Node, location: Location, document: Document, above: list[
         inner = (*location, part)
         if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
             message = f"is a duplicate (first in line {document.lines[inner]}); remove one"
-            document.problems.append(YamlProblem(line, format_path(inner), message))
+            document.problems.append(Problem(format_path(inner), line, message))
         document.lines[inner] = line
         _index(value, inner, document, [*above, node])
 
@@ -118,17 +122,17 @@ def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
             yield index, value.start_mark.line + 1, value
 
 
-def _describe(error: yaml.YAMLError, text: str) -> YamlProblem:
+def _describe(error: yaml.YAMLError, text: str) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         lines = text.splitlines()
         if line <= len(lines) and re.match(r"[ ]*\t", lines[line - 1]):
-            return YamlProblem(line, "", "the line is indented with a tab; use spaces")
+            return Problem("", line, "the line is indented with a tab; use spaces")
         context = f" {error.context}" if error.context else ""
-        return YamlProblem(line, "", f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
+        return Problem("", line, f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        return YamlProblem(line, "", f"the character U+{code:04X} is not allowed in YAML; remove it")
-    return YamlProblem(1, "", f"the YAML cannot be read: {error}")
+        return Problem("", line, f"the character U+{code:04X} is not allowed in YAML; remove it")
+    return Problem("", 1, f"the YAML cannot be read: {error}")

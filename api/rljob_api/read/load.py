@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,12 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.base import DEFER_RULES, Spec, describe_violation, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.read.documents import Document, Location, format_path, read_documents
+from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
 from rljob_api.read.field_types import placeholder, type_at
 from rljob_api.read.validation_messages import describe_choice, describe_error, find_similar_field, format_value
 from rljob_api.wire.contract import API_VERSION
 
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem of a manifest."""
-
-    path: str
-    """Path of the field, such as spec.rewards[0].name. Empty: the whole file or document."""
-    line: int
-    """Line in the file, from 1."""
-    message: str
-    """What is wrong and the remedy. A predicate to the path, if any."""
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.message}".strip()
 
 
 class InvalidManifestError(UserError):
@@ -70,8 +54,7 @@ def load_job(path: str | Path) -> RLJob:
 
 def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
     """Return all manifests of a YAML text; `source` names it in messages. Raises InvalidManifestError."""
-    documents, syntax_problems = read_documents(text)
-    problems = [Problem(problem.path, problem.line, problem.message) for problem in syntax_problems]
+    documents, problems = read_documents(text)
     if not documents and not problems:
         problems.append(Problem("", 1, "is empty; it must contain an RLJob or a RewardModel"))
     manifests: list[RLJob | RewardModel] = []
@@ -88,7 +71,7 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
 def read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
     """Validate one document. With problems, the manifest has defaults in place of wrong values, or is None."""
     data = document.data
-    problems = [Problem(problem.path, problem.line, problem.message) for problem in document.problems]
+    problems = list(document.problems)
     if not isinstance(data, dict):
         message = f"must be a mapping with apiVersion and kind, got {format_value(data)}"
         return None, [*problems, Problem("", document.line_of(()), message)]

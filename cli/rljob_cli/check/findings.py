@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rljob_api.read.load import InvalidManifestError, Problem
+from rljob_api.read.documents import Problem
+from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile
 
 

@@ -19,8 +19,8 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source
-from rljob_api.read.documents import Document, Location, format_path, read_documents
-from rljob_api.read.load import InvalidManifestError, Problem, read_manifest
+from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
+from rljob_api.read.load import InvalidManifestError, read_manifest
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
@@ -100,8 +100,7 @@ def _read_text(path: Path) -> str:
 
 def _read_documents(path: Path, text: str) -> tuple[Document, list[Document]]:
     """Return the document with the RLJob, and the others."""
-    documents, unreadable = read_documents(text)
-    problems = [Problem(p.path, p.line, p.message) for p in unreadable]
+    documents, problems = read_documents(text)
     jobs = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
     if len(jobs) > 1:
         problems.append(Problem("", jobs[1].line_of(()), f"must contain exactly one RLJob, got {len(jobs)}"))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
-from rljob_api.read.documents import Document, Location
-from rljob_api.read.load import Problem, read_manifest
+from rljob_api.read.documents import Document, Location, Problem
+from rljob_api.read.load import read_manifest
 
 _REWARD_FIELDS = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
 _REMEDY = "add it as another document (kind: RewardModel, after ---)"

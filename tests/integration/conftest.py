@@ -1,7 +1,4 @@
-"""One token of Ray's for all tests of this process.
-
-Ray reads its environment when it is imported, and which test imports it first is a matter of the alphabet.
-"""
+"""Sets one Ray token for all tests of a process, since Ray reads its environment at import."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""A real vLLM replica under weight updates: what it pulled is what it generates from, and nobody else gets an answer.
+"""A real vLLM replica during weight updates: it generates from the weights that it pulled, for authorized clients only.
 
-One server for the whole file (its start is what costs), a head of a few lines, and the publisher as the trainer has
-it. The model is random and in fp32, so that Hugging Face's forward is an exact reference.
+All tests share one server, since its start takes most of the time, with a minimal head and the trainer's publisher. The
+model is random and fp32, so that Hugging Face's forward is an exact reference.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.weights.store import WeightStore
+from tests.support.loopback import next_address
 
 pytestmark = pytest.mark.real
 
 TOKEN = "real-test-token"
-HEAD_IP, TRAINER_IP, ROLLOUT_IP = "127.11.0.2", "127.11.0.3", "127.11.0.4"
+HEAD_IP, TRAINER_IP, ROLLOUT_IP = next_address(), next_address(), next_address()
 BASE_URL = f"http://{ROLLOUT_IP}:{contract.PORT_ROLLOUT}"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 PROMPT = [11, 250, 37, 512, 99, 3]
@@ -51,7 +52,7 @@ JOB = {
 
 
 class Head:
-    """The one thing of the head that a rollout asks: the newest manifest, by long-poll. Runs in its own thread."""
+    """The head's endpoint for rollouts, in its own thread: the newest manifest, by long poll."""
 
     def __init__(self) -> None:
         self._manifest: WeightManifest | None = None
@@ -70,7 +71,7 @@ class Head:
         asyncio.set_event_loop(self._loop)
         app = web.Application()
         app.router.add_get(contract.UrlPath.WEIGHTS_CURRENT, self._get_current)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         self._loop.run_until_complete(runner.setup())
         self._loop.run_until_complete(web.TCPSite(runner, HEAD_IP, contract.PORT_DRIVER).start())
         self._loop.run_forever()
@@ -87,7 +88,7 @@ class Head:
 
 
 class Replica:
-    """The server's process, the publisher and the head around it, and a reference model for each version."""
+    """The server's process, its publisher and head, and a reference model per version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,7 +125,7 @@ class Replica:
     def close(self) -> None:
         self.process.terminate()
         try:
-            assert self.process.wait(30) == contract.ExitCode.SUCCEEDED, "SIGTERM is a clean end"
+            assert self.process.wait(30) == contract.ExitCode.SUCCEEDED, "SIGTERM must end it with success"
         finally:
             self.process.kill()
             self.store.close()
@@ -148,7 +149,7 @@ def _build_model(seed: int) -> Qwen3ForCausalLM:
         initializer_range=0.1,
     )
     model = Qwen3ForCausalLM(config).float().eval()
-    # A random model's norms are all ones; a wrong or missing one shall show.
+    # Norms are initialized to ones; random values make a wrong or missing one visible.
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)
@@ -168,11 +169,14 @@ def _save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 @torch.no_grad()
 def _greedy(model: Qwen3ForCausalLM, num_tokens: int) -> list[int]:
-    tokens = list(PROMPT)
+    tokens: list[int] = []
+    inputs, cache = torch.tensor([PROMPT]), None
     for _ in range(num_tokens):
-        logits = model(torch.tensor([tokens])).logits[0, -1]
-        tokens.append(int(logits.argmax()))
-    return tokens[len(PROMPT) :]
+        output = model(inputs, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        tokens.append(int(output.logits[0, -1].argmax()))
+        inputs = torch.tensor([tokens[-1:]])
+    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -224,15 +228,15 @@ async def _weights(manifest: WeightManifest) -> dict[str, Any]:
     return json.loads(text)
 
 
-async def test_a_replica_is_not_ready_before_it_serves_an_announced_version(replica: Replica) -> None:
-    begin = time.perf_counter()
+async def test_replica_is_ready_once_it_serves_the_announced_version(replica: Replica) -> None:
+    started = time.perf_counter()
 
-    async def has_begun() -> tuple[int, str] | None:
+    async def waits_for_weights() -> tuple[int, str] | None:
         status, text = await _request("GET", contract.UrlPath.READY)
         return (status, text) if "no weights" in text else None
 
-    status, text = await _wait_for(has_begun, replica)
-    print(f"\nwarm after {time.perf_counter() - begin:.1f} s")
+    status, text = await _wait_for(waits_for_weights, replica)
+    print(f"\nwarm after {time.perf_counter() - started:.1f} s")
     assert status == 503, text
     manifest = replica.publish("g1", 0, reference=0)
     served = await _weights(manifest)
@@ -241,28 +245,28 @@ async def test_a_replica_is_not_ready_before_it_serves_an_announced_version(repl
     assert await _is_ready()
 
 
-async def test_without_the_token_every_path_but_readiness_and_metrics_is_refused(replica: Replica) -> None:
+async def test_every_path_except_readiness_and_metrics_needs_the_token(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
     guarded = ["/v1/completions", "/v1/models", "/update_weights", "/pause", "/collective_rpc", "/health", "/nothing"]
     for path in (*guarded, contract.UrlPath.ROLLOUT_WEIGHTS, f"{contract.UrlPath.READY}/"):
-        assert (await _request("POST", path, json={}))[0] == 401, f"{path} answers without a token"
+        assert (await _request("POST", path, json={}))[0] == 401, f"{path} responds without a token"
         wrong = {"Authorization": "Bearer wrong"}
-        assert (await _request("POST", path, wrong, json={}))[0] == 401, f"{path} takes a wrong token"
+        assert (await _request("POST", path, wrong, json={}))[0] == 401, f"{path} accepts a wrong token"
     assert (await _request("GET", contract.UrlPath.METRICS))[0] == 200
 
 
-async def test_a_pulled_version_is_what_the_engine_generates_from(replica: Replica) -> None:
+async def test_engine_generates_from_the_pulled_version(replica: Replica) -> None:
     for generation, version, reference in (("g1", 1, 1), ("g2", 0, 2), ("g2", 1, 0)):
         manifest = replica.publish(generation, version, reference)
         served = await _weights(manifest)
-        assert (served["generation"], served["version"]) == (generation, version), "a new generation begins anew"
+        assert (served["generation"], served["version"]) == (generation, version), "a new generation starts over"
         assert served["checksum"] == manifest.checksum
         [choice] = await _complete(temperature=0, max_tokens=16)
         assert choice["token_ids"] == _greedy(replica.references[reference], 16), "not the new weights' tokens"
         print(f"\n{manifest.key}: " + ", ".join(f"{k} {served[k]:.4f}" for k in served if k.endswith("seconds")))
 
 
-async def test_log_probs_of_sampled_tokens_are_those_of_an_independent_forward(replica: Replica) -> None:
+async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
     manifest = replica.publish("g3", 0, reference=1)
     await _weights(manifest)
@@ -279,7 +283,7 @@ async def test_log_probs_of_sampled_tokens_are_those_of_an_independent_forward(r
     assert mean < 0.002
 
 
-async def test_seeded_prompts_of_more_than_one_batch_are_all_served(replica: Replica) -> None:
+async def test_seeded_prompts_that_exceed_a_batch_are_all_served(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
     prompts = [[(7 * i + k) % 500 + 3 for k in range(200)] for i in range(48)]  # 9,600 tokens in all
     requests = (_complete(prompt=prompt, seed=i, max_tokens=2) for i, prompt in enumerate(prompts))
@@ -287,7 +291,7 @@ async def test_seeded_prompts_of_more_than_one_batch_are_all_served(replica: Rep
         assert len(choice["token_ids"]) == 2
 
 
-async def test_a_request_in_flight_goes_on_under_the_new_weights(replica: Replica) -> None:
+async def test_in_flight_request_continues_with_the_new_weights(replica: Replica) -> None:
     await _weights(replica.publish("g4", 0, reference=0))
     request = asyncio.create_task(_complete(temperature=0, max_tokens=480))
 
@@ -305,6 +309,6 @@ async def test_a_request_in_flight_goes_on_under_the_new_weights(replica: Replic
     [choice] = await request
     old = _greedy(replica.references[0], 480)
     begin = [generated == expected for generated, expected in zip(choice["token_ids"], old, strict=True)]
-    assert len(choice["token_ids"]) == 480, "the request in flight did not end well"
-    assert begin[0], "the request began under the old weights"
-    assert not all(begin), "the request never saw the new weights"
+    assert len(choice["token_ids"]) == 480, "the in-flight request was cut short"
+    assert begin[0], "the request must begin with the old weights"
+    assert not all(begin), "the request must continue with the new weights"

@@ -1,4 +1,7 @@
-"""The trainer group on a real Ray head and two real trainer Pods, each on a loopback address of its own."""
+"""The trainer group on a real Ray head and two real trainer Pods, each on its own loopback address.
+
+All tests share the Pods: each leaves them without ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,29 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
+import pytest_asyncio
 import yaml
 
 from rljob_api.manifest.job import RLJob
+from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
+from tests.support.loopback import next_address
 
-pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
-HEAD, PODS = "127.14.1.1", ("127.14.2.1", "127.14.2.2")
+HEAD, PODS = next_address(), (next_address(), next_address())
 TOKEN = os.environ["RAY_AUTH_TOKEN"]  # conftest.py
 PROMPT = [5, 6, 7]
 DEADLINE_SECONDS = 120
-PROMPT_DEATH_SECONDS = 30
+DEATH_SECONDS = 30
 
 
 def build_job(model: Path) -> RLJob:
@@ -62,8 +73,8 @@ class Pods:
     workers: list[subprocess.Popen]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -72,59 +83,66 @@ def model(tmp_path: Path) -> Path:
         vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
     )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
-@pytest.fixture
-async def pods(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pods]:
-    """A Ray head and two trainer Pods that look for it."""
-    job_file = tmp_path / "job.yaml"
-    job_file.write_text(yaml.safe_dump(build_job(model).to_manifest()))
-    (tmp_path / "hosts").write_text(f"{HEAD} head\n")
-    monkeypatch.setenv("RLJOB_TOKEN", TOKEN)
-    monkeypatch.setenv("RLJOB_POD_IP", HEAD)
-    for name, value in ray_environment().items():
-        monkeypatch.setenv(name, value)
-    shared = {"RLJOB_HEAD": "head", "RLJOB_HOSTS_FILE": str(tmp_path / "hosts"), "RLJOB_JOB_FILE": str(job_file)}
-    workers = [
-        subprocess.Popen(  # noqa: ASYNC220 - it does not wait
-            [sys.executable, "-m", "rljob_trainer.worker"], env={**os.environ, **shared, "RLJOB_POD_IP": address}
-        )
-        for address in PODS
-    ]
-    started = Pods(RayHead(HEAD), workers)
-    try:
-        await started.head.start()
-        yield started
-    finally:
-        import ray
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pods(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pods]:
+    """A Ray head and two trainer Pods that join it."""
+    folder = tmp_path_factory.mktemp("pods")
+    (folder / "job.yaml").write_text(yaml.safe_dump(build_job(model).to_manifest()))
+    (folder / "hosts").write_text(f"{HEAD} head\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLJOB_TOKEN", TOKEN)
+        patch.setenv("RLJOB_POD_IP", HEAD)
+        for name, value in ray_environment().items():
+            patch.setenv(name, value)
+        shared = {
+            "RLJOB_HEAD": "head",
+            "RLJOB_HOSTS_FILE": str(folder / "hosts"),
+            "RLJOB_JOB_FILE": str(folder / "job.yaml"),
+        }
+        workers = [
+            subprocess.Popen(  # noqa: ASYNC220 - it does not wait
+                [sys.executable, "-m", "rljob_trainer.worker"], env={**os.environ, **shared, "RLJOB_POD_IP": address}
+            )
+            for address in PODS
+        ]
+        started = Pods(RayHead(HEAD), workers)
+        try:
+            await started.head.start()
+            yield started
+        finally:
+            import ray
 
-        ray.shutdown()
-        for worker in workers:
-            worker.terminate()
-        codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in workers]
-        await started.head.close()
-        assert codes == [0, 0], "SIGTERM is how a Pod is told to end; it ends well"
+            ray.shutdown()
+            for worker in workers:
+                worker.terminate()
+            codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in workers]
+            await started.head.close()
+    assert codes == [0, 0], "SIGTERM must end a Pod with success"
 
 
 async def wait_until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (result := condition()):
-        assert time.monotonic() < deadline, "the condition never came true"
+        assert time.monotonic() < deadline, "the condition never became true"
         await asyncio.sleep(0.1)
     return result
 
 
-async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_nothing_had_happened(
-    pods: Pods, model: Path, tmp_path: Path
-) -> None:
-    from rljob_trainer.driver.ports import TrainerGroupDiedError
+async def wait_for_end(process_ids: list[int]) -> None:
+    await wait_until(lambda: not any(map(psutil.pid_exists, process_ids)))
+
+
+async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, model: Path, tmp_path: Path) -> None:
     from rljob_trainer.ranks.group import TrainerGroup
 
-    job, said = build_job(model), []
-    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=said.append)
-    assert any("trainer Pods to join Ray" in words for words in said), said
+    job, reported = build_job(model), []
+    group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=reported.append)
+    assert any("trainer Pods to join Ray" in text for text in reported), reported
 
     before = await group.compute_logprobs(build_samples(0))
     metrics = await group.update(build_samples(0))
@@ -135,10 +153,10 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     manifest = await group.publish(1)
     assert manifest.key == "g1:1"
     async with aiohttp.ClientSession() as session:
-        async with session.get(manifest.url) as refused:
-            assert refused.status == 401, "weights are the job's alone"
-        async with session.get(manifest.url, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-            body = await answer.read()
+        async with session.get(manifest.url) as rejected:
+            assert rejected.status == 401, "weights need the job's token"
+        async with session.get(manifest.url, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            body = await response.read()
     assert hashlib.sha256(body).hexdigest() == manifest.sha256
     assert len(body) == manifest.num_bytes
 
@@ -146,44 +164,43 @@ async def test_a_group_updates_publishes_dies_with_a_rank_and_goes_on_as_if_noth
     await group.update(build_samples(1))
     undisturbed = await group.publish(2)
 
-    victim = group.process_ids[1]
     update = asyncio.create_task(group.update(build_samples(2)))
-    os.kill(victim, signal.SIGKILL)
+    os.kill(group.process_ids[1], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError):
-        await asyncio.wait_for(update, PROMPT_DEATH_SECONDS)
+        await asyncio.wait_for(update, DEATH_SECONDS)
     with pytest.raises(TrainerGroupDiedError):
         await group.update(build_samples(2))
 
     resumed = await TrainerGroup.start(
-        job, model=str(model), generation="g2", checkpoint=tmp_path / "checkpoint", report=said.append
+        job, model=str(model), generation="g2", checkpoint=tmp_path / "checkpoint", report=reported.append
     )
     await resumed.update(build_samples(1))
     again = await resumed.publish(2)
-    assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume is exact"
+    assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume must be exact"
 
     watching = asyncio.create_task(resumed.watch())
     await resumed.update(build_samples(2))
-    assert not watching.done(), "an update is no death"
+    assert not watching.done(), "an update is not a failure"
     os.kill(resumed.process_ids[0], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError):
-        await asyncio.wait_for(watching, PROMPT_DEATH_SECONDS)
+        await asyncio.wait_for(watching, DEATH_SECONDS)
     await resumed.close()
-    await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in resumed.process_ids))
+    await wait_for_end(resumed.process_ids)
 
 
-async def test_trainer_pods_join_a_head_that_was_started_anew(pods: Pods, model: Path) -> None:
+@pytest.mark.slow
+async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path) -> None:
     import ray
 
     from rljob_trainer.ranks.group import TrainerGroup
 
     job = build_job(model)
     group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=print)
-    old = group.process_ids
     ray.shutdown()
     await pods.head.close()
     pods.head = RayHead(HEAD)
     await pods.head.start()
-    again = await TrainerGroup.start(job, model=str(model), generation="g2", checkpoint=None, report=print)
-    assert (await again.update(build_samples(0))).num_tokens > 0
-    await wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in old))
-    await again.close()
+    restarted = await TrainerGroup.start(job, model=str(model), generation="g2", checkpoint=None, report=print)
+    assert (await restarted.update(build_samples(0))).num_tokens > 0
+    await wait_for_end(group.process_ids)
+    await restarted.close()

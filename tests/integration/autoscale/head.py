@@ -1,7 +1,7 @@
 """A driver without model, rollouts and trainers: the real collector, reward client, forecast and status server.
 
-Its steps have a generation, a burst of rewards and an update of given lengths. After the last one it stays a while with
-nothing to ask for, so that what scales back can be seen.
+Its steps have a generation, a burst of rewards and an update of fixed durations. After the last step it runs on
+without demand, so that the test observes the scale-down.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
 
 class Agent:
-    """Conversations that take their time and sample nothing."""
+    """Conversations that take a random time and sample nothing."""
 
     async def run(self, prompt, group, sample, generate):  # type: ignore[no-untyped-def]
         await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
@@ -49,13 +49,13 @@ async def run(environment: Environment) -> None:
         prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
         for step in range(1, spec.schedule.steps + 1):
             board.set_phase("generate")
-            began = time.monotonic()
-            forecast.record_begin(began)
+            started_at = time.monotonic()
+            forecast.record_begin(started_at)
             plan = CollectionPlan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
             async with collector.collect(prompts, plan) as collection:
                 found = [group async for group in collection.groups()]
             results = [result for group in found for t in group.trajectories for result in t.results.values()]
-            record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - began)
+            record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - started_at)
             board.set_phase("update")
             await asyncio.sleep(UPDATE_SECONDS)
             forecast.record_end(collector.progress, UPDATE_SECONDS)

@@ -1,7 +1,7 @@
-"""An autoscaled reward under `rljob run`'s own backend: 0 -> N -> 0, live, with real reward servers.
+"""An autoscaled reward under `rljob run`: 0 -> N -> 0 replicas, with real reward servers.
 
-Model, rollouts and trainers are left out (head.py beside this file stands for the driver's loop); operator, local
-backend, reward client and reward servers are the product's own.
+There are no model, rollouts and trainers, and head.py stands for the driver's loop. Operator, local backend, reward
+client and reward servers are the product's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from rljob_api.manifest.job import RLJob
-from rljob_cli.local.network import claim
+from rljob_cli.local.network import claim_block
 from rljob_cli.run.command import Run
 from rljob_cli.run.snapshot import Snapshot
 
@@ -55,10 +55,10 @@ def build_job() -> RLJob:
 
 
 class Watcher:
-    """What a user would see, kept: every number of wanted and of ready reward Pods."""
+    """Records each number of desired and of ready reward Pods that a user would see."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.seen: list[tuple[float, int, int, str]] = []
         self.stop = lambda: None
 
@@ -69,7 +69,7 @@ class Watcher:
         driver = snapshot.driver.phase if snapshot.driver else ""
         now = (role.desired, role.ready, driver)
         if not self.seen or self.seen[-1][1:] != now:
-            self.seen.append((time.monotonic() - self.began, *now))
+            self.seen.append((time.monotonic() - self.started_at, *now))
             print(f"{self.seen[-1][0]:6.1f} s  {driver:9} wanted {role.desired} ready {role.ready}", flush=True)
         if driver == "done" and not role.desired and not role.ready:
             self.stop()
@@ -83,38 +83,38 @@ class Watcher:
 
 async def watch(folder: Path) -> tuple[Watcher, Run]:
     watcher = Watcher()
-    run = Run(build_job(), folder, claim("autoscale", os.environ.get("RLJOB_TEST_BLOCK")), {}, watcher)
+    run = Run(build_job(), folder, claim_block("autoscale", os.environ.get("RLJOB_TEST_BLOCK")), {}, watcher)
     watcher.stop = run._interrupted.set
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await run.execute()
     except TimeoutError:
-        pytest.fail(describe_trouble(watcher, folder))
+        pytest.fail(describe_failure(watcher, folder))
     return watcher, run
 
 
-def describe_trouble(watcher: Watcher, folder: Path) -> str:
+def describe_failure(watcher: Watcher, folder: Path) -> str:
     logs = [f"{path.name}: {path.read_text()[-2000:]}" for path in sorted(folder.rglob("*head*.log"))]
     return "\n".join([f"not over within {DEADLINE_SECONDS} s", *map(str, watcher.seen), *logs])
 
 
-def test_replicas_come_before_the_burst_and_go_after_it_and_no_request_is_lost() -> None:
+def test_replicas_follow_the_demand_of_a_burst_without_losing_requests() -> None:
     with tempfile.TemporaryDirectory() as folder:
         watcher, run = asyncio.run(watch(Path(folder)))
         found = sorted(Path(folder).rglob("steps.jsonl"))
         rows = [json.loads(line) for line in found[0].read_text().splitlines()]
-    said = "\n".join(
+    seen = "\n".join(
         f"{at:6.1f} s  {phase:9} wanted {desired} ready {ready}" for at, desired, ready, phase in watcher.seen
     )
     record = run._cluster.store.job.status.scaling[0] if run._cluster.store.job else None
-    print(said, record, yaml.safe_dump(rows), sep="\n")
-    assert [row["num_valid"] for row in rows] == [NUM_SAMPLES] * 2, "every sample of both steps is scored"
+    print(seen, record, yaml.safe_dump(rows), sep="\n")
+    assert [row["num_valid"] for row in rows] == [NUM_SAMPLES] * 2, "every sample of both steps must be scored"
     wanted = [desired for _, desired, _, _ in watcher.seen]
     ready = [number for *_, number, _ in watcher.seen]
-    assert (wanted[0], max(wanted), wanted[-1]) == (0, 3, 0), said
-    assert max(ready) >= 2, said
+    assert (wanted[0], max(wanted), wanted[-1]) == (0, 3, 0), seen
+    assert max(ready) >= 2, seen
     assert ready[-1] == 0
-    told = [event.reason for _, event in run._cluster.store.events]
-    scaled = [reason for reason in told if reason.startswith("Scaled")]
+    reasons = [event.reason for _, event in run._cluster.store.events]
+    scaled = [reason for reason in reasons if reason.startswith("Scaled")]
     assert (scaled[0], scaled[-1]) == ("ScaledUp", "ScaledDown")
-    assert not [reason for reason in told if "Restart" in reason], "Pods that come are no restart"
+    assert not [reason for reason in reasons if "Restart" in reason], "a new Pod is not a restart"

@@ -63,7 +63,7 @@ class TrainerGroup:
         await asyncio.to_thread(connect)
         await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
         group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
-        report("loading the model on the trainers")
+        report("loads the model on the trainers")
         try:
             await group._load(PolicySettings.from_job(job, model), checkpoint)
         except BaseException:
@@ -250,7 +250,7 @@ async def _wait_for_nodes(num_ranks: int, num_pods: int, report: Callable[[str],
         if num_available != last_reported:
             last_reported = num_available
             missing = -(-(num_ranks - num_available) // ranks_per_pod)
-            report(f"waiting for {missing} of {num_pods} trainer Pods to join Ray")
+            report(f"waits for {missing} of {num_pods} trainer Pods to join Ray")
         await asyncio.sleep(_NODE_POLL_SECONDS)
 
 

@@ -140,7 +140,7 @@ class RolloutClient:
         fleet = self.replicas.fleet
         if not fleet.required_key or fleet.num_serving():
             return ""
-        return f"waiting for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
+        return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
 
     def _raise_if_all_mismatch(self) -> None:
         fleet = self.replicas.fleet

@@ -33,64 +33,50 @@ LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
 _HTTPS_PORT = 443
+_ONE_AT_A_TIME, _NONE = {"maxUnavailable": 1}, {"maxUnavailable": 0}
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 """To any address: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
 
 
 def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
     """One policy per role and per served reward. The head's also opens egress to the RewardModels in `models`."""
-    spec = job.spec
-    head, trainer, rollout = (
-        {"podSelector": {"matchLabels": build_selector(job, r)}} for r in (HEAD, TRAINER, ROLLOUT)
-    )
-    rewards = [{"podSelector": {"matchLabels": build_selector(job, REWARD)}}]
-    rewards += [{"podSelector": {"matchLabels": build_model_selector(name)}} for name in served_models(job, models)]
-    policies = [
-        _build_policy(
-            job,
-            child_name(job, HEAD),
-            build_selector(job, HEAD),
-            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_DRIVER), _from(_driver_clients(), PORT_DRIVER)],
-            egress=[
-                {"to": [head, trainer]},
-                _to([rollout], PORT_ROLLOUT),
-                _to(rewards, PORT_REWARD),
-                _DNS,
-                *_egress_anywhere(_head_ports(job)),
-            ],
+    head, trainer, rollout = (_peer(build_selector(job, role)) for role in (HEAD, TRAINER, ROLLOUT))
+    rewards = [_peer(build_selector(job, REWARD))]
+    rewards += [_peer(build_model_selector(name)) for name in served_models(job, models)]
+    group = [head, trainer]
+
+    def build(role: str, ingress: list[Manifest], egress: list[Manifest], ports: set[int]) -> Manifest:
+        egress = [*egress, _DNS, *_egress_anywhere(ports)]
+        return _build_policy(job, child_name(job, role), build_selector(job, role), ingress, egress)
+
+    return [
+        build(
+            HEAD,
+            [{"from": group}, _from([rollout], PORT_DRIVER), _from(_driver_clients(), PORT_DRIVER)],
+            [{"to": group}, _to([rollout], PORT_ROLLOUT), _to(rewards, PORT_REWARD)],
+            _head_ports(job),
         ),
-        _build_policy(
-            job,
-            child_name(job, TRAINER),
-            build_selector(job, TRAINER),
-            ingress=[{"from": [head, trainer]}, _from([rollout], PORT_WEIGHTS)],
-            egress=[{"to": [head, trainer]}, _DNS, *_egress_anywhere(_model_ports(job, spec.trainer))],
+        build(
+            TRAINER,
+            [{"from": group}, _from([rollout], PORT_WEIGHTS)],
+            [{"to": group}],
+            _model_ports(job, job.spec.trainer),
         ),
-        _build_policy(
-            job,
-            child_name(job, ROLLOUT),
-            build_selector(job, ROLLOUT),
-            ingress=[_from([head], PORT_ROLLOUT), _from(_monitoring_peers(), PORT_ROLLOUT)],
-            egress=[
-                _to([head], PORT_DRIVER),
-                _to([trainer], PORT_WEIGHTS),
-                _DNS,
-                *_egress_anywhere(_model_ports(job, spec.rollout)),
-            ],
+        build(
+            ROLLOUT,
+            [_from([head], PORT_ROLLOUT), _from(_monitoring_peers(), PORT_ROLLOUT)],
+            [_to([head], PORT_DRIVER), _to([trainer], PORT_WEIGHTS)],
+            _model_ports(job, job.spec.rollout),
         ),
+        *(build_reward_policy(service, head) for service in find_services(job)),
     ]
-    return policies + [build_reward_policy(service, head) for service in find_services(job)]
 
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
     """The policy of a reward's Pods. `head` selects the Pods that may request scores."""
-    return _build_policy(
-        service.owner,
-        service.name,
-        service.selector,
-        ingress=[_from([head], PORT_REWARD), _from(_monitoring_peers(), PORT_REWARD)],
-        egress=_build_reward_egress(service.reward),
-    )
+    ingress = [_from([head], PORT_REWARD), _from(_monitoring_peers(), PORT_REWARD)]
+    egress = _build_reward_egress(service.reward)
+    return _build_policy(service.owner, service.name, service.selector, ingress, egress)
 
 
 def _build_reward_egress(reward: Reward) -> list[Manifest]:
@@ -113,7 +99,7 @@ def _scorer_ports(reward: Reward) -> set[int]:
 
 
 def _build_policy(
-    owner: Owner, name: str, selector: dict[str, str], *, ingress: list[Manifest], egress: list[Manifest]
+    owner: Owner, name: str, selector: dict[str, str], ingress: list[Manifest], egress: list[Manifest]
 ) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -126,6 +112,10 @@ def _build_policy(
             "egress": egress,
         },
     }
+
+
+def _peer(labels: dict[str, str]) -> Manifest:
+    return {"podSelector": {"matchLabels": labels}}
 
 
 def _from(peers: list[Manifest], port: int) -> Manifest:
@@ -187,18 +177,14 @@ def build_disruption_budgets(job: RLJob) -> list[Manifest]:
     """Serving roles allow the eviction of one Pod at a time. The training group is protected only if an eviction would
     lose the run, that is without a checkpoint claim. With a claim it costs some steps, which is better than to block
     node drains for days. A Job has no scale subresource, so its budget must use minAvailable."""
-    budgets = []
-    if job.spec.checkpoint.persistent_volume_claim is None:
-        budgets = [
-            _build_budget(job, child_name(job, HEAD), build_selector(job, HEAD), {"minAvailable": 1}),
-            _build_budget(job, child_name(job, TRAINER), build_selector(job, TRAINER), {"maxUnavailable": 0}),
-        ]
-    budgets.append(_build_budget(job, child_name(job, ROLLOUT), build_selector(job, ROLLOUT), {"maxUnavailable": 1}))
+    amounts = {} if job.spec.checkpoint.persistent_volume_claim else {HEAD: {"minAvailable": 1}, TRAINER: _NONE}
+    amounts[ROLLOUT] = _ONE_AT_A_TIME
+    budgets = [_build_budget(job, child_name(job, r), build_selector(job, r), a) for r, a in amounts.items()]
     return budgets + [build_reward_budget(service) for service in find_services(job)]
 
 
 def build_reward_budget(service: RewardService) -> Manifest:
-    return _build_budget(service.owner, service.name, service.selector, {"maxUnavailable": 1})
+    return _build_budget(service.owner, service.name, service.selector, _ONE_AT_A_TIME)
 
 
 def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:

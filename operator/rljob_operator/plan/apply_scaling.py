@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
@@ -31,28 +30,13 @@ from rljob_operator.plan.autoscale import (
 from rljob_operator.plan.observed_job import find_pods, is_ready, labels_of
 
 
-@dataclass(frozen=True)
-class ScaledJob:
-    """A job with its decided replicas."""
-
-    job: RLJob
-    requeue_after_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class ScaledModel:
-    """A RewardModel with its decided replicas."""
-
-    model: RewardModel
-    requeue_after_seconds: float | None = None
-
-
-def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> ScaledJob:
-    """The job now. A finished job keeps its last records; a suspended job starts again without any."""
+def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob, float | None]:
+    """The job with decided replicas, and when to decide again. A finished job keeps its last records; a suspended job
+    starts again without any."""
     if conditions.is_finished(job.status):
-        return ScaledJob(job)
+        return job, None
     if job.spec.suspend or not is_autoscaled(job):
-        return ScaledJob(_set_records(job, [])) if job.status.scaling else ScaledJob(job)
+        return (_set_records(job, []) if job.status.scaling else job), None
     pods = find_pods(job, observed)
     rewards: list[Reward] = []
     records: list[RewardScaling] = []
@@ -71,22 +55,22 @@ def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> ScaledJob:
         records.append(record)
         rewards.append(reward.model_copy(update={"replicas": record.replicas}))
     spec = job.spec.model_copy(update={"rewards": rewards})
-    return ScaledJob(_set_records(job.model_copy(update={"spec": spec}), records), min(waits, default=None))
+    return _set_records(job.model_copy(update={"spec": spec}), records), min(waits, default=None)
 
 
-def scale_model(model: RewardModel, observed: ObservedState, now: datetime) -> ScaledModel:
-    """The model now."""
-    if model.spec.autoscaling is None:
-        if model.status.scaling is None:
-            return ScaledModel(model)
-        return ScaledModel(model.model_copy(update={"status": model.status.model_copy(update={"scaling": None})}))
-    policy = ScalingPolicy(model.metadata.name, model.spec.autoscaling, model.spec.slots)
-    lead = measure_startup_seconds(find_pods(model, observed))
-    record = decide_replicas(policy, observed.demands, model.status.scaling, now, lead).scaling
-    spec = model.spec.model_copy(update={"replicas": record.replicas})
+def scale_model(model: RewardModel, observed: ObservedState, now: datetime) -> tuple[RewardModel, float | None]:
+    """The model with decided replicas, and when to decide again."""
+    spec, record, wait = model.spec, None, None
+    if model.spec.autoscaling is not None:
+        policy = ScalingPolicy(model.metadata.name, model.spec.autoscaling, model.spec.slots)
+        lead = measure_startup_seconds(find_pods(model, observed))
+        record = decide_replicas(policy, observed.demands, model.status.scaling, now, lead).scaling
+        spec = model.spec.model_copy(update={"replicas": record.replicas})
+        wait = next_decision_seconds(policy, observed.demands, record, now)
+    elif model.status.scaling is None:
+        return model, None
     status = model.status.model_copy(update={"scaling": record})
-    wait = next_decision_seconds(policy, observed.demands, record, now)
-    return ScaledModel(model.model_copy(update={"spec": spec, "status": status}), wait)
+    return model.model_copy(update={"spec": spec, "status": status}), wait
 
 
 def is_autoscaled(job: RLJob) -> bool:

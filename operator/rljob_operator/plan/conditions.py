@@ -32,14 +32,8 @@ REASON_INVALID_SPEC = "InvalidSpec"
 """The only failure from which a changed spec recovers."""
 
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
-_PHASES: tuple[tuple[str, Phase], ...] = (
-    (FAILED, "Failed"),
-    (SUCCEEDED, "Succeeded"),
-    (SUSPENDED, "Suspended"),
-    (QUEUED, "Queued"),
-    (RESTARTING, "Restarting"),
-    (RUNNING, "Running"),
-)
+_PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
+"""Condition types in the order in which a True one gives the phase its name."""
 MAX_MESSAGE_LENGTH = 2000
 _WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
 
@@ -114,7 +108,7 @@ def describe_wait(waits: Iterable[str], causes: Sequence[str]) -> str:
 
 def derive_phase(conditions: list[Condition]) -> Phase:
     held = {condition.type for condition in conditions if condition.status == "True"}
-    return next((phase for type_, phase in _PHASES if type_ in held), "Pending")
+    return next((phase for phase in _PHASES if phase in held), "Pending")
 
 
 def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:

@@ -74,11 +74,11 @@ def plan_job(
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
     if not is_managed(job):
         return Plan((), (), job.status)
-    scaled = scale_job(job, observed, now)
-    context = _Context(observe_job(scaled.job, observed), now, defaults, new_token)
+    scaled, next_decision_seconds = scale_job(job, observed, now)
+    context = _Context(observe_job(scaled, observed), now, defaults, new_token)
     planned = (step(context) for step in _STEPS)
     plan = next(plan for plan in planned if plan is not None)
-    waits = [seconds for seconds in (plan.requeue_after_seconds, scaled.requeue_after_seconds) if seconds is not None]
+    waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
     return replace(
         plan,
         delete=plan.delete + find_stale(job, observed),

@@ -21,7 +21,6 @@ from rljob_operator.plan.observed_job import (
     ObservedJob,
     RoleView,
     extract_error_message,
-    find_user_error,
     has_condition,
     last_termination,
     name_of,
@@ -118,14 +117,15 @@ def _observed_restarts(role: RoleView, observed: ObservedJob) -> int:
 
 
 def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
-    found = find_user_error(observed)
-    if found is None:
-        return None
-    role, pod, termination = found
-    # Head and trainers name the field in their message; the traceback of a function does not.
-    kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
-    remedy = f"; fix {role_path(observed.job, role)}.{kind}" if role.kind == REWARD else ""
-    return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, termination) + remedy)
+    for role in observed.roles:
+        for pod in role.pods:
+            end = last_termination(pod)
+            if end and end["exitCode"] == int(ExitCode.USER):
+                # Head and trainers name the field in their message; the traceback of a function does not.
+                kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
+                remedy = f"; fix {role_path(observed.job, role)}.{kind}" if role.kind == REWARD else ""
+                return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, end) + remedy)
+    return None
 
 
 def _head_failure(observed: ObservedJob) -> LifecycleDecision | None:

@@ -13,7 +13,7 @@ from rljob_api import API_VERSION
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
-from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY, ExitCode
+from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
 
@@ -185,16 +185,6 @@ def last_termination(pod: Manifest) -> Manifest | None:
             terminated: Manifest | None = state.get("terminated")
             if terminated and terminated.get("exitCode", 0) != 0:
                 return terminated
-    return None
-
-
-def find_user_error(observed: ObservedJob) -> tuple[RoleView, Manifest, Manifest] | None:
-    """The first role, Pod and termination with the exit code of a user error."""
-    for role in observed.roles:
-        for pod in role.pods:
-            termination = last_termination(pod)
-            if termination and termination["exitCode"] == int(ExitCode.USER):
-                return role, pod, termination
     return None
 
 

@@ -55,14 +55,6 @@ _LATENCY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class NotReadyReason:
-    """Why a model is not ready, independent of its Pods."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
 class _ObservedModel:
     """A model with its decided replicas, its children and its Pods."""
 
@@ -89,14 +81,11 @@ def plan_reward_model(
 ) -> Plan[RewardModelStatus]:
     """The plan now. For a spec that cannot be built it reports why, and leaves existing children alone."""
     now = now.replace(microsecond=0)
-    scaled = scale_model(model, observed, now)
-    seen = _observe(scaled.model, observed)
+    scaled, next_decision_seconds = scale_model(model, observed, now)
+    seen = _observe(scaled, observed)
     plan = _plan_children(seen, now, defaults, new_token)
-    waits = (
-        plan.requeue_after_seconds,
-        scaled.requeue_after_seconds,
-        _LATENCY_POLL_SECONDS if observed.demands else None,
-    )
+    poll_seconds = _LATENCY_POLL_SECONDS if observed.demands else None
+    waits = (plan.requeue_after_seconds, next_decision_seconds, poll_seconds)
     return replace(
         plan,
         delete=plan.delete + find_stale(model, observed),
@@ -110,8 +99,8 @@ def plan_rejected_model(
 ) -> Plan[RewardModelStatus]:
     """The plan for a model whose children could not all be applied: its status reports why."""
     now = now.replace(microsecond=0)
-    seen = _observe(scale_model(model, observed, now).model, observed)
-    plan = _build_plan(seen, now, not_ready=NotReadyReason(REASON_REFUSED, rejected))
+    scaled, _ = scale_model(model, observed, now)
+    plan = _build_plan(_observe(scaled, observed), now, not_ready=(REASON_REFUSED, rejected))
     return replace(plan, requeue_after_seconds=REFUSED_RETRY_SECONDS)
 
 
@@ -139,7 +128,7 @@ def _plan_children(
     try:
         children = _build_children(seen.model, (read_token(secret) if secret else None) or new_token(), defaults)
     except UserError as error:
-        return _build_plan(seen, now, not_ready=NotReadyReason(REASON_INVALID_SPEC, str(error)))
+        return _build_plan(seen, now, not_ready=(REASON_INVALID_SPEC, str(error)))
     blocked = sorted(seen.blocked & {key_of(child) for child in children})
     delete = tuple(sorted(set(seen.children) - {key_of(child) for child in children} - seen.blocked))
     if not blocked:
@@ -147,7 +136,7 @@ def _plan_children(
     # Pods must not start from the Secret or ConfigMap of an earlier model with this name.
     children = [c for c in children if c["kind"] not in WORKLOAD_KINDS and key_of(c) not in blocked]
     names = ", ".join(f"{kind} {name}" for kind, name in blocked)
-    not_ready = NotReadyReason(REASON_WAITING_FOR_DELETION, f"waits until an earlier {names} is deleted")
+    not_ready = (REASON_WAITING_FOR_DELETION, f"waits until an earlier {names} is deleted")
     plan = _build_plan(seen, now, tuple(children), not_ready)
     return replace(plan, delete=delete, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
 
@@ -179,7 +168,7 @@ def _build_plan(
     seen: _ObservedModel,
     now: datetime,
     children: tuple[Manifest, ...] = (),
-    not_ready: NotReadyReason | None = None,
+    not_ready: tuple[str, str] | None = None,
 ) -> Plan[RewardModelStatus]:
     model, causes, update = seen.model, list[Cause](), None
     if model.spec.is_served:
@@ -193,7 +182,7 @@ def _build_plan(
 def _build_status(
     seen: _ObservedModel,
     now: datetime,
-    not_ready: NotReadyReason | None,
+    not_ready: tuple[str, str] | None,
     causes: Sequence[Cause],
     update: tuple[str, str] | None,
 ) -> RewardModelStatus:
@@ -233,11 +222,11 @@ def _build_status(
 
 
 def _evaluate_ready(
-    model: RewardModel, ready: int, not_ready: NotReadyReason | None, counts: str, cause: str, why: str
+    model: RewardModel, ready: int, not_ready: tuple[str, str] | None, counts: str, cause: str, why: str
 ) -> tuple[bool, str, str]:
-    """Whether the model is ready, reason and message."""
+    """Whether the model is ready, reason and message. `not_ready` applies whatever its Pods are."""
     if not_ready:
-        return False, not_ready.reason, not_ready.message
+        return False, *not_ready
     if not model.spec.is_served:
         return True, "External", "an external endpoint"
     if ready:

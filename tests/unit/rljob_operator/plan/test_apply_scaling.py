@@ -141,19 +141,19 @@ def test_suspended_job_drops_records_and_finished_job_keeps_them():
     assert reconcile(suspended, None)[1].status.scaling == []
     ended = [c.model_copy(update={"status": "True"}) if c.type == "Succeeded" else c for c in job.status.conditions]
     job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": ended})})
-    assert scale_job(job, ObservedState(), at(10_000)).job == job
+    assert scale_job(job, ObservedState(), at(10_000))[0] == job
 
 
 def test_fixed_replicas_stay_and_drop_earlier_records():
     fixed = make_job(autoscaling=None, replicas=3)
-    assert scale_job(fixed, ObservedState(driver=DriverStatus(demand={"correct": BURST})), NOW).job == fixed
+    assert scale_job(fixed, ObservedState(driver=DriverStatus(demand={"correct": BURST})), NOW)[0] == fixed
     _, job = reconcile(make_job(), BURST)
     spec = job.spec.model_copy(update={"rewards": fixed.spec.rewards})
     assert reconcile(job.model_copy(update={"spec": spec}), BURST)[1].status.scaling == []
 
 
 def test_gang_counts_min_replicas_of_autoscaled_rewards():
-    job = scale_job(make_job(), ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW).job
+    job = scale_job(make_job(), ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW)[0]
     assert job.spec.rewards[0].replicas == 5
     assert count_desired_pods(job) == count_desired_pods(make_job())
 

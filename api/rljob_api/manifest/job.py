@@ -167,25 +167,15 @@ class RLJobSpec(Spec):
     rewards: list[Reward] = Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory."""
     algorithm: Algorithm = Algorithm()
-    """Training algorithm."""
     schedule: Schedule = Schedule()
-    """Steps, batch sizes and seed."""
     agent: SingleTurnAgent = SingleTurnAgent()
-    """The agent loop."""
     head: HeadRole = HeadRole()
-    """The driver's Pod."""
     trainer: TrainerRole = TrainerRole()
-    """The FSDP2 ranks."""
     rollout: RolloutRole = RolloutRole()
-    """The vLLM replicas."""
     evaluation: Evaluation = Evaluation()
-    """Frequency and sampling of evaluations."""
     checkpoint: Checkpoint = Checkpoint()
-    """Location and frequency of checkpoints."""
     tracking: Tracking = Tracking()
-    """Destinations of metrics."""
     scheduling: Scheduling = Scheduling()
-    """Gang scheduling."""
     suspend: bool = False
     """Whether the job is suspended. true deletes the Pods and keeps the checkpoint; false resumes from it."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None

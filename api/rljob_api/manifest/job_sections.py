@@ -117,7 +117,6 @@ class Algorithm(Spec):
     loss_level: Literal["token", "sequence"] = "token"
     """token: every token of the batch has the same weight. sequence: every trajectory has the same weight."""
     kl: Kl = Kl()
-    """KL penalty against the reference model."""
     entropy_coefficient: float = 0.0
     """Coefficient of the entropy bonus."""
     importance_cap: float | None = Field(default=None, gt=0)
@@ -125,7 +124,6 @@ class Algorithm(Spec):
     zero_std_threshold: float = Field(default=1e-2, ge=0)
     """If the standard deviation of a group's rewards is at most this, its advantages are 0."""
     optimizer: Optimizer = Optimizer()
-    """Optimizer and learning-rate schedule."""
 
 
 class Schedule(Spec):
@@ -145,7 +143,7 @@ class Schedule(Spec):
 
 
 class SingleTurnAgent(Spec):
-    """One prompt, one completion."""
+    """The agent loop: one prompt, one completion."""
 
     type: Literal["singleTurn"] = "singleTurn"
     """Type of agent loop."""

@@ -313,7 +313,6 @@ class Reward(RewardBase):
     weight: float = 1.0
     """Factor in the weighted sum."""
     failure_policy: FailurePolicy = FailurePolicy()
-    """Handling of invalid results."""
     deadline_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds from the end of a trajectory (with scope group, of the group's last) to its result, including
     queueing and retries. Then the sample is invalid, with reason deadline."""

@@ -96,7 +96,6 @@ class JudgeEndpoint(Spec):
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Name of the request field that limits the tokens of an answer."""
     limits: EndpointLimits = EndpointLimits()
-    """Rate limits of the endpoint."""
 
 
 class JudgeParser(Spec):
@@ -185,7 +184,6 @@ class JudgeReward(Spec):
     aggregate: Literal["mean", "majority"] = "mean"
     """How votes are combined. mean: their mean. majority: the most frequent score (on a tie, the mean of the tied)."""
     sampling: JudgeSampling = JudgeSampling()
-    """How answers are sampled."""
 
     @property
     def returns_list(self) -> bool:

@@ -76,21 +76,9 @@ def _build_settings(
 ) -> FunctionSettings:
     module = function.module if function_path is None else None
     path, source = (module, "") if module else _read_source(function, config_path, function_path)
-    return FunctionSettings(
-        source=source,
-        path=path,
-        entrypoint=function.entrypoint,
-        signature=function.signature,
-        kwargs=function.kwargs,
-        max_memory_mib=function.max_memory_mib,
-        module=module,
-        max_file_mib=function.max_file_mib,
-        max_processes=function.max_processes,
-        network=function.network,
-        cpu_seconds=function.cpu_seconds,
-        requirements=tuple(function.requirements),
-        scope=scope,
-    )
+    fields = function.model_dump(include=set(FunctionSettings._fields))
+    derived = {"source": source, "path": path, "module": module, "requirements": tuple(function.requirements)}
+    return FunctionSettings(**fields | derived, scope=scope)
 
 
 def _read_reward(path: Path) -> Reward:

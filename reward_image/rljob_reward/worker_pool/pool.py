@@ -33,6 +33,8 @@ _SCRATCH_SLACK_BYTES = 1 << 20
 class WorkerPool:
     """Workers of one function."""
 
+    enforces_timeout = False
+
     def __init__(
         self,
         settings: FunctionSettings,
@@ -47,7 +49,7 @@ class WorkerPool:
         self._size = size
         self._on_idle = on_idle
         self._on_restart = on_restart
-        self._on_hopeless = on_fatal_error
+        self._on_fatal_error = on_fatal_error
         self._output = OutputLog()
         self._idle: list[WorkerProcess] = []
         self._workers: set[WorkerProcess] = set()
@@ -68,10 +70,6 @@ class WorkerPool:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
-    @property
-    def enforces_timeout(self) -> bool:
-        return False
-
     def owns(self, pid: int) -> bool:
         """Whether that process is a worker that is not reaped yet."""
         return any(worker.pid == pid for worker in self._workers)
@@ -79,14 +77,14 @@ class WorkerPool:
     async def start_first(self) -> StartupReport:
         """Start one worker and return its report. Raise UserError if the source cannot be served."""
         worker = self._spawn()
-        started = await self._await_start(worker)
-        if started.error:
+        report = await self._await_start(worker)
+        if report.error:
             await worker.exited
-            raise UserError(started.error)
-        self._isolation.record(started.missing)
+            raise UserError(report.error)
+        self._isolation.record(report.missing)
         self._keep(self._watch_scratch())
         self._on_worker_ready(worker)
-        return started.model_copy(update={"missing": self._isolation.missing})
+        return report.model_copy(update={"missing": self._isolation.missing})
 
     def acquire(self) -> WorkerProcess:
         """Return the idle worker that was used last: its memory is warm, and the others stay swapped out."""
@@ -153,7 +151,7 @@ class WorkerPool:
         else:
             self._num_failed_starts += 1
             if self._num_failed_starts >= _MAX_FAILED_STARTS and not self._ready:
-                self._on_hopeless(TransientError(f"{_MAX_FAILED_STARTS} workers failed to start: {started.error}"))
+                self._on_fatal_error(TransientError(f"{_MAX_FAILED_STARTS} workers failed to start: {started.error}"))
         self.ensure(self._demand)
 
     def _spawn(self) -> WorkerProcess:

@@ -64,10 +64,8 @@ def _inspect_jsonl(path: Path) -> DataFile:
 
 
 def _inspect_parquet(path: Path) -> DataFile:
-    try:
-        from pyarrow import parquet
-    except ImportError:  # preflight reports missing packages
-        return DataFile()
+    from pyarrow import parquet
+
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow's errors have no common base

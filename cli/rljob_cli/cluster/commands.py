@@ -9,6 +9,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -73,10 +75,15 @@ def explain_command(name: str, target: Target, output: str) -> int:
 
 
 def top_command(name: str | None, target: Target, *, everywhere: bool, watch: bool, output: str) -> int:
-    async def view_one(cluster: Cluster, name: str) -> top.JobView:
+    async def view(cluster: Cluster) -> tuple[RenderableType, Any]:
+        """Return the drawn tables, and the same as JSON."""
+        if name is None:
+            rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
+            return top.draw_jobs(rows, cluster.namespace, everywhere), [asdict(row) for row in rows]
         manifest = await cluster.get_job(name)
         pods, usage = await top.fetch_pods(cluster, name)
-        return top.view_job(manifest, pods, usage, utc_now(), await fetch_rewards(cluster, manifest, pods))
+        job = top.view_job(manifest, pods, usage, utc_now(), await fetch_rewards(cluster, manifest, pods))
+        return top.draw_job(job), asdict(job)
 
     async def command(cluster: Cluster) -> int:
         if name and everywhere:
@@ -85,20 +92,14 @@ def top_command(name: str | None, target: Target, *, everywhere: bool, watch: bo
             raise UserError("--watch shows a table; to poll JSON, run the command repeatedly without --watch")
 
         async def draw() -> RenderableType:
-            if name:
-                return top.draw_job(await view_one(cluster, name))
-            rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
-            return top.draw_jobs(rows, cluster.namespace, everywhere)
+            return (await view(cluster))[0]
 
         if watch:
             await top.watch(draw, _WATCH_SECONDS)
-        elif output == "text":
-            show(await draw())
-        elif name:
-            print(json.dumps((await view_one(cluster, name)).to_json()))
+        elif output == "json":
+            print(json.dumps((await view(cluster))[1]))
         else:
-            rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
-            print(json.dumps([row.to_json() for row in rows]))
+            show(await draw())
         return 0
 
     return _on_cluster(target, output, command)

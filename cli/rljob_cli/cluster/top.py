@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -50,9 +50,6 @@ class JobRow:
     age: str
     waits_for: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class PodRow:
@@ -75,9 +72,6 @@ class JobView:
     roles: list[dict[str, Any]]
     rewards: list[RewardRow]
     pods: list[PodRow]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def view_row(manifest: Manifest, now: datetime) -> JobRow:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,9 +46,6 @@ class RewardRow:
     latency_p95_seconds: float | None = None
     invalid: dict[str, int] | None = None
     """Samples without a valid score since the driver started, by reason."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Sample(NamedTuple):

@@ -169,3 +169,24 @@ async def test_metrics_of_a_pod_are_read_through_its_proxy(serve: Any) -> None:
         return web.Response(text="up 1\n")
 
     assert await serve(answer, lambda cluster: cluster.read_pod_metrics("head", 8100)) == "up 1\n"
+
+
+@pytest.mark.parametrize(("no_proxy", "is_used"), [("", True), ("cluster.invalid", False)])
+async def test_requests_use_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_used: bool
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"apiVersion": "v1", "items": [{"metadata": {"name": request.host}}]})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    (tmp_path / "config").write_text((CONFIG % "here").replace("127.0.0.1:1", "cluster.invalid"))
+    async with TestServer(app) as proxy:
+        monkeypatch.setenv("http_proxy", str(proxy.make_url("")))
+        monkeypatch.setenv("no_proxy", no_proxy)
+        async with connect(Target(str(tmp_path / "config"))) as cluster:
+            if is_used:
+                assert [pod["metadata"]["name"] for pod in await cluster.list_pods("")] == ["cluster.invalid"]
+            else:
+                with pytest.raises(ClusterError, match="did not answer"):
+                    await cluster.list_pods("")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -50,7 +51,7 @@ async def test_watch_keeps_the_last_view_while_the_cluster_does_not_answer(capsy
 def test_job_without_conditions_is_not_reconciled_yet() -> None:
     [row] = top.view_jobs([JOB], NOW)
     assert row.waits_for == "not reconciled yet; is the operator running?"
-    assert row.to_json()["driver_phase"] == ""
+    assert row.driver_phase == ""
     assert "DRIVER" in to_text(top.draw_jobs([row], "ns", False))
     assert to_text(top.draw_jobs([], "ns", False)) == "no RLJobs in namespace ns (-A: all namespaces)"
 
@@ -135,7 +136,7 @@ async def test_unreadable_number_is_a_dash_and_null_in_json() -> None:
     assert rows["correct"] == RewardRow("correct", "function", 2, 2, 30, 32), "the numbers of one server are not a sum"
     assert rows["shared"] == RewardRow("shared")
     view = top.view_job(REWARDED, PODS, [], NOW, list(rows.values()))
-    assert view.to_json()["rewards"][0]["slots_in_use"] is None
+    assert asdict(view)["rewards"][0]["slots_in_use"] is None
     line = next(line for line in to_text(top.draw_job(view), 80).splitlines() if line.startswith("correct"))
     assert line.split() == ["correct", "function", "2/2", "30", "32", *["-"] * 6]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -52,7 +54,7 @@ def test_unknown_numbers_are_dashes_and_not_zero() -> None:
     row = build_row(RewardInfo("correct"), Metrics())
     assert row == RewardRow("correct")
     assert row_cells(row) == ["correct", *["-"] * (len(HEADER) - 1)]
-    assert set(row.to_json().values()) == {"correct", None}
+    assert set(asdict(row).values()) == {"correct", None}
 
 
 def test_numbers_come_from_status_servers_and_driver() -> None:

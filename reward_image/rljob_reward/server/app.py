@@ -181,15 +181,13 @@ def _find_problem(request: ScoreRequest | GroupRequest, scope: str) -> str:
 
 async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
     """Return the request's body; None when it is too long."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return body if len(body) <= max_bytes else None
-    chunks, num_bytes = [body], len(body)
-    while message.get("more_body", False) and num_bytes <= max_bytes:
+    chunks: list[bytes] = []
+    num_bytes, more = 0, True
+    while more and num_bytes <= max_bytes:
         message = await receive()
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
+        more = message.get("more_body", False)
     return b"".join(chunks) if num_bytes <= max_bytes else None
 
 

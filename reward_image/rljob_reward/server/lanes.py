@@ -33,10 +33,6 @@ class Lanes(Generic[Item]):
         self._num_running_in = dict.fromkeys(LANES, 0)
         self._last_started: Lane = "eval"
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
     def num_running_in(self, lane: Lane) -> int:
         return self._num_running_in[lane]
 

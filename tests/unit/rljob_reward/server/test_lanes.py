@@ -141,7 +141,8 @@ class LanesMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        assert self.lanes.num_running == self.total() <= self.slots
+        assert self.total() <= self.slots
+        assert self.lanes.num_demanded == self.total() + sum(map(len, self.waiting.values()))
         for lane in LANES:
             assert self.lanes.num_waiting(lane) == len(self.waiting[lane])
             assert self.lanes.num_running_in(lane) == len(self.running[lane])

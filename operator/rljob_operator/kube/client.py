@@ -11,7 +11,7 @@ import json
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class KubeApi:
 
     async def stream_lines(
         self, path: str, query: dict[str, str], *, idle_timeout_seconds: float
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         """Yield the lines of a response as they arrive. A connection that breaks after the first byte ends them."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds

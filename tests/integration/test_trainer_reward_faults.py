@@ -1,7 +1,7 @@
 """The trainer's reward clients against real reward servers that die, vanish from DNS or are slow for one group.
 
-Owns what must hold whatever happens: each sample is scored, or invalid with a reason; the advantages are those of the
-valid samples alone; nothing waits for ever. The agent loop is a stand-in: conversations end at once.
+Checks what must always hold: each sample is scored, or invalid with a reason; the advantages depend only on the valid
+samples; nothing waits forever. The agent loop is a fake: conversations end immediately.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 
-_DEADLINE_SECONDS = 300
-"""For failures alone."""
+_DEADLINE_SECONDS = 120
+"""Reached only by a failing test."""
 _GROUP_SIZE = 4
 _PLAN = CollectionPlan("train", 1, _GROUP_SIZE, Sampling(), 0, "g")
 _numbers = itertools.count(1)
@@ -67,20 +67,20 @@ class Agent:
 
 
 class Servers:
-    """Real reward servers, each a process on a loopback address of its own, and the hosts file that names them."""
+    """Real reward servers, each a process on its own loopback address, and the hosts file that lists them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.hosts = folder, folder / "hosts"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     async def start(self, source: str, num: int = 1, **fields: Any) -> list[str]:
-        """Addresses of `num` more servers, which are ready."""
+        """Start `num` more servers, list them, and return their addresses once they are ready."""
         addresses = [f"127.62.{201 + os.getpid() % 50}.{next(_numbers)}" for _ in range(num)]
         for address in addresses:
             self._launch(address, {"name": "r", "function": {"inline": source}, "slots": 3, **fields})
         async with aiohttp.ClientSession() as session:
             await until(lambda: self._are_ready(session, addresses))
-        self.name(*self._processes)
+        self.list_only(*self._processes)
         return addresses
 
     def _launch(self, address: str, reward: dict[str, Any]) -> None:
@@ -94,8 +94,8 @@ class Servers:
 
     async def _are_ready(self, session: aiohttp.ClientSession, addresses: list[str]) -> bool:
         for address in addresses:
-            said = (self._folder / address / "log").read_text()
-            assert self._processes[address].poll() is None, f"{address} has ended: {said}"
+            log = (self._folder / address / "log").read_text()
+            assert self._processes[address].poll() is None, f"{address} has exited: {log}"
             try:
                 async with session.get(f"http://{address}:{PORT_REWARD}/rljob/ready") as response:
                     if response.status != 200:
@@ -104,19 +104,19 @@ class Servers:
                 return False
         return True
 
-    def name(self, *addresses: str) -> None:
-        """DNS knows those from now on."""
+    def list_only(self, *addresses: str) -> None:
+        """List only `addresses` in DNS."""
         if self.hosts.is_dir():
             self.hosts.rmdir()
         new = self.hosts.with_suffix(".new")
         new.write_text("".join(f"{address} rewards\n" for address in addresses))
         new.replace(self.hosts)
 
-    def name_nobody(self) -> None:
+    def list_none(self) -> None:
         self.hosts.unlink()
 
-    def break_names(self) -> None:
-        """Each look-up raises an OSError from now on."""
+    def break_dns(self) -> None:
+        """Let each lookup raise an OSError."""
         self.hosts.unlink(missing_ok=True)
         self.hosts.mkdir()
 
@@ -161,7 +161,7 @@ def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
 
 @asynccontextmanager
 async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collector, RewardClients, Any]]:
-    """A collection under way, and the task of it."""
+    """Yield a running collection and its task."""
     async with open_session() as session, asyncio.timeout(_DEADLINE_SECONDS):
         rewards = RewardClients([spec], session)
         await rewards.start()
@@ -183,13 +183,13 @@ async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple
 
 
 def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory]:
-    """What holds for every fault. The samples, in order."""
+    """Check what holds for every fault, and return the samples in order."""
     trajectories = [t for group in groups for t in group.trajectories]
     assert len(groups) == num_groups
     for t in trajectories:
         result = t.results["r"]
         assert result.valid == (t.score is not None)
-        assert result.valid or (result.reason and result.message), "invalid, with a reason and in words"
+        assert result.valid or (result.reason and result.message), "invalid, with a reason and a message"
     samples = iter(build_samples(groups, [spec], Algorithm(group_size=_GROUP_SIZE)))
     for group in groups:
         valid = [t.score for t in group.trajectories if t.score is not None]
@@ -199,7 +199,7 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory
             sample = next(samples)
             assert any(sample.loss_mask) == (t.score is not None), "an invalid sample is masked"
             expected = (t.score - mean) / (deviation + 1e-6) if t.score is not None and deviation else 0.0
-            assert sample.advantage == pytest.approx(expected, abs=1e-9), "by the valid samples alone"
+            assert sample.advantage == pytest.approx(expected, abs=1e-9), "from the valid samples only"
     return trajectories
 
 
@@ -209,7 +209,7 @@ def num_attempts(trajectory: Trajectory) -> int:
     return result.attempts
 
 
-async def test_a_replica_killed_under_a_thousand_in_flight_costs_no_sample(servers: Servers) -> None:
+async def test_killed_replica_costs_no_sample_with_a_thousand_in_flight(servers: Servers) -> None:
     addresses = await servers.start(SCORE, 3)
     spec = make_reward(failurePolicy={"retries": 0})
     async with collecting(spec, make_prompts(275)) as (collector, rewards, task):
@@ -222,30 +222,30 @@ async def test_a_replica_killed_under_a_thousand_in_flight_costs_no_sample(serve
         trajectories = check(await task, spec, 275)
         assert not client.in_flight
     assert all(t.score == float(t.text) for t in trajectories)
-    assert any(num_attempts(t) > 1 for t in trajectories), "this test must have hit requests"
+    assert any(num_attempts(t) > 1 for t in trajectories), "this test must hit requests"
 
 
-async def test_names_that_cannot_be_resolved_for_a_while_cost_no_sample(servers: Servers) -> None:
+async def test_temporary_dns_failure_costs_no_sample(servers: Servers) -> None:
     addresses = await servers.start(SCORE, 2)
     spec = make_reward(failurePolicy={"retries": 0})
-    servers.name_nobody()
+    servers.list_none()
     async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
         client = rewards.clients["r"]
-        await until(lambda: client.replicas.num_waiting == 400)  # there was no name from the begin
-        servers.name(*addresses)
+        await until(lambda: client.replicas.num_waiting == 400)  # no address has been listed yet
+        servers.list_only(*addresses)
         await until(lambda: collector.progress.num_scored >= 50)
-        servers.break_names()
+        servers.break_dns()
         await until(lambda: collector.progress.num_scored >= 150)
-        servers.name(*addresses)
+        servers.list_only(*addresses)
         await until(lambda: collector.progress.num_scored >= 200)
-        servers.name_nobody()
+        servers.list_none()
         await until(lambda: collector.progress.num_scored >= 300)
         trajectories = check(await task, spec, 100)
     assert all(t.score == float(t.text) for t in trajectories)
 
 
-async def test_names_that_never_come_back_end_every_sample_at_its_deadline(servers: Servers) -> None:
-    servers.break_names()
+async def test_permanent_dns_failure_ends_every_sample_at_its_deadline(servers: Servers) -> None:
+    servers.break_dns()
     spec = make_reward(deadlineSeconds=1)
     async with collecting(spec, make_prompts(50)) as (_, _, task):
         trajectories = check(await task, spec, 50)
@@ -254,9 +254,9 @@ async def test_names_that_never_come_back_end_every_sample_at_its_deadline(serve
 
 
 @pytest.mark.parametrize(
-    ("reason", "limits"), [("timeout", {"timeoutSeconds": 3}), ("deadline", {"deadlineSeconds": 30})]
+    ("reason", "limits"), [("timeout", {"timeoutSeconds": 2}), ("deadline", {"deadlineSeconds": 12})]
 )
-async def test_a_reward_that_is_slow_for_one_group_masks_its_slow_samples_alone(
+async def test_reward_that_is_slow_for_one_group_masks_only_slow_samples(
     servers: Servers, reason: str, limits: dict[str, float]
 ) -> None:
     await servers.start(SCORE, 2, timeoutSeconds=limits.get("timeoutSeconds", 600))
@@ -269,9 +269,9 @@ async def test_a_reward_that_is_slow_for_one_group_masks_its_slow_samples_alone(
     assert invalid == dict.fromkeys(slow, reason)
 
 
-async def test_a_group_reward_that_is_slow_for_one_group_masks_that_group_alone(servers: Servers) -> None:
-    await servers.start(RANK, 2, timeoutSeconds=3, scope="group")
-    spec = make_reward(failurePolicy={"retries": 1}, scope="group", timeoutSeconds=3)
+async def test_group_reward_that_is_slow_for_one_group_masks_only_that_group(servers: Servers) -> None:
+    await servers.start(RANK, 2, timeoutSeconds=2, scope="group")
+    spec = make_reward(failurePolicy={"retries": 1}, scope="group", timeoutSeconds=2)
     async with collecting(spec, make_prompts(30, slow=5)) as (_, _, task):
         trajectories = check(await task, spec, 30)
     reasons = {t.group: str(t.results["r"].reason) for t in trajectories if not t.results["r"].valid}
@@ -279,7 +279,7 @@ async def test_a_group_reward_that_is_slow_for_one_group_masks_that_group_alone(
     assert all(num_attempts(t) == 2 for t in trajectories if t.group == 5)
 
 
-async def test_a_group_reward_whose_replica_is_killed_costs_no_group(servers: Servers) -> None:
+async def test_killed_replica_of_a_group_reward_costs_no_group(servers: Servers) -> None:
     addresses = await servers.start(RANK, 2, scope="group")
     spec = make_reward(failurePolicy={"retries": 0}, scope="group")
     async with collecting(spec, make_prompts(250)) as (collector, rewards, task):
@@ -290,22 +290,22 @@ async def test_a_group_reward_whose_replica_is_killed_costs_no_group(servers: Se
     assert all(t.score is not None for t in trajectories)
 
 
-async def test_a_rollout_of_a_new_version_in_the_middle_of_a_step_leaves_scores_of_one(servers: Servers) -> None:
+async def test_rolling_update_during_a_step_leaves_a_single_version(servers: Servers) -> None:
     old = await servers.start(SCORE, 2)
     new = await servers.start(SCORE + "\n# version 2\n", 2)
-    servers.name(*old)
+    servers.list_only(*old)
     spec = make_reward(failurePolicy={"retries": 0})
     async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
         versions = rewards.clients["r"].replicas.fleet.versions
         await until(lambda: collector.progress.num_scored >= 50)
-        servers.name(old[1], new[0])
+        servers.list_only(old[1], new[0])
         servers.kill(old[0])
-        await until(lambda: len(set(versions())) == 2)  # both live: the step stays with the old one
+        await until(lambda: len(set(versions())) == 2)  # both exist: the step keeps the old one
         await until(lambda: collector.progress.num_scored >= 100)
         assert len({t.results["r"].version for t in collector.progress.trajectories if t.results}) == 1
-        servers.name(*new)
+        servers.list_only(*new)
         servers.kill(old[1])
         trajectories = check(await task, spec, 100)
         assert rewards.clients["r"].num_rescored >= 100
     assert all(t.score == float(t.text) for t in trajectories)
-    assert {t.results["r"].version for t in trajectories} == set(versions()), "the new one's alone"
+    assert {t.results["r"].version for t in trajectories} == set(versions()), "only the new version"

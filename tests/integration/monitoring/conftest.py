@@ -1,4 +1,4 @@
-"""Makes this folder's helpers importable: pytest's importlib mode puts no folder on the path."""
+"""Makes this folder's helpers importable: pytest's importlib mode adds no folder to the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The chart's dashboard as Grafana reads it: panels, their queries, and variables put in."""
+"""The chart's dashboard as Grafana reads it: panels, and their queries with variables replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATH = ROOT / "charts" / "rljob" / "dashboards" / "rljob.json"
 
 
 class Query(NamedTuple):
-    """One query of one panel."""
+    """One query in a panel."""
 
     panel: str
     legend: str
@@ -25,23 +25,23 @@ def read() -> dict[str, Any]:
 
 
 def list_panels() -> list[dict[str, Any]]:
-    """All panels but the rows that group them."""
+    """Return all panels except rows."""
     return [panel for panel in read()["panels"] if panel["type"] != "row"]
 
 
 def list_queries(panel: dict[str, Any], *, window: str, span: str, **variables: str) -> list[Query]:
-    """A panel's queries, variables put in: those not named mean All."""
+    """Return a panel's queries with variables replaced. Variables that are not given mean All."""
     values = {"__rate_interval": window, "__range": span, **dict.fromkeys(list_variables(), ".*"), **variables}
 
-    def put_in(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         return values[match[1]]
 
     return [
-        Query(panel["title"], target["legendFormat"], re.sub(r"\$(\w+)", put_in, target["expr"]))
+        Query(panel["title"], target["legendFormat"], re.sub(r"\$(\w+)", replace, target["expr"]))
         for target in panel["targets"]
     ]
 
 
 def list_variables() -> dict[str, str]:
-    """Name -> what Grafana asks for its values."""
+    """Return name -> Grafana's query for the values."""
     return {v["name"]: v["query"] for v in read()["templating"]["list"] if v["type"] == "query"}

@@ -1,7 +1,7 @@
-"""`python tests/integration/monitoring/draw.py [SECONDS]`: docs/images/dashboard.png, of a real Prometheus over a run.
+"""`python tests/integration/monitoring/draw.py [SECONDS]`: draws docs/images/dashboard.png.
 
-Runs the tests' scene for a while, asks Prometheus for the range of every query of the dashboard, and draws the panels
-with matplotlib, in the dashboard's rows and widths. Says on the picture that it is no screenshot.
+Runs the tests' job for a while, queries a real Prometheus for every panel of the dashboard, and draws the panels with
+matplotlib in the dashboard's rows and widths. The picture states that it is not a screenshot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dashboard
 import matplotlib as mpl
 import prometheus_tools
 import pytest
-import scene
+import running_job
 from PIL import Image
 
 from tests.paths import ROOT
@@ -40,7 +40,7 @@ _COLUMNS = 24
 _LINE_INCHES, _HEADING_INCHES = 2.6, 0.4
 _COLOURS = [*mpl.colormaps["tab20"].colors[::2], *mpl.colormaps["tab20"].colors[1::2]]  # the strong ones first
 _MAX_LEGEND = 24
-_CHARACTERS_A_COLUMN = 6
+_CHARACTERS_PER_COLUMN = 6
 """Of a title."""
 Answer = tuple[dashboard.Query, list[dict[str, Any]]]
 Drawn = tuple[dict[str, Any], list[Answer]]
@@ -50,16 +50,16 @@ Drawn = tuple[dict[str, Any], list[Answer]]
 async def watch(seconds: float) -> list[Drawn]:
     """Rows, and panels with what Prometheus answers after that time; a repeated panel once a component."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-        watched = scene.Scene(Path(folder), monkeypatch)
-        async with watched.running():
-            configs = scene.build_scrape_configs(watched.operator_port)
-            prometheus = prometheus_tools.Prometheus(Path(folder), scene.PROMETHEUS, configs)
+        job = running_job.RunningJob(Path(folder), monkeypatch)
+        async with job.running():
+            configs = running_job.build_scrape_configs(job.operator_port)
+            prometheus = prometheus_tools.Prometheus(Path(folder), running_job.PROMETHEUS, configs)
             try:
-                await asyncio.to_thread(prometheus.wait_until_up, scene.NUM_TARGETS)
-                began = time.time()
+                await asyncio.to_thread(prometheus.wait_until_up, running_job.NUM_TARGETS)
+                started_at = time.time()
                 await asyncio.sleep(seconds)
                 return [
-                    (panel, [(query, ask(prometheus, query, began)) for query in queries])
+                    (panel, [(query, ask(prometheus, query, started_at)) for query in queries])
                     for panel, queries in expand(prometheus)
                 ]
             finally:
@@ -74,7 +74,7 @@ def expand(prometheus: prometheus_tools.Prometheus) -> list[tuple[dict[str, Any]
             found.append((panel, []))
             continue
         variable = panel.get("repeat")
-        values = prometheus.ask(f"label/{variable}/values") if variable else [""]
+        values = prometheus.query_api(f"label/{variable}/values") if variable else [""]
         for value in values:
             chosen = {variable: value} if variable else {}
             queries = dashboard.list_queries(panel, window=f"{_WINDOW_SECONDS}s", span="5m", **chosen)
@@ -82,8 +82,8 @@ def expand(prometheus: prometheus_tools.Prometheus) -> list[tuple[dict[str, Any]
     return found
 
 
-def ask(prometheus: prometheus_tools.Prometheus, query: dashboard.Query, began: float) -> list[dict[str, Any]]:
-    answer = prometheus.ask("query_range", query=query.expression, start=began, end=time.time(), step=2)
+def ask(prometheus: prometheus_tools.Prometheus, query: dashboard.Query, started_at: float) -> list[dict[str, Any]]:
+    answer = prometheus.query_api("query_range", query=query.expression, start=started_at, end=time.time(), step=2)
     series: list[dict[str, Any]] = answer["result"]
     return series
 
@@ -130,7 +130,7 @@ def draw(drawn: list[Drawn]) -> None:
 
 
 def draw_panel(axis: Axes, panel: dict[str, Any], answers: list[Answer]) -> None:
-    title = textwrap.fill(panel["title"], panel["gridPos"]["w"] * _CHARACTERS_A_COLUMN)
+    title = textwrap.fill(panel["title"], panel["gridPos"]["w"] * _CHARACTERS_PER_COLUMN)
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.tick_params(labelsize=7)
     axis.set_prop_cycle(color=_COLOURS)

@@ -1,7 +1,7 @@
-"""The real prometheus and promtool: from PATH, else Debian's package, unpacked into the cache without root.
+"""The real prometheus and promtool: from PATH, else from Debian's package, unpacked into the cache without root.
 
-Building them from Go source takes minutes and gives no other answers; Debian's are 20 MB. Where neither can be had, the
-tests skip and say so; under CI they fail, so that a green run has run them.
+A build from Go source takes minutes; Debian's package has 20 MB. If neither is available, the tests skip with the
+reason. Under CI they fail, so that a green run includes them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ _DEADLINE_SECONDS = 120.0
 
 
 def find(name: str) -> str:
-    """Path of `prometheus` or `promtool`."""
+    """Return the path of `prometheus` or `promtool`."""
     found = shutil.which(name) or shutil.which(name, path=str(_CACHE / "usr/bin"))
     if found:
         return found
-    why = _unpack() if shutil.which("apt-get") and shutil.which("dpkg-deb") else "neither on PATH nor a Debian machine"
+    can_unpack = shutil.which("apt-get") and shutil.which("dpkg-deb")
+    reason = _unpack() if can_unpack else "this is not a Debian machine"
     found = shutil.which(name, path=str(_CACHE / "usr/bin"))
     if not found:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} cannot be had: {why}; put it on PATH")
+        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop(f"{name}: not found on PATH, and not installed: {reason}; put it on PATH")
     return found
 
 
 def _unpack() -> str:
-    """Debian's package into the cache. The last words of what failed."""
+    """Unpack Debian's package into the cache. Return the last error message."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     download = ["apt-get", "download", "prometheus"]
     done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
@@ -73,15 +75,15 @@ class Prometheus:
         self._process.wait(_DEADLINE_SECONDS)
         self._log.close()
 
-    def ask(self, path: str, **parameters: Any) -> Any:
-        """The `data` of an API call. AssertionError with what Prometheus said where it refused."""
+    def query_api(self, path: str, **parameters: Any) -> Any:
+        """Return the `data` of an API call. Raise AssertionError with Prometheus' message if it rejects the call."""
         query = urllib.parse.urlencode(parameters)
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             if error.code == 503:
-                raise ConnectionError("it starts") from None
+                raise ConnectionError("it is starting") from None
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
     def wait_until_up(self, num_targets: int) -> None:
@@ -92,6 +94,6 @@ class Prometheus:
             assert time.monotonic() < deadline, f"not scraped: {targets}"
             time.sleep(0.2)
             try:
-                targets = self.ask("targets")["activeTargets"]
+                targets = self.query_api("targets")["activeTargets"]
             except OSError:
                 assert self._process.poll() is None, "Prometheus has ended; see its log"

@@ -1,4 +1,4 @@
-"""The chart's alerts by promtool: each fires when it should, and not when it should not."""
+"""The chart's alerts in promtool: each fires when it should, and only then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = Path(__file__).with_name("alerts.test.yaml")
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory):
-    """rules.yaml: the chart's PrometheusRule with its default limits, as Prometheus Operator hands it on."""
+    """rules.yaml: the chart's PrometheusRule with default limits, as Prometheus reads it."""
     command = [find_or_build("helm") / "helm", "template", "rljob", ROOT / "charts" / "rljob"]
     done = subprocess.run(
         [*command, "--set", "prometheusRules.enabled=true", "-s", "templates/prometheusrule.yaml"],
@@ -42,24 +42,24 @@ def alerts_of(rules):
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
-def test_prometheus_takes_the_rules(rules):
+def test_prometheus_accepts_the_rules(rules):
     promtool("check", "rules", str(rules))
 
 
-def test_alerts_fire_when_they_should_and_not_when_they_should_not(rules):
+def test_alerts_fire_exactly_when_they_should(rules):
     cases = rules.with_name(CASES.name)
     shutil.copy(CASES, cases)
     promtool("test", "rules", str(cases))
 
 
-def test_every_alert_has_a_case_in_which_it_fires(rules):
+def test_every_alert_fires_in_some_case(rules):
     fired = set(re.findall(r'alertname="(\w+)"', CASES.read_text())) | set(
         re.findall(r"alertname: (\w+)", CASES.read_text())
     )
     assert fired == set(alerts_of(rules))
 
 
-def test_every_alert_has_its_runbook(rules):
+def test_every_alert_has_a_runbook(rules):
     headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "monitoring.md").read_text(), re.M)
     anchors = {f"docs/monitoring.md#{heading.lower()}" for heading in headings}
     missing = {name for name, rule in alerts_of(rules).items() if rule["annotations"]["runbook"] not in anchors}

@@ -1,9 +1,9 @@
-"""What a Prometheus watches in these tests: a job whose rewards run in real reward servers, and the operator's metrics.
+"""A running job for Prometheus to scrape, with real reward servers and the operator's metrics.
 
 Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
-functions raise, crash, abstain and are slow for some samples; two of a judge with a cache, which share the limits of an
-endpoint that refuses and fails at times; the operator's server of metrics. Stand-ins (those of the unit tests): the
-rollouts, the trainer group, the endpoint. The operator's decisions are made up by the scene.
+functions raise, crash, abstain and are slow for some samples; two judge servers with a cache, which share the limits of
+an endpoint that sometimes rejects or fails; the operator's metrics server. Fakes (those of the unit tests): the
+rollouts, the trainer group, the endpoint. This module makes up the operator's decisions.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVE
 from rljob_operator.backend import JobKey
 from rljob_operator.loop.health import Health
 from rljob_operator.loop.metrics import Metrics
-from rljob_operator.loop.workqueue import KeyedQueue
+from rljob_operator.loop.workqueue import WorkQueue
 from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
 
 _TOKEN = "token"
 _DEADLINE_SECONDS = 120.0
 NETWORK = os.environ.get("RLJOB_TEST_MONITORING", "127.37.1")
-"""First three numbers of the scene's addresses."""
+"""First three numbers of all addresses."""
 OPERATOR, PROMETHEUS, HEAD = f"{NETWORK}.1", f"{NETWORK}.2", f"{NETWORK}.3"
 ENDPOINT = f"{NETWORK}.20"
 REWARDS = {"correct": [f"{NETWORK}.11"], "style": [f"{NETWORK}.12"], "helpful": [f"{NETWORK}.13", f"{NETWORK}.14"]}
-"""Addresses of each one's replicas."""
+"""Addresses of the replicas of each reward."""
 PROMPT_TOKENS = 70
-"""Of each call that the endpoint answers."""
+"""Per call that succeeds."""
 
 _CORRECT = """
 import hashlib, os, time
@@ -98,7 +98,7 @@ _SPECS: list[dict[str, Any]] = [
 
 
 async def _judge(body: dict[str, Any], number: int) -> web.Response:
-    """What the endpoint answers: now and then it is asked for too much, or fails."""
+    """Respond as the endpoint: some calls exceed its rate limit, some fail."""
     if number % 30 == 17:
         return web.Response(status=429, headers={"Retry-After": "1"})
     if number % 30 == 29:
@@ -111,30 +111,30 @@ async def _judge(body: dict[str, Any], number: int) -> web.Response:
 
 
 def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
-    """The scene's targets with the labels that the chart's monitors give."""
-    ours = {"namespace": "team", "rljob_dev_job": "sums"}
+    """Return all targets with the labels that the chart's monitors add."""
+    job_labels = {"namespace": "team", "rljob_dev_job": "sums"}
 
     def target(address: str, port: int, **labels: str) -> dict[str, Any]:
         return {"targets": [f"{address}:{port}"], "labels": labels}
 
-    servers = [target(address, PORT_REWARD, **ours, rljob_dev_reward=name) for name, address in _list_replicas()]
+    servers = [target(address, PORT_REWARD, **job_labels, rljob_dev_reward=name) for name, address in _list_replicas()]
     operator = target(OPERATOR, operator_port, namespace="rljob")
     return [
-        {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **ours), *servers]},
+        {"job_name": "rljob-jobs", "static_configs": [target(HEAD, PORT_DRIVER, **job_labels), *servers]},
         {"job_name": "rljob", "honor_labels": True, "static_configs": [operator]},
     ]
 
 
 def _list_replicas() -> list[tuple[str, str]]:
-    """(reward, address) of every reward server."""
+    """Return (reward, address) of every reward server."""
     return [(name, address) for name, addresses in REWARDS.items() for address in addresses]
 
 
 NUM_TARGETS = 2 + len(_list_replicas())
 
 
-class Scene:
-    """A job under way."""
+class RunningJob:
+    """A job that trains until it is stopped."""
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
         self._folder = folder
@@ -144,10 +144,12 @@ class Scene:
             evaluation={"accuracy": "score", "everySteps": 4},
             checkpoint={"everySteps": 3},
         )
-        self.world = driver_harness.World(folder, monkeypatch, job, network="240", num_rewards=0)
-        hosts = [f"{rollout.address} rollouts" for rollout in self.world.rollouts]
+        self.harness = driver_harness.DriverHarness(
+            folder, monkeypatch, job, network=f"{driver_harness.NETWORK}.240", num_rewards=0
+        )
+        hosts = [f"{rollout.address} rollouts" for rollout in self.harness.rollouts]
         hosts += [f"{address} reward-{name}" for name, address in _list_replicas()]
-        self.world.hosts.write_text("\n".join(hosts) + "\n")
+        self.harness.hosts.write_text("\n".join(hosts) + "\n")
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: f"reward-{name}" for name in REWARDS}))
         self.operator = Metrics()
         with socket.socket() as free:
@@ -155,29 +157,28 @@ class Scene:
             self.operator_port = free.getsockname()[1]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Scene]:
-        """Everything serves, and the job trains until the scene ends."""
+    async def running(self) -> AsyncIterator[RunningJob]:
+        """Run all servers and the job."""
         endpoint = fake_endpoint.Endpoint(ENDPOINT)
         endpoint.answer = _judge
         servers = [self._start_reward(name, address) for name, address in _list_replicas()]
         try:
             await self._until_ready(servers)
-            async with self.world, self.world.driver() as driver:
-                status = StatusServer(self.world.board, self.world.prometheus.render)
+            async with self.harness, self.harness.driver() as driver:
+                status = StatusServer(self.harness.board, self.harness.prometheus.render)
                 await status.start(HEAD)
-                runners = await self._serve_operator()
+                operator = await Health(WorkQueue(), self.operator).serve(0, self.operator_port)
                 tasks = [asyncio.create_task(driver.run()), asyncio.create_task(self._operate())]
                 try:
                     yield self
                     for task in tasks:
                         if task.done():
-                            task.result()  # it should still be at it
+                            task.result()  # it should still run
                 finally:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-                    for runner in runners:
-                        await runner.cleanup()
+                    await operator.cleanup()
                     await status.close()
         finally:
             for server in servers:
@@ -193,17 +194,17 @@ class Scene:
         (folder / "reward.yaml").write_text(yaml.safe_dump(reward))
         own = {ENV_TOKEN: _TOKEN, ENV_POD_IP: address, ENV_PEERS: f"reward-{name}"}
         environment = {**os.environ, **own}
-        with (folder / "log").open("wb") as log:
+        with (folder / "log").open("wb") as file:
             command = [sys.executable, "-m", "rljob_reward", "--config", str(folder / "reward.yaml")]
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
     async def _until_ready(self, servers: list[subprocess.Popen[bytes]]) -> None:
         deadline = time.monotonic() + _DEADLINE_SECONDS
         for server, (name, address) in zip(servers, _list_replicas(), strict=True):
             while True:
-                said = (self._folder / address / "log").read_text()
-                assert server.poll() is None, f"reward {name} has ended: {said}"
-                assert time.monotonic() < deadline, f"reward {name} does not serve: {said}"
+                log = (self._folder / address / "log").read_text()
+                assert server.poll() is None, f"reward {name} has exited: {log}"
+                assert time.monotonic() < deadline, f"reward {name} does not serve: {log}"
                 try:
                     reader, writer = await asyncio.open_connection(address, PORT_REWARD)
                     writer.write(b"GET /rljob/ready HTTP/1.0\r\n\r\n")
@@ -215,18 +216,14 @@ class Scene:
                     break
                 await asyncio.sleep(0.1)
 
-    async def _serve_operator(self) -> list[Any]:
-        """As `python -m rljob_operator` does."""
-        return await Health(KeyedQueue(), self.operator).serve(0, self.operator_port)
-
     async def _operate(self) -> None:
-        """What an operator with this job records. Its decisions: as many slots as samples wait."""
-        manifest = self.world.job.to_manifest()
+        """Record what an operator of this job records. It decides for as many slots as samples wait."""
+        manifest = self.harness.job.to_manifest()
         for reward in manifest["spec"]["rewards"]:
             reward["autoscaling"] = {"maxReplicas": 2}
         while True:
-            demand = self.world.board.snapshot().demand
-            slots = {name: said.in_flight for name, said in demand.items()}
+            demand = self.harness.board.snapshot().demand
+            slots = {name: each.in_flight for name, each in demand.items()}
             scaling = [
                 {"name": name, "slots": count, "replicas": max(1, min(2, count // 4))} for name, count in slots.items()
             ]

@@ -22,16 +22,20 @@ def build_table(
     header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, gap: int = 3, header_style: str = ""
 ) -> Table:
     """Columns as wide as their widest cell; the last one is shortened to what is left of the terminal."""
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=header_style)
-    for name in header:
-        table.add_column(_cell(name), no_wrap=name != header[-1], overflow="ellipsis")
+    table = Table(box=None, padding=0, pad_edge=False, header_style=header_style)
+    *others, last = header
+    for name in others:
+        table.add_column(_cell(name, gap), no_wrap=True)
+    table.add_column(_cell(last))
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*(_cell(value, gap) for value in row[:-1]), _cell(row[-1]))
     return table
 
 
-def _cell(value: str | Text) -> Text:
+def _cell(value: str | Text, gap: int = 0) -> Text:
+    # The gap is part of the cell, because rich counts the padding of the last column, which it does not draw.
     cell = Text(_CONTROLS.sub(" ", value)) if isinstance(value, str) else value
+    cell.pad_right(gap)
     cell.no_wrap, cell.overflow = True, "ellipsis"
     return cell
 

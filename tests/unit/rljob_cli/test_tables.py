@@ -27,7 +27,7 @@ def test_columns_align_by_the_displayed_width_of_their_cells():
 def test_lines_are_cut_to_the_width_of_the_terminal(width):
     header, first, cut = lines_of(["A", "B"], WIDE, width=width)
     assert [cell_len(header), cell_len(first)] == [8, 8]
-    assert cell_len(cut) in (width - 1, width)
+    assert cell_len(cut) in (width - 1, width), "a wide character may not fit in the last place"
     assert cut.startswith("x      ")
     assert cut.endswith("…")
 
@@ -40,3 +40,8 @@ def test_lines_of_a_pipe_are_not_cut_and_have_no_trailing_spaces():
 
 def test_control_characters_of_a_program_are_removed():
     assert lines_of(["A"], [["one\r\ntwo\t\x1b[31mred"]]) == ["A", "one two [31mred"]
+
+
+def test_only_the_last_column_is_cut_and_uses_the_remaining_width():
+    lines = lines_of(["A", "B", "C"], [["a" * 10, "b" * 10, "c" * 10]], width=30)
+    assert lines[1] == f"{'a' * 10}   {'b' * 10}   ccc…"

@@ -9,23 +9,15 @@ From the projects' repositories in November 2026:
 
 import pytest
 
-from rljob_api.manifest.job import RLJob
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.defaults import DEFAULTS
+from tests.support.job_simulation import FUNCTION, make_job
 
 
 def make_children(gang, queue=None, **spec):
     scheduling = {"gang": gang, "timeoutSeconds": 100} | ({"queue": queue} if queue else {})
-    base = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/d.jsonl"}},
-        "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
-        "rollout": {"replicas": 2},
-        "scheduling": scheduling,
-    }
-    job = RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
-    return build_children(job, "token", DEFAULTS)
+    return build_children(make_job(**{"rollout": {"replicas": 2}, "scheduling": scheduling} | spec), "token", DEFAULTS)
 
 
 def templates(children):
@@ -38,7 +30,7 @@ def pod_groups(children):
 
 def with_priorities(*names):
     head, trainer, rollout, reward = ({"template": {"spec": {"priorityClassName": name}}} for name in names)
-    reward |= {"name": "correct", "function": {"inline": "def reward(): ..."}}
+    reward |= {"name": "correct", "function": FUNCTION}
     return {"head": head, "trainer": trainer, "rollout": rollout | {"replicas": 2}, "rewards": [reward]}
 
 

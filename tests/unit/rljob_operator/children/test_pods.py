@@ -1,21 +1,15 @@
 """Volumes that all roles share."""
 
-from rljob_api.manifest.job import RLJob
 from rljob_operator.children import build_children
 from rljob_operator.defaults import DEFAULTS
+from tests.support.job_simulation import make_job
 
 
 def test_claim_with_model_and_checkpoints_is_one_writable_volume():
-    job = RLJob.model_validate(
-        {
-            "metadata": {"name": "gsm8k", "uid": "u1"},
-            "spec": {
-                "model": {"source": "pvc://all/model"},
-                "data": {"train": {"source": "pvc://all/train.jsonl"}, "eval": {"source": "pvc://other/eval.jsonl"}},
-                "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
-                "checkpoint": {"persistentVolumeClaim": {"claimName": "all"}},
-            },
-        }
+    job = make_job(
+        model={"source": "pvc://all/model"},
+        data={"train": {"source": "pvc://all/train.jsonl"}, "eval": {"source": "pvc://other/eval.jsonl"}},
+        checkpoint={"persistentVolumeClaim": {"claimName": "all"}},
     )
     head = next(child for child in build_children(job, "token", DEFAULTS) if child["kind"] == "Job")
     spec = head["spec"]["template"]["spec"]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY, ENV_PEERS, ENV_TOKEN, ENV_VLLM_SOCKET
 from rljob_operator.children import build_children
 from rljob_operator.children.reward import build_reward, service_of
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan.validate import find_problems
+from tests.support import job_simulation
 
 JUDGE = {"template": "{{ completion }}", "parser": {"regex": "(.)"}}
 SERVED = {"judge": JUDGE | {"model": {"source": "hf://org/judge", "gpus": 2}}}
@@ -16,12 +16,7 @@ ENDPOINT = {"url": "https://api.example.com/v1", "model": "m"}
 
 
 def make_job(**reward):
-    spec = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/d.jsonl"}},
-        "rewards": [{"name": "good", **reward}],
-    }
-    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": spec})
+    return job_simulation.make_job(rewards=[{"name": "good", **reward}])
 
 
 def child(job, kind, name="gsm8k-reward-good"):

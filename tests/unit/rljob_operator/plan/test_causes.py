@@ -4,26 +4,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.causes import REMEDIES, find_causes
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.observed_job import observe_job
-from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_model import plan_reward_model
+from tests.support.job_simulation import make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def make_job(**spec):
-    base = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/d.jsonl"}},
-        "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
-    }
-    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
 
 
 def make_pod(role="rollout", node="", spec=None, **status):
@@ -331,31 +321,6 @@ def test_missing_reward_model_is_reported_once_and_in_the_condition():
     assert "spec.rewards[0].rewardModelRef" in conditions.find(made.status, "Running").message
     job.status = made.status
     assert plan_job(job, ObservedState(), NOW, new_token=lambda: "t").events == ()
-
-
-def test_shared_node_breaks_required_isolation():
-    job = make_job(rollout={"nodePool": {"exclusive": True}})
-    trainer, rollout = make_pod("trainer", "n1"), make_pod("rollout", "n1")
-    assert evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, rollout))).roles)[0] is False
-    assert "node n1" in evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, rollout))).roles)[2]
-    apart = make_pod("rollout", "n2")
-    assert evaluate_isolation(observe_job(job, ObservedState(pods=(trainer, apart))).roles)[0] is True
-    assert evaluate_isolation(observe_job(job, ObservedState()).roles) is None
-    assert evaluate_isolation(observe_job(make_job(), ObservedState(pods=(trainer, rollout))).roles) is None
-
-
-def test_name_conflict_stays_until_the_object_is_deleted():
-    job = make_job()
-    made = plan_job(job, ObservedState(), NOW, new_token=lambda: "t")
-    taken = conditions.set_name_conflict(made.status, ["Service gsm8k-head"], NOW)
-    assert "Service gsm8k-head" in conditions.find(taken, "NameConflict").message
-    assert len(conditions.conflict_events(job.status, taken)) == 1
-    job.status = taken
-    again = plan_job(job, ObservedState(), NOW, new_token=lambda: "t").status
-    assert conditions.set_name_conflict(again, ["Service gsm8k-head"], NOW) == taken, (
-        "a second reconcile writes nothing"
-    )
-    assert not conditions.is_true(conditions.set_name_conflict(again, [], NOW), "NameConflict")
 
 
 def test_causes_survive_the_message_limit_and_emit_one_event():

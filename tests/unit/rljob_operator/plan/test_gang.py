@@ -1,38 +1,27 @@
 """Gangs: scheduling gates, the timeout that releases nodes, and what a running job keeps."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
-from rljob_operator.backend import ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
-from rljob_operator.children.difference import contains, stamp
 from rljob_operator.plan import conditions
-from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.validate import find_problems
+from tests.support.job_simulation import START, JobSimulation, make_job
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 GATE = [{"name": SCHEDULING_GATE}]
 ROLES = {"head": 1, "trainer": 1, "rollout": 2, "reward": 1}
 
 
-def make_job(gang="gates", **scheduling):
-    return RLJob.model_validate(
-        {
-            "metadata": {"name": "gsm8k", "uid": "u1"},
-            "spec": {
-                "model": {"source": "/m"},
-                "data": {"train": {"source": "/d.jsonl"}},
-                "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
-                "rollout": {"replicas": 2},
-                "scheduling": {"gang": gang, "timeoutSeconds": 100} | scheduling,
-            },
-        }
-    )
+def make_gang(gang="gates", **scheduling):
+    return make_job(rollout={"replicas": 2}, scheduling={"gang": gang, "timeoutSeconds": 100} | scheduling)
+
+
+def simulate(gang="gates", **scheduling):
+    return JobSimulation(make_gang(gang, **scheduling), deletes_pods=True)
 
 
 def make_pod(role, index, stage):
@@ -49,94 +38,67 @@ def make_pods(stage, roles=ROLES):
     return {f"{r}-{i}": make_pod(r, i, stage) for r, n in roles.items() for i in range(n)}
 
 
-class JobSimulation:
-    """Applies the plans of a job to its objects, and counts the writes."""
-
-    def __init__(self, job):
-        self.job, self.now, self.children, self.pods = job, START, {}, {}
-
-    def reconcile(self, seconds=1):
-        self.now += timedelta(seconds=seconds)
-        made = plan_job(
-            self.job, ObservedState(self.children, tuple(self.pods.values())), self.now, new_token=lambda: "t"
-        )
-        self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
-        self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)
-        self.children |= {key_of(child): stamp(child) for child in made.children}
-        for key in made.delete:
-            self.children.pop(key)
-        if not any(key.kind in WORKLOAD_KINDS for key in self.children):
-            self.pods.clear()
-        for name in made.ungate:
-            self.pods[name] = self.pods[name] | {"spec": {}}
-        self.job = self.job.model_copy(update={"status": made.status})
-        return made
-
-    def queued(self):
-        return conditions.find(self.job.status, "Queued")
-
-
-def has_workloads(simulation):
-    return any(key.kind in WORKLOAD_KINDS for key in simulation.children)
+def queued(simulation):
+    return conditions.find(simulation.job.status, "Queued")
 
 
 def test_gates_open_only_when_all_pods_exist():
-    simulation = JobSimulation(make_job())
+    simulation = simulate()
     simulation.reconcile()
     simulation.pods = make_pods("gated", ROLES | {"rollout": 1})
     made = simulation.reconcile()
     assert (made.ungate, simulation.job.status.phase) == ((), "Queued")
-    assert simulation.queued().message == "4 of 5 Pods exist"
+    assert queued(simulation).message == "4 of 5 Pods exist"
     simulation.pods = make_pods("gated")
     assert len(simulation.reconcile().ungate) == 5
 
 
 def test_incomplete_gang_releases_its_nodes_and_retries():
-    simulation = JobSimulation(make_job())
+    simulation = simulate()
     simulation.reconcile()
     simulation.pods = make_pods("placed", ROLES | {"rollout": 1})
     simulation.reconcile(99)
-    assert has_workloads(simulation)
+    assert simulation.has_workloads()
     made = simulation.reconcile(1)
-    assert not has_workloads(simulation), "an incomplete gang releases its nodes"
-    assert (simulation.queued().reason, simulation.job.status.phase) == ("TimedOut", "Queued")
+    assert not simulation.has_workloads(), "an incomplete gang releases its nodes"
+    assert (queued(simulation).reason, simulation.job.status.phase) == ("TimedOut", "Queued")
     assert made.requeue_after_seconds <= 50
     simulation.reconcile()  # the Pods are deleted, and the message changes
     simulation.reconcile()
     assert simulation.writes == 0, "nothing to write while it backs off"
     simulation.reconcile(48)
-    assert has_workloads(simulation)
-    assert simulation.queued().reason == "WaitingForPods"
+    assert simulation.has_workloads()
+    assert queued(simulation).reason == "WaitingForPods"
 
 
 def test_replacement_pod_of_a_running_job_starts_at_once():
-    simulation = JobSimulation(make_job())
+    simulation = simulate()
     simulation.reconcile()
     simulation.pods = make_pods("ready")
     simulation.reconcile()
     assert simulation.job.status.phase == "Running"
-    assert simulation.queued().status == "False"
+    assert queued(simulation).status == "False"
     simulation.pods["rollout-1"] = make_pod("rollout", 1, "gated")
     del simulation.pods["reward-0"]
     assert simulation.reconcile(1000).ungate == ("rollout-1",)
-    assert has_workloads(simulation), "the timeout applies only to a start"
+    assert simulation.has_workloads(), "the timeout applies only to a start"
 
 
 def test_backoff_written_by_a_clock_far_ahead_is_ignored():
-    simulation = JobSimulation(make_job())
+    simulation = simulate()
     simulation.job.status.not_before = START + timedelta(days=1)
     simulation.reconcile()
-    assert has_workloads(simulation)
+    assert simulation.has_workloads()
 
 
 @pytest.mark.parametrize("later", ["none", "volcano", "coscheduling", "kueue"])
 def test_changed_gang_restarts_no_running_pod(later):
-    simulation = JobSimulation(make_job())
+    simulation = simulate()
     simulation.reconcile()
     simulation.pods = make_pods("ready")
     simulation.reconcile()
     before = {key: c["spec"]["template"] for key, c in simulation.children.items() if key.kind in WORKLOAD_KINDS}
-    simulation.job.spec.scheduling = make_job(later, **({"queue": "q"} if later == "kueue" else {})).spec.scheduling
+    simulation.job.spec.scheduling = make_gang(later, **({"queue": "q"} if later == "kueue" else {})).spec.scheduling
     simulation.reconcile()
     assert before == {
         key: c["spec"]["template"] for key, c in simulation.children.items() if key.kind in WORKLOAD_KINDS
@@ -164,7 +126,7 @@ def test_changed_gang_restarts_no_running_pod(later):
     ],
 )
 def test_each_scheduler_gets_its_group(gang, labels, annotations, scheduler, group):
-    made = JobSimulation(make_job(gang, **({"queue": "q"} if gang != "coscheduling" else {}))).reconcile()
+    made = simulate(gang, **({"queue": "q"} if gang != "coscheduling" else {})).reconcile()
     for child in made.children:
         if child["kind"] in WORKLOAD_KINDS:
             template = child["spec"]["template"]
@@ -177,29 +139,29 @@ def test_each_scheduler_gets_its_group(gang, labels, annotations, scheduler, gro
 
 
 def test_kueue_without_queue_is_rejected():
-    assert find_problems(make_job("kueue")) == [
+    assert find_problems(make_gang("kueue")) == [
         "spec.scheduling.queue must be set for gang: kueue; name a LocalQueue of the job's namespace"
     ]
-    assert len(find_problems(make_job("gates", queue="q"))) == 1
+    assert len(find_problems(make_gang("gates", queue="q"))) == 1
 
 
 def test_wait_for_kueue_quota_never_times_out():
-    simulation = JobSimulation(make_job("kueue", queue="research"))
+    simulation = simulate("kueue", queue="research")
     simulation.reconcile()
     simulation.pods = make_pods("pending")
     for pod in simulation.pods.values():
         pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     simulation.reconcile()
     simulation.reconcile(100_000)
-    assert has_workloads(simulation), "the timeout applies to nodes, not to quota"
-    assert (simulation.queued().status, simulation.queued().reason) == ("True", "WaitingForQuota")
-    assert "queue research has not admitted the job" in simulation.queued().message
+    assert simulation.has_workloads(), "the timeout applies to nodes, not to quota"
+    assert (queued(simulation).status, queued(simulation).reason) == ("True", "WaitingForQuota")
+    assert "queue research has not admitted the job" in queued(simulation).message
     simulation.pods = make_pods("pending")
     simulation.reconcile()
     simulation.reconcile(99)
-    assert simulation.queued().reason == "WaitingForNodes"
+    assert queued(simulation).reason == "WaitingForNodes"
     simulation.reconcile(1)
-    assert not has_workloads(simulation), "once admitted, the group must be placed in time"
+    assert not simulation.has_workloads(), "once admitted, the group must be placed in time"
 
 
 STAGES = st.sampled_from(["missing", "gated", "pending", "placed", "ready"])
@@ -210,10 +172,10 @@ STAGES = st.sampled_from(["missing", "gated", "pending", "placed", "ready"])
     st.lists(st.tuples(st.lists(STAGES, min_size=5, max_size=5), st.integers(1, 120)), min_size=1, max_size=5),
 )
 def test_repeated_reconcile_writes_nothing_and_no_gate_opens_early(gang, history):
-    simulation = JobSimulation(make_job(gang))
+    simulation = simulate(gang)
     names = [(r, i) for r, n in ROLES.items() for i in range(n)]
     for stages, seconds in history:
-        if has_workloads(simulation):
+        if simulation.has_workloads():
             simulation.pods = {
                 f"{r}-{i}": make_pod(r, i, s) for (r, i), s in zip(names, stages, strict=True) if s != "missing"
             }

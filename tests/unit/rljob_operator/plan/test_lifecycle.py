@@ -1,33 +1,17 @@
 """The status of a job whose Pods wait, fail, restart and end."""
 
 import base64
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import ChildKey, ObservedState, key_of
+from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
+from tests.support.job_simulation import JobSimulation, make_job
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD = ChildKey("Job", "gsm8k-head")
-
-
-def make_job(**spec):
-    return RLJob.model_validate(
-        {
-            "metadata": {"name": "gsm8k", "uid": "u1", "generation": 1},
-            "spec": {
-                "model": {"source": "/models/tiny"},
-                "data": {"train": {"source": "/data/train.jsonl"}},
-                "rewards": [{"name": "correct", "function": {"inline": "def reward(): ..."}}],
-                "rollout": {"replicas": 2},
-            }
-            | spec,
-        }
-    )
 
 
 def pod(role, name, *, ready=True, restarts=0, state=None, last=None, phase="Running", **extra):
@@ -55,26 +39,11 @@ def all_ready():
     }
 
 
-class JobSimulation:
-    """Applies the plans of a job and stores its status."""
+class JobHistory(JobSimulation):
+    """A simulation with two rollouts."""
 
-    def __init__(self, job):
-        self.job, self.now, self.children, self.driver = job, START, {}, None
-        self.pods, self.events = {}, []
-
-    def reconcile(self, **pods):
-        self.pods.update(pods)
-        self.now += timedelta(seconds=1)
-        present = tuple(p for p in self.pods.values() if p)
-        made = plan_job(self.job, ObservedState(self.children, present, self.driver), self.now, new_token=lambda: "t")
-        self.children |= {key_of(child): child | self._status(key_of(child)) for child in made.children}
-        self.children = {key: child for key, child in self.children.items() if key not in made.delete}
-        self.job = self.job.model_copy(update={"status": made.status})
-        self.events += made.events
-        return made
-
-    def _status(self, key):
-        return {"status": self.children[key]["status"]} if "status" in self.children.get(key, {}) else {}
+    def __init__(self, **spec):
+        super().__init__(make_job(**{"rollout": {"replicas": 2}} | spec))
 
     def head_is(self, type_, **status):
         self.children[HEAD] = self.children[HEAD] | {
@@ -87,7 +56,7 @@ class JobSimulation:
 
 @pytest.fixture
 def simulation():
-    return JobSimulation(make_job())
+    return JobHistory()
 
 
 def test_job_runs_when_the_needed_pods_of_each_role_are_ready(simulation):
@@ -210,7 +179,7 @@ def test_failed_head_job_reports_the_last_traceback(simulation):
 
 
 def test_exceeded_backoff_limit_fails_the_job():
-    simulation = JobSimulation(make_job(rollout={"replicas": 2, "backoffLimit": 3}))
+    simulation = JobHistory(rollout={"replicas": 2, "backoffLimit": 3})
     simulation.reconcile(
         **all_ready() | {"rollout-a": pod("rollout", "a", restarts=2), "rollout-b": pod("rollout", "b", restarts=1)}
     )
@@ -225,7 +194,7 @@ def test_exceeded_backoff_limit_fails_the_job():
 
 
 def test_trainers_that_rejoin_count_as_one_restart():
-    simulation = JobSimulation(make_job(trainer={"replicas": 8, "backoffLimit": 2}))
+    simulation = JobHistory(trainer={"replicas": 8, "backoffLimit": 2})
     trainers = {f"t{i}": pod("trainer", f"gsm8k-trainer-{i}", restarts=1) for i in range(8)}
     simulation.reconcile(**all_ready() | {"trainer": None} | trainers)
     assert {role.name: role.restarts for role in simulation.job.status.roles}["trainer"] == 1
@@ -263,7 +232,7 @@ def test_suspending_deletes_only_workloads_and_resuming_recreates_them(simulatio
 
 
 def test_deadline_fails_the_job_and_suspension_resets_it():
-    simulation = JobSimulation(make_job(activeDeadlineSeconds=60))
+    simulation = JobHistory(activeDeadlineSeconds=60)
     made = simulation.reconcile(**all_ready())
     assert made.requeue_after_seconds == 10.0
     simulation.job.spec.suspend = True
@@ -279,7 +248,7 @@ def test_deadline_fails_the_job_and_suspension_resets_it():
 
 
 def test_finished_job_is_deleted_after_its_ttl():
-    simulation = JobSimulation(make_job(ttlSecondsAfterFinished=100))
+    simulation = JobHistory(ttlSecondsAfterFinished=100)
     simulation.reconcile(**all_ready())
     simulation.head_is("Complete")
     simulation.reconcile()

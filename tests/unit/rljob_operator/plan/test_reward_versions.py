@@ -13,6 +13,7 @@ from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.reward_versions import count_versions, describe_counts, describe_update
+from tests.support import job_simulation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD, NEW = "def reward(): return 0", "def reward(): return 1"
@@ -20,12 +21,8 @@ QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: p
 
 
 def make_job(source=NEW, **spec):
-    base = {
-        "model": {"source": "/m"},
-        "data": {"train": {"source": "/d.jsonl"}},
-        "rewards": [{"name": "correct", "replicas": 2, "function": {"inline": source}}],
-    }
-    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1"}, "spec": base | spec})
+    rewards = [{"name": "correct", "replicas": 2, "function": {"inline": source}}]
+    return job_simulation.make_job(**{"rewards": rewards} | spec)
 
 
 def make_model(source=NEW, status=None, **spec):
@@ -141,20 +138,6 @@ def test_server_env_has_the_images_of_the_merged_template_and_sidecar():
     model = make_model(function=None, model={"source": "/m", "image": "vllm:1"}, template=template)
     (server,) = (c for c in deployment_of(model)["spec"]["template"]["spec"]["containers"] if c["name"] == "reward")
     assert {"name": ENV_REWARD_IMAGES, "value": "vllm:1 mine"} in server["env"]
-
-
-def test_name_conflict_condition_stays_last():
-    """set_name_conflict appends it: in another place each reconcile would write."""
-    status = make_job().status.model_copy(update={"conditions": []})
-    built = conditions.build_conditions(
-        conditions.set_name_conflict(status, ["Service x"], NOW),
-        {conditions.REWARD_VERSIONS_MIXED: ("a", "b")},
-        {},
-        1,
-        NOW,
-    )
-    stored = conditions.set_name_conflict(status.model_copy(update={"conditions": built}), ["Service x"], NOW)
-    assert [c.type for c in stored.conditions] == [c.type for c in built]
 
 
 def test_model_is_updating_until_the_last_old_pod_is_deleted():

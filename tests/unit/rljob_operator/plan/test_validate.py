@@ -4,30 +4,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.validate import find_problems
+from tests.support.job_simulation import FUNCTION, make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FUNCTION = {"inline": "def reward(): ..."}
-
-
-def make_job(**spec):
-    return RLJob.model_validate(
-        {
-            "metadata": {"name": "gsm8k", "uid": "u1"},
-            "spec": {
-                "model": {"source": "hf://a/b"},
-                "data": {"train": {"source": "hf://a/b"}},
-                "rewards": [{"name": "correct", "function": FUNCTION}],
-            }
-            | spec,
-        }
-    )
 
 
 def reward(template):

@@ -1,0 +1,53 @@
+"""A small job, and a simulation that applies its plans: for unit tests of the operator."""
+
+from datetime import UTC, datetime, timedelta
+
+from rljob_api.manifest.job import RLJob
+from rljob_operator.backend import ObservedState, key_of
+from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children.difference import contains, stamp
+from rljob_operator.plan.job import plan_job
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FUNCTION = {"inline": "def reward(): ..."}
+
+
+def make_job(**spec):
+    """The job gsm8k with a function reward named correct. `spec` replaces fields of its spec."""
+    base = {
+        "model": {"source": "/models/tiny"},
+        "data": {"train": {"source": "/data/train.jsonl"}},
+        "rewards": [{"name": "correct", "function": FUNCTION}],
+    }
+    return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1", "generation": 1}, "spec": base | spec})
+
+
+class JobSimulation:
+    """Applies the plans of a job to its objects, stores its status, and counts the writes of each reconcile."""
+
+    def __init__(self, job, *, deletes_pods=False):
+        self.job, self.now, self.children, self.pods = job, START, {}, {}
+        self.driver, self.events, self.writes = None, [], 0
+        self._deletes_pods = deletes_pods
+
+    def reconcile(self, seconds=1, **pods):
+        self.pods |= pods
+        self.now += timedelta(seconds=seconds)
+        observed = ObservedState(self.children, tuple(pod for pod in self.pods.values() if pod), self.driver)
+        made = plan_job(self.job, observed, self.now, new_token=lambda: "t")
+        self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
+        self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)
+        for child in map(stamp, made.children):
+            old = self.children.get(key_of(child), {})
+            self.children[key_of(child)] = child | ({"status": old["status"]} if "status" in old else {})
+        self.children = {key: child for key, child in self.children.items() if key not in made.delete}
+        if self._deletes_pods and not self.has_workloads():
+            self.pods.clear()
+        for name in made.ungate:
+            self.pods[name] = self.pods[name] | {"spec": {}}
+        self.job = self.job.model_copy(update={"status": made.status})
+        self.events += made.events
+        return made
+
+    def has_workloads(self):
+        return any(key.kind in WORKLOAD_KINDS for key in self.children)

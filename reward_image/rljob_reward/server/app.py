@@ -175,7 +175,7 @@ def _find_problem(request: ScoreRequest | GroupRequest, scope: str) -> str:
     if scope == "sampleThenGroup" and request.results is None:
         return f"results: must be the result of each sample from {contract.UrlPath.SCORE} (scope: sampleThenGroup)"
     if scope == "group" and request.results is not None:
-        return "results: must be null; with scope: group no sample is scored alone"
+        return "results: must be null; with scope: group samples have no individual results"
     return ""
 
 

@@ -42,14 +42,14 @@ class Metrics:
         self._restarts.labels(reward)
         self._cache = self._counter(
             "rljob_reward_cache",
-            "Requests of a reward with `cache`: hit (a result was kept), joined (an equal one was under way), miss.",
+            "Requests of a reward with `cache`: hit (a cached result), joined (an equal request was pending), miss.",
             "outcome",
         )
         for lane in LANES:  # exported as 0 from the start, so that rate() sees the first event
             self._refused.labels(reward, lane)
             self._queue.labels(reward, lane, VALID)
             self._execute.labels(reward, lane, VALID)
-        self._gauge("rljob_reward_slots_total", "Requests that may execute at once.").labels(reward).set(slots)
+        self._gauge("rljob_reward_slots_total", "Maximum number of concurrent executions.").labels(reward).set(slots)
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
     def _histogram(self, name: str, text: str) -> Histogram:
@@ -66,7 +66,7 @@ class Metrics:
         """Read slots in use and queues at each scrape."""
         in_use = self._gauge("rljob_reward_slots_in_use", "Requests that execute now.", "lane")
         waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
-        oldest = self._gauge("rljob_reward_queue_oldest_seconds", "For how long the oldest request waits.", "lane")
+        oldest = self._gauge("rljob_reward_queue_oldest_seconds", "Waiting time of the oldest request.", "lane")
         for lane in LANES:
             oldest.labels(self.reward, lane).set_function(partial(_age_of_oldest, lanes, lane))
             in_use.labels(self.reward, lane).set_function(partial(lanes.num_running_in, lane))

@@ -1,6 +1,6 @@
 """Length-prefixed frames: the protocol between server and worker over their socket pair.
 
-Both sides import this, so it uses the standard library alone. A frame is a 4-byte big-endian length and that many
+Both sides import this, so it uses only the standard library. A frame is a 4-byte big-endian length and that many
 bytes of JSON. A length over the limit means that the stream is broken, never that a message is long.
 """
 

@@ -1,7 +1,7 @@
 """From source text to a bound function, inside a worker process.
 
 Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. The adapters
-choose the convention. Standard library alone.
+choose the convention. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scratch directories: one per worker, the only place that a function may write to.
 
 Files from the import stay; files of a request are removed before its answer; all are removed after the worker. The
-worker cleans up after requests, within their timeout; the server removes the directory. Standard library alone.
+worker cleans up after requests, within their timeout; the server removes the directory. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of a function, sent to its workers at their start. Standard library alone."""
+"""The settings of a function, sent to its workers at their start. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The virtual environment with a function's requirements, created once for the same lines.
 
 It shares no packages with the server: a worker runs with its interpreter and imports from RLJob only the worker's own
-modules, which use the standard library alone. Owns the folder in the user's cache; a Pod's cache ends with the Pod.
+modules, which use only the standard library. Owns the folder in the user's cache; a Pod's cache ends with the Pod.
 Invariant: an incomplete environment is never used.
 """
 

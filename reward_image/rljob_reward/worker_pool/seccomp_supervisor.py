@@ -1,8 +1,8 @@
 """Answers to a worker's seccomp notifications: may this process start another, may it signal or adjust that one.
 
 Owns one listener (seccomp_unotify(2)). Each start counts against the worker's limit until a scan of /proc shows which
-processes have ended. Over the limit the whole worker is killed: its request then fails with a clear reason, while a
-failing fork() would be a puzzle. Closing the listener makes every further call of this kind fail, so that the remains
+processes have ended. Over the limit the whole worker is killed: its request then fails with a clear reason, unlike
+after a failing fork(). Closing the listener makes every further call of this kind fail, so that the remains
 of a dead worker cannot multiply.
 """
 

@@ -1,6 +1,6 @@
 """The sandbox of a worker process: restrictions on user code, enforced by the kernel and without privileges.
 
-Runs in the worker before any user code, and uses the standard library alone. enter() returns what the kernel does not
+Runs in the worker before any user code, and uses only the standard library. enter() returns what the kernel does not
 offer. docs/isolation.md lists what each mechanism protects from.
 """
 

@@ -1,7 +1,7 @@
-"""Landlock: writes go below the scratch directory and nowhere else, other processes cannot be traced or signalled.
+"""Landlock: writes only below the scratch directory, no tracing or signalling of other processes.
 
 A domain is inherited by what a worker starts and cannot be left. Tracing covers /proc/PID/environ and /proc/PID/mem:
-the server's token, and other workers. Reads stay free: a function may read whatever its user may.
+the server's token, and other workers. Reads are not restricted: a function may read what its user may.
 """
 
 from __future__ import annotations

@@ -187,12 +187,12 @@ def test_class_scores_samples_and_then_their_group(length_penalty: Server) -> No
     assert (info["scope"], info["signature"], info["entrypoint"]) == ("sampleThenGroup", "class", "LengthPenalty")
     completions = ["4", "it is 4", "3"]
     request = build_group(*completions)
-    alone = [server.score(completion, ground_truth="4", id=f"{completion}") for completion in completions]
-    assert [result["score"] for result in alone] == [1.0, 1.0, 0.0]
+    individual = [server.score(completion, ground_truth="4", id=f"{completion}") for completion in completions]
+    assert [result["score"] for result in individual] == [1.0, 1.0, 0.0]
     status, answer, _ = server.request("POST", "/v1/score-group", request)
     assert status == 422
     assert "must be the result of each sample from /v1/score" in answer["detail"]
-    results = server.score_group(request | {"results": alone}).results
+    results = server.score_group(request | {"results": individual}).results
     assert [result.score for result in results] == [1.0, 0.5, 0.0], "the longest right answer loses the penalty"
     assert [result.components for result in results] == [
         {"correct": 1.0, "length": 1.0, "longer": 0.0},

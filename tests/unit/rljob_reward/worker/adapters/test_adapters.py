@@ -215,9 +215,7 @@ def test_unservable_file_is_an_error_with_place_and_remedy(source: str, expected
 
 
 def test_missing_module_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(
-        UserError, match=r"No module named 'no_such_package'; add its package to"
-    ):
+    with pytest.raises(UserError, match=r"No module named 'no_such_package'; add its package to"):
         load(FunctionSettings("", "", None, "auto", {}, 2048, module="no_such_package.rewards"))
 
 

@@ -172,9 +172,9 @@ def test_one_instance_scores_samples_and_then_their_group() -> None:
     made = FunctionSettings(SCORER_CLASS, "f.py", None, "auto", {"factor": 0.25}, 2048, scope="sampleThenGroup")
     executor = Executor(load(made), made)
     request = group()
-    alone = [executor.execute(json.dumps(sample).encode())[0] for sample in request["samples"]]
-    assert [outcome.score for outcome in alone] == [1.0, 0.0, 0.0]
-    assert alone[2].components == {"calls": 3.0}, "one instance saw all samples"
+    individual = [executor.execute(json.dumps(sample).encode())[0] for sample in request["samples"]]
+    assert [outcome.score for outcome in individual] == [1.0, 0.0, 0.0]
+    assert individual[2].components == {"calls": 3.0}, "one instance saw all samples"
     together = executor.execute(json.dumps(with_results(request, [1.0, 0.0, 0.0])).encode())
     assert [outcome.score for outcome in together] == [1.0, -0.25, 0.0]
     assert together[1].components == {"calls": 1.0, "long": 1.0}, "components of both are kept"

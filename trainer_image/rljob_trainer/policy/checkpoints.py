@@ -7,7 +7,6 @@ are the same.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -73,6 +71,7 @@ def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
 
 
 def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Path, tokenizer_source: str) -> None:
+    from huggingface_hub import save_torch_state_dict
     from transformers import AutoTokenizer
 
     config = type(policy.config).from_dict(policy.config.to_dict())
@@ -85,19 +84,7 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
         revision=policy.settings.revision or "main",
         trust_remote_code=policy.settings.trust_remote_code,
     ).save_pretrained(folder)
-    _write_safetensors(parameters, folder)
-
-
-def _write_safetensors(parameters: dict[str, torch.Tensor], folder: Path) -> None:
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    split = split_torch_state_dict_into_shards(parameters, max_shard_size=_SHARD_BYTES)
-    for file, names in split.filename_to_tensors.items():
-        tensors = {name: parameters[name].contiguous() for name in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    save_torch_state_dict(parameters, folder, max_shard_size=_SHARD_BYTES)
 
 
 def _make_readable(folder: Path) -> None:

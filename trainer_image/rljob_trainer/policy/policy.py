@@ -143,14 +143,6 @@ class Policy:
         """Set the job's new length (see lr_schedule)."""
         self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
 
-    def full_parameters(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield the unsharded parameters in `dtype` by Hugging Face name, tied ones once. All ranks must exhaust it."""
-        self.reshard()
-        for name, parameter in self.model.named_parameters():
-            assert isinstance(parameter, DTensor)
-            shard = cast(DTensor, parameter.detach().to(dtype))
-            yield name.removeprefix(_PREFIX), shard.full_tensor()
-
     def gather_weights(self) -> dict[str, Tensor]:
         """Return all parameters in the compute dtype on rank 0's CPU, valid until the next update; {} on other ranks.
 
@@ -162,8 +154,14 @@ class Policy:
                 module.unshard()
             named = self.model.named_parameters() if keep else ()
             return {name.removeprefix(_PREFIX): parameter.detach().cpu() for name, parameter in named}
-        gathered = ((name, tensor.cpu() if keep else None) for name, tensor in self.full_parameters(self.dtype))
-        return {name: tensor for name, tensor in gathered if tensor is not None}
+        self.reshard()
+        weights = {}
+        for name, parameter in self.model.named_parameters():
+            shard = cast(DTensor, parameter.detach().to(self.dtype))
+            tensor = shard.full_tensor()  # a collective
+            if keep:
+                weights[name.removeprefix(_PREFIX)] = tensor.cpu()
+        return weights
 
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""

@@ -43,6 +43,8 @@ class TrainerGroup:
     def __init__(self, job: RLJob, generation: str, ranks: list[ActorHandle]) -> None:
         self._job, self._generation, self._ranks = job, generation, ranks
         self._can_share_prompts = False
+        self.process_ids: list[int] = []
+        """By rank."""
 
     @classmethod
     async def start(
@@ -71,11 +73,6 @@ class TrainerGroup:
             raise
         report("")
         return group
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids of the ranks, by rank."""
-        return self._process_ids
 
     async def update(self, samples: list[TrainSample], *, micro_batch_tokens: int | None = None) -> UpdateMetrics:
         """Run one optimizer update over one mini-batch."""
@@ -150,7 +147,7 @@ class TrainerGroup:
         # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
         self._ranks = [self._ranks[i] for i in order]
-        self._process_ids = [described[i][2] for i in order]
+        self.process_ids = [described[i][2] for i in order]
         machines = Counter(machine for _, machine, _ in described)
         (port,) = await self._call([self._ranks[0]], "free_port", [()])
         rendezvous = (described[order[0]][0], port)

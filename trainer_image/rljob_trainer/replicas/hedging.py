@@ -45,8 +45,6 @@ class HedgeTracker:
         self._unhedged: dict[InFlightRequest, None] = {}
         """In order of sending."""
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
-        self._threshold: float | None = None
-        self._is_threshold_known = False
         self._budget_percent = 0.0
         """A request adds max_percent and a hedge takes 100, so that rounding loses nothing."""
 
@@ -63,14 +61,14 @@ class HedgeTracker:
     def record_latency(self, seconds: float) -> None:
         """Add the time from sending to the response. A first request that lost counts up to its end: a lower bound."""
         self._latencies.append(seconds)
-        self._is_threshold_known = False
 
     def next_due(self, now: float) -> InFlightRequest | None:
         """Return the request to hedge now; None when none is due or the budget is spent."""
-        threshold, oldest = self.threshold_seconds(), next(iter(self._unhedged), None)
-        if threshold is None or oldest is None or self._budget_percent < 100.0 or now - oldest.sent_at <= threshold:
+        oldest = next(iter(self._unhedged), None)
+        if oldest is None or self._budget_percent < 100.0:
             return None
-        return oldest
+        threshold = self.threshold_seconds()
+        return oldest if threshold is not None and now - oldest.sent_at > threshold else None
 
     def record_hedged(self, request: InFlightRequest) -> None:
         """Charge the budget for a second request."""
@@ -79,9 +77,7 @@ class HedgeTracker:
 
     def threshold_seconds(self) -> float | None:
         """Return the percentile of the newest latencies (nearest rank); None while too few are known."""
-        if not self._is_threshold_known:
-            ordered = sorted(self._latencies)
-            rank = math.ceil(self._hedging.percentile / 100 * len(ordered)) - 1
-            self._threshold = ordered[rank] if len(ordered) >= _MIN_LATENCIES else None
-            self._is_threshold_known = True
-        return self._threshold
+        if len(self._latencies) < _MIN_LATENCIES:
+            return None
+        ordered = sorted(self._latencies)
+        return ordered[math.ceil(self._hedging.percentile / 100 * len(ordered)) - 1]

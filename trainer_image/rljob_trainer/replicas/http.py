@@ -40,6 +40,5 @@ def _keepalive_socket(info: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(family=info[0], type=info[1], proto=info[2])
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock

@@ -57,7 +57,6 @@ class RolloutClient:
         self.replicas.on_tick = self._verify_all
         self.served: dict[str, RolloutWeights] = {}
         """Last report of each replica that serves the required weights, by address."""
-        self.num_mismatches = 0
         self.on_mismatch: Callable[[str], None] = log.error
         self._role = role
         self._session = session
@@ -176,7 +175,6 @@ class RolloutClient:
         if served.key != manifest.key:
             return  # stale; the next tick asks again
         if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
-            self.num_mismatches += 1
             fleet.record_rejected(address, manifest.key)
             self.on_mismatch(
                 f"rollout {address} serves weights {manifest.key} with digest {served.checksum}, but the trainer "

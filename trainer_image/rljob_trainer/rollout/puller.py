@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
@@ -160,13 +161,8 @@ class WeightPuller:
 
     async def _wait_to_retry(self, failed: WeightManifest, backoff: Backoff) -> None:
         """Back off, but retry at once when another version is announced."""
-        waits = [backoff.wait(), self._state.wait_until(lambda: self._state.announced != failed)]
-        futures = [asyncio.ensure_future(wait) for wait in waits]
-        try:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for future in futures:
-                future.cancel()
+        waiting = asyncio.ensure_future(backoff.wait())
+        await _wait_unless(waiting, self._state.wait_until(lambda: self._state.announced != failed))
 
     async def _warm_up(self) -> None:
         await self._wait_until_warm()
@@ -213,21 +209,25 @@ class WeightPuller:
         """Return None as soon as the version is too old to serve."""
         state = self._state
         fetching = asyncio.ensure_future(self._fetch_file(manifest))
-        superseded = asyncio.ensure_future(
-            state.wait_until(lambda: not state.is_fresh(manifest.generation, manifest.version))
+        await _wait_unless(
+            fetching, state.wait_until(lambda: not state.is_fresh(manifest.generation, manifest.version))
         )
-        try:
-            await asyncio.wait({fetching, superseded}, return_when=asyncio.FIRST_COMPLETED)
-            if not fetching.done():
-                logger.info("weights %s were superseded during the transfer", manifest.key)
-                return None
-            return fetching.result()
-        finally:
-            superseded.cancel()
-            if not fetching.done():
-                fetching.cancel()
-                # The task may write the file until it has ended.
-                await asyncio.wait({fetching})
+        if fetching.cancelled():
+            logger.info("weights %s were superseded during the transfer", manifest.key)
+            return None
+        return fetching.result()
+
+
+async def _wait_unless(task: asyncio.Future[Any], condition: Coroutine[Any, Any, None]) -> None:
+    """Wait until `task` ends. Cancel it if `condition` ends first, or if the caller is cancelled."""
+    other = asyncio.ensure_future(condition)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        other.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # a download may write its file until its task has ended
 
 
 class Backoff:

@@ -56,54 +56,43 @@ class WeightClient:
             raise TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def fetch_file(self, manifest: WeightManifest) -> Download:
-        """Delete the previous file, so that memory holds one, and download the new one."""
-        begin = time.perf_counter()
+        """Delete the previous file, so that memory holds one, and download the new one. It gets its final name once its
+        size and sha256 match the manifest."""
+        started_at = time.perf_counter()
         for old in self._folder.iterdir():
             old.unlink()
         path = self._folder / f"{manifest.generation}-{manifest.version}.safetensors"
+        partial = path.with_suffix(".partial")
         try:
             async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
                 if response.status != 200:
                     raise TransientError(f"{manifest.url}: status {response.status}")
-                with _VerifiedFile(path, manifest) as file:
-                    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                        # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
-                        await asyncio.to_thread(file.write, chunk)
+                received = await _receive(response, partial, manifest.num_bytes)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TransientError(f"{manifest.url}: {type(error).__name__}: {error}") from error
-        return Download(path, time.perf_counter() - begin)
+        expected = (manifest.num_bytes, manifest.sha256)
+        if received != expected:
+            raise TransientError(f"{manifest.url}: expected {expected} (bytes, sha256), got {received}")
+        partial.replace(path)
+        return Download(path, time.perf_counter() - started_at)
 
 
-class _VerifiedFile:
-    """A file that gets its final name once its size and sha256 match the manifest."""
+async def _receive(response: aiohttp.ClientResponse, path: Path, max_bytes: int) -> tuple[int, str]:
+    """Write the body to `path`, and return its size and sha256. Stop once it is longer than `max_bytes`."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with path.open("wb") as file:
 
-    def __init__(self, path: Path, manifest: WeightManifest) -> None:
-        self._path, self._manifest = path, manifest
-        self._partial = path.with_suffix(".partial")
-        self._hash, self._num_bytes = hashlib.sha256(), 0
+        def write(chunk: bytes) -> None:
+            file.write(chunk)
+            digest.update(chunk)
 
-    def __enter__(self) -> _VerifiedFile:
-        self._file = self._partial.open("wb")
-        return self
-
-    def write(self, chunk: bytes) -> None:
-        self._num_bytes += len(chunk)
-        if self._num_bytes > self._manifest.num_bytes:
-            raise TransientError(f"{self._manifest.url}: longer than {self._manifest.num_bytes} bytes")
-        self._file.write(chunk)
-        self._hash.update(chunk)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is None:
-            self._verify()
-            self._partial.replace(self._path)
-
-    def _verify(self) -> None:
-        expected = (self._manifest.num_bytes, self._manifest.sha256)
-        got = (self._num_bytes, self._hash.hexdigest())
-        if got != expected:
-            raise TransientError(f"{self._manifest.url}: expected {expected} (bytes, sha256), got {got}")
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                break
+            # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
+            await asyncio.to_thread(write, chunk)
+    return num_bytes, digest.hexdigest()
 
 
 class EngineLoader:

@@ -154,8 +154,8 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
     children = render_children(job, new_token=lambda: _TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
-    mine = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
-    return [child for child in children if child["kind"] == "Secret"] + mine
+    own = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
+    return [child for child in children if child["kind"] == "Secret"] + own
 
 
 async def _score(

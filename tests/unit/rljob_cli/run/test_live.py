@@ -1,0 +1,73 @@
+"""Outputs of a run, without a run."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output
+from rljob_cli.run.snapshot import Failure, RoleRow, Snapshot
+
+FAILURE = Failure("sums-head-0", "head", "head", 75, "Error", "no space left")
+STEP = {"type": "step", "step": 1, "reward": 0.5}
+SNAPSHOT = Snapshot(
+    name="sums", phase="Running", roles=(RoleRow("head", 1, 1, 0),), steps=(STEP,), total_steps=2, failures=(FAILURE,)
+)
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=100, **options)
+
+
+def test_plain_output_prints_one_line_per_change_once():
+    output = console()
+    plain = PlainOutput(output)
+    plain.show(SNAPSHOT)
+    plain.show(SNAPSHOT)
+    assert output.file.getvalue().splitlines() == [
+        "[    0s] Running",
+        "[    0s] head: 1 of 1 ready",
+        "[    0s] head: sums-head-0 ended with exit code 75",
+        "    no space left",
+        "[    0s] step 1/2  reward 0.500",
+    ]
+
+
+def test_json_output_prints_one_object_per_change(capsys):
+    JsonOutput(console()).show(SNAPSHOT)
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [found["type"] for found in objects] == ["phase", "role", "failure", "step"]
+    assert objects[-1] == {"elapsed_seconds": 0.0, **STEP}
+
+
+def test_live_output_scrolls_failures_above_the_view():
+    output = console(force_terminal=True)
+    live = LiveOutput(output)
+    live.show(SNAPSHOT)
+    live.close()
+    text = output.file.getvalue()
+    assert "ended with exit code 75" in text
+    assert "step 1/2" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_terminal", "expected"),
+    [
+        ("live", True, LiveOutput),
+        ("live", False, PlainOutput),
+        ("plain", True, PlainOutput),
+        ("json", True, JsonOutput),
+    ],
+)
+def test_output_is_live_only_on_a_terminal(kind, is_terminal, expected):
+    output = make_output(kind, console(force_terminal=is_terminal))
+    output.close()
+    assert type(output) is expected
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(59.4, "59s"), (61, "1m01s"), (3660, "1h01m")])
+def test_elapsed_time_has_two_units(seconds, text):
+    assert format_seconds(seconds) == text

@@ -67,7 +67,7 @@ def _run_locked(
     elif runfolder.has_checkpoint(folder):
         say(f"resuming from the last checkpoint in {folder}")
     runfolder.prepare(folder, file.job)
-    phase, _ = run_job(file.job, folder, network, claims, make_output(output, console), console)
+    phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
     if phase == "Interrupted":
         again = f"rljob run {file.path} --dir {folder.parent}"
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")

@@ -12,20 +12,19 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
+from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
-from rljob_cli.manifests import labels_of, phase_of
+from rljob_cli.manifests import phase_of, role_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import Output
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
@@ -74,8 +73,8 @@ class Run:
             async with self._cluster:
                 store = self._cluster.store
                 tasks = [asyncio.create_task(workqueue.run(store.watch, partial(reconcile, store), workers=1))]
-                tasks.append(asyncio.create_task(self._poll_driver()))
-                tasks.append(asyncio.create_task(self._poll_metrics()))
+                tasks.append(asyncio.create_task(self._poll(self._refresh_driver, _POLL_SECONDS)))
+                tasks.append(asyncio.create_task(self._poll(self._refresh_metrics, _METRICS_SECONDS)))
                 try:
                     await self._follow(tasks)
                 finally:
@@ -143,27 +142,25 @@ class Run:
         self._output.say("stopping the head, then all others (press again to kill them)")
         self._interrupted.set()
 
-    async def _poll_driver(self) -> None:
-        """Refresh the driver's status in the store, for the operator and the live view."""
-        store = self._cluster.store
+    async def _poll(self, refresh: Callable[[aiohttp.ClientSession], Awaitable[None]], interval_seconds: float) -> None:
         timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                heads = [p for p in store.pods.values() if labels_of(p).get(LABEL_ROLE) == HEAD]
-                running = [pod for pod in heads if phase_of(pod) == "Running"]
-                secret = store.find("Secret", child_name(self._job, "token"))
-                if running and secret:
-                    address = running[0]["status"]["podIP"]
-                    store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
-                await asyncio.sleep(_POLL_SECONDS)
+                await refresh(session)
+                await asyncio.sleep(interval_seconds)
 
-    async def _poll_metrics(self) -> None:
-        """Refresh the metrics of the head and the reward servers, for the view."""
-        timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            while True:
-                self._metrics = await fetch_metrics(session, list(self._cluster.store.pods.values()))
-                await asyncio.sleep(_METRICS_SECONDS)
+    async def _refresh_driver(self, session: aiohttp.ClientSession) -> None:
+        """Update the driver's status in the store, for the operator and the live view."""
+        store = self._cluster.store
+        heads = [pod for pod in store.pods.values() if role_of(pod) == HEAD and phase_of(pod) == "Running"]
+        secret = store.find("Secret", child_name(self._job, "token"))
+        if heads and secret:
+            address = heads[0]["status"]["podIP"]
+            store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
+
+    async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
+        """Update the metrics of the head and the reward servers, for the view."""
+        self._metrics = await fetch_metrics(session, list(self._cluster.store.pods.values()))
 
 
 async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
@@ -180,8 +177,8 @@ async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, tok
 
 def run_job(
     job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output, console: Console
-) -> tuple[str, dict[str, Any]]:
-    """Run the job and write its summary and curves. Return the phase and the summary."""
+) -> str:
+    """Run the job and write its summary and curves. Return its phase."""
 
     async def execute() -> tuple[str, Run]:
         run = Run(job, folder, network, claims, output)
@@ -200,12 +197,11 @@ def run_job(
         restarts=run.history.restarts,
         wall_seconds=run.wall_seconds,
     )
-    path = folder / runfolder.FILE_SUMMARY
-    path.write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / runfolder.FILE_SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
     curves = folder / runfolder.FILE_CURVES
     has_curves = draw_curves(rows, curves)
     print_report(console, summary)
     if has_curves:
         console.print(f"curves: {curves}", soft_wrap=True, highlight=False)
     console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)
-    return phase, summary
+    return phase

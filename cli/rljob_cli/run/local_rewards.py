@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import aiohttp
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE, PORT_DRIVER, PORT_REWARD
-from rljob_cli.manifests import is_ready, labels_of
+from rljob_api.wire.contract import LABEL_REWARD, PORT_DRIVER, PORT_REWARD
+from rljob_cli.manifests import is_ready, labels_of, role_of
 from rljob_cli.run.reward_rows import Metrics, RewardInfo, RewardRow, Sample, build_row, parse_metrics
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD
@@ -20,7 +20,7 @@ from rljob_operator.children.common import HEAD
 
 async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
     """Return the metrics of the ready Pods."""
-    heads = [pod for pod in pods if labels_of(pod).get(LABEL_ROLE) == HEAD and is_ready(pod)]
+    heads = [pod for pod in pods if role_of(pod) == HEAD and is_ready(pod)]
     pods_by_reward: dict[str, list[Manifest]] = {}
     for pod in pods:
         if LABEL_REWARD in labels_of(pod) and is_ready(pod):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+
+import grimp
 import pytest
 
 import rljob_api
@@ -44,3 +47,9 @@ def test_lazy_exports_are_the_defined_objects():
 def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'RlJob'"):
         rljob_api.RlJob  # noqa: B018
+
+
+def test_the_api_depends_on_pydantic_and_yaml_alone():
+    graph = grimp.build_graph("rljob_api", include_external_packages=True)
+    external = {module for module in graph.modules if graph.is_module_squashed(module)}
+    assert external - set(sys.stdlib_module_names) == {"pydantic", "yaml"}

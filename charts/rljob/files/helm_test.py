@@ -1,4 +1,4 @@
-"""`helm test`: the operator answers /readyz, and the API server would take an RLJob (dry run: nothing is kept)."""
+"""`helm test`: the operator answers /readyz, and the API server accepts an RLJob in a dry run."""
 
 import json
 import os

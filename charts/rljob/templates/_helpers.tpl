@@ -1,4 +1,4 @@
-{{/* Names, labels and the operator's rules. One list of rules serves ClusterRole and Roles alike. */}}
+{{/* Names, labels and the operator's rules. ClusterRole and Roles share one list of rules. */}}
 
 {{- define "rljob.fullname" -}}
 {{- $default := printf "%s-operator" .Release.Name -}}
@@ -6,12 +6,12 @@
 {{- default $default .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* Objects without a namespace carry the release's, so that two releases never meet. */}}
+{{/* Cluster-scoped names contain the release's namespace, so that two releases do not collide. */}}
 {{- define "rljob.clusterName" -}}
 {{ printf "%s-%s" .Release.Namespace (include "rljob.fullname" .) }}
 {{- end }}
 
-{{/* The NetworkPolicies of jobs let in Pods with this name: it is no value. */}}
+{{/* Not configurable: the NetworkPolicies of jobs admit Pods with this name. */}}
 {{- define "rljob.selectorLabels" -}}
 app.kubernetes.io/name: rljob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -44,7 +44,7 @@ app.kubernetes.io/part-of: rljob
 {{ default (include "rljob.fullname" .) .Values.lease.name }}
 {{- end }}
 
-{{/* What the operator does in the namespaces of jobs, verb by verb. */}}
+{{/* What the operator may do in the namespaces of jobs. */}}
 {{- define "rljob.rules" -}}
 - apiGroups: [rljob.dev]
   resources: [rljobs]
@@ -55,7 +55,7 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [rljob.dev]
   resources: [rljobs/status, rewardmodels/status]
   verbs: [get, patch]
-# blockOwnerDeletion on children: asked for where OwnerReferencesPermissionEnforcement is on, as in OpenShift.
+# blockOwnerDeletion on children: required by OwnerReferencesPermissionEnforcement, as in OpenShift.
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers, rewardmodels/finalizers]
   verbs: [update]
@@ -74,11 +74,11 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-# PodGroups of Volcano and coscheduling; without their CRDs these say nothing.
+# PodGroups of Volcano and coscheduling; without effect if their CRDs are missing.
 - apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups]
   verbs: [get, list, watch, create, patch, delete]
-# Pods are made by their workloads; the operator removes scheduling gates.
+# Workloads create the Pods; the operator removes scheduling gates.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]

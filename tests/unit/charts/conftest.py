@@ -1,4 +1,4 @@
-"""The helm of this repository's pin, and what the chart renders with it."""
+"""The pinned helm, and renderings of the chart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHART = ROOT / "charts" / "rljob"
 
 @pytest.fixture(scope="session")
 def helm():
-    """Run helm; a failure shows what it said."""
+    """Return a function that runs helm and shows its output on failure."""
     program = find_or_build("helm") / "helm"
 
     def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def helm():
 
 @pytest.fixture(scope="session")
 def render(helm):
-    """Every object that the chart makes of some arguments."""
+    """Return a function that renders all objects of the chart for some arguments."""
 
     def run(*arguments: str, minor: str = "1.37") -> list[dict]:
         command = ["template", "rljob", str(CHART), "--namespace", "ops", "--kube-version", f"{minor}.0"]

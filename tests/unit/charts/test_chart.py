@@ -1,4 +1,4 @@
-"""Every rendering of the chart against the schemas of the last four minors, and the schema of its values."""
+"""Renderings of the chart against the schemas of four Kubernetes minors, and the schema of the values."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 CHILDREN = sorted((ROOT / "tests" / "data" / "plan").glob("*/children.yaml"))
-OPERATORS_OWN = ("monitoring.coreos.com/",)
-"""Prometheus Operator's kinds are no part of Kubernetes' schemas."""
+UNKNOWN_GROUPS = ("monitoring.coreos.com/",)
+"""Kubernetes' schemas do not contain Prometheus Operator's kinds."""
 
 
 def validate(objects, minor):
     for item in objects:
-        if not item["apiVersion"].startswith(OPERATORS_OWN):
+        if not item["apiVersion"].startswith(UNKNOWN_GROUPS):
             validate_once(json.dumps(item, sort_keys=True, default=str), minor)
 
 
 @functools.cache
 def validate_once(text, minor):
-    """Reading a minor's schemas takes half a second, and most objects are in every rendering."""
+    """Cached: reading the schemas of a minor takes half a second, and most objects are in every rendering."""
     kubernetes_validate.validate(json.loads(text), minor, strict=True)
 
 
-def test_the_oldest_minor_of_the_chart_is_the_first_of_the_four():
-    wanted = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
-    assert wanted == f">={MINORS[0]}.0-0"
+def test_kube_version_of_the_chart_is_the_oldest_tested_minor():
+    kube_version = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert kube_version == f">={MINORS[0]}.0-0"
     carried = {kubernetes_validate.utils.major_minor(v) for v in kubernetes_validate.utils.all_versions()}
-    assert set(MINORS) <= carried, "kubernetes-validate would silently take an older minor's schemas"
+    assert set(MINORS) <= carried, "kubernetes-validate would silently use an older minor's schemas"
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("minor", MINORS)
-def test_every_rendering_is_valid_in_the_last_four_minors(render, values, minor):
+def test_rendering_is_valid_in_each_supported_minor(render, values, minor):
     validate(render("--values", str(values), minor=minor), minor)
 
 
-def test_the_validator_refuses_a_field_that_kubernetes_does_not_know(render):
+def test_validator_rejects_an_unknown_field(render):
     deployment = next(o for o in render() if o["kind"] == "Deployment")
     deployment["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
@@ -60,11 +60,11 @@ def test_the_validator_refuses_a_field_that_kubernetes_does_not_know(render):
 
 @pytest.mark.parametrize("path", CHILDREN, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("minor", MINORS)
-def test_every_child_of_a_job_is_valid_in_the_last_four_minors(path, minor):
+def test_children_of_a_job_are_valid_in_each_supported_minor(path, minor):
     validate([o for o in yaml.safe_load_all(path.read_text()) if o], minor)
 
 
-def test_there_are_children_to_validate():
+def test_golden_files_contain_children():
     assert sum(path.stat().st_size > 0 for path in CHILDREN) >= 2
 
 
@@ -73,7 +73,7 @@ def test_helm_lint_finds_nothing(helm):
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "name"),
     [
         ("replica=2", "replica"),
         ("image.tga=x", "tga"),
@@ -84,19 +84,19 @@ def test_helm_lint_finds_nothing(helm):
         ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(helm, setting, told):
+def test_invalid_value_is_rejected_by_name(helm, setting, name):
     done = helm("template", "rljob", str(CHART), "--kube-version", "1.37.0", "--set", setting, check=False)
     assert done.returncode != 0
-    assert told in done.stderr
+    assert name in done.stderr
 
 
-def test_the_schema_and_the_defaults_name_the_same_values():
+def test_schema_and_defaults_have_the_same_values():
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(schema["properties"]) - {"global"} == set(defaults)
 
 
-def test_braces_in_a_rule_reach_the_cluster_as_they_are(helm, tmp_path):
+def test_braces_in_a_rule_are_not_rendered(helm, tmp_path):
     manifest = {"metadata": {"name": "x"}, "spec": {"message": "say {{ .Values.secret }} or `{{`"}}
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: x\nversion: 0.1.0\n")
@@ -105,7 +105,7 @@ def test_braces_in_a_rule_reach_the_cluster_as_they_are(helm, tmp_path):
     assert yaml.safe_load(done.stdout)["spec"] == manifest["spec"]
 
 
-def test_the_charts_crds_are_those_of_the_crds_folder(render):
+def test_crds_of_the_chart_equal_those_of_the_crds_folder(render):
     rendered = {o["metadata"]["name"]: o for o in render() if o["kind"] == "CustomResourceDefinition"}
     written = {p.stem: yaml.safe_load(p.read_text()) for p in (ROOT / "crds").glob("*.yaml")}
     for item in rendered.values():
@@ -113,7 +113,7 @@ def test_the_charts_crds_are_those_of_the_crds_folder(render):
     assert rendered == written
 
 
-def spread(rules):
+def expand(rules):
     return {
         (group, resource, verb)
         for rule in rules
@@ -123,8 +123,8 @@ def spread(rules):
     }
 
 
-def operators_table():
-    """The verbs that the operator's package says it uses, as {(group, resource, verb)}."""
+def operator_table():
+    """Return {(group, resource, verb)} of the table in rljob_operator.kube."""
     granted = set()
     for line in kube.__doc__.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -134,33 +134,33 @@ def operators_table():
     return granted
 
 
-def test_the_roles_give_the_operator_the_verbs_of_its_table_and_no_other(render):
+def test_roles_grant_exactly_the_verbs_of_the_operator_table(render):
     roles = [o for o in render("--set", "rbac.aggregate=false,helmTest.enabled=false") if o["kind"].endswith("Role")]
-    assert set().union(*(spread(role["rules"]) for role in roles)) == operators_table()
+    assert set().union(*(expand(role["rules"]) for role in roles)) == operator_table()
 
 
-def test_the_operators_pods_carry_the_labels_that_jobs_let_in_and_explain_asks_for(render):
+def test_operator_pods_have_the_labels_that_jobs_and_explain_use(render):
     for name in ("rljob", "other"):
         pods = next(o for o in render("--set", f"fullnameOverride={name}") if o["kind"] == "Deployment")["spec"]
         assert OPERATOR_LABELS.items() <= pods["template"]["metadata"]["labels"].items()
 
 
-def test_helm_test_has_a_pod_and_the_right_to_try_a_job(render):
+def test_helm_test_has_a_pod_and_permission_to_create_a_job(render):
     hooks = {o["kind"]: o for o in render() if "helm.sh/hook" in (o["metadata"].get("annotations") or {})}
-    assert set(hooks) == {"ServiceAccount", "Role", "RoleBinding", "Pod"}, "what .helmignore leaves out never runs"
+    assert set(hooks) == {"ServiceAccount", "Role", "RoleBinding", "Pod"}, "objects that .helmignore excludes never run"
     assert {o["metadata"]["annotations"]["helm.sh/hook"] for o in hooks.values()} == {"test"}
-    assert spread(hooks["Role"]["rules"]) == {("rljob.dev", "rljobs", "create")}
+    assert expand(hooks["Role"]["rules"]) == {("rljob.dev", "rljobs", "create")}
 
 
-def test_in_namespaced_mode_nothing_but_the_crds_is_cluster_wide(render):
+def test_namespaced_mode_has_no_cluster_role_except_for_crds(render):
     objects = render("--set", "watchNamespaces={a,b},rbac.aggregate=false,helmTest.enabled=false")
     cluster = [o for o in objects if o["kind"] == "ClusterRole"]
-    assert {resource for o in cluster for _, resource, _ in spread(o["rules"])} == {"customresourcedefinitions"}
+    assert {resource for o in cluster for _, resource, _ in expand(o["rules"])} == {"customresourcedefinitions"}
     roles = {o["metadata"]["namespace"] for o in objects if o["kind"] == "Role"}
     assert roles == {"a", "b", "ops"}
 
 
-def test_the_suites_of_helm_unittest_pass():
+def test_helm_unittest_suites_pass():
     program = cache_root() / "helm-unittest"
     program.parent.mkdir(parents=True, exist_ok=True)
     package = "github.com/helm-unittest/helm-unittest/cmd/helm-unittest"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 
-from rljob_trainer.history.tracking import LATENCY_BUCKETS_SECONDS
+from rljob_trainer.history.prometheus import LATENCY_BUCKETS_SECONDS
 from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "rljob"
 
 
-def test_an_alerts_latency_is_a_bucket_of_the_drivers_histogram():
+def test_latency_of_an_alert_is_a_bucket_of_the_drivers_histogram():
     schema = json.loads((CHART / "values.schema.json").read_text())
     allowed = schema["properties"]["prometheusRules"]["properties"]["latency"]["properties"]["seconds"]["enum"]
     assert set(allowed) <= set(LATENCY_BUCKETS_SECONDS)
 
 
-def test_every_latency_that_may_be_chosen_finds_its_bucket(render):
+def test_alert_selects_the_bucket_of_each_allowed_latency(render):
     for seconds in (0.1, 0.3, 1, 3, 10, 30, 100, 300):
         objects = render("--set-json", f'prometheusRules={{"enabled":true,"latency":{{"seconds":{seconds}}}}}')
         [rules] = [o for o in objects if o["kind"] == "PrometheusRule"]
@@ -26,7 +26,7 @@ def test_every_latency_that_may_be_chosen_finds_its_bucket(render):
         assert found == [seconds], "as prometheus_client writes a bucket's bound"
 
 
-def test_the_config_map_holds_the_dashboard_as_it_is(render):
+def test_config_map_contains_the_unchanged_dashboard(render):
     [config] = [
         o for o in render("--set", "dashboards.enabled=true") if o["metadata"]["name"] == "rljob-operator-dashboard"
     ]

@@ -13,7 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Sampling
 from rljob_trainer.driver.collection import Collection, CollectionPlan
 from rljob_trainer.episodes.types import Group
-from rljob_trainer.history.metrics import count_invalid, summarize_scores
+from rljob_trainer.history.metrics import summarize_scores
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class EvaluationResult:
     """None if no sample was valid."""
     means: dict[str, float]
     """score and every component, over valid samples."""
-    num_samples: int
-    invalid_by_reason: dict[str, int]
     groups: list[Group]
     """In the order of the data."""
 
@@ -45,13 +43,7 @@ async def evaluate(collection: Collection, accuracy: str | None) -> EvaluationRe
     groups.sort(key=lambda group: group.index)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     means = summarize_scores(trajectories)
-    return EvaluationResult(
-        accuracy=pick_accuracy(means, accuracy),
-        means=means,
-        num_samples=len(trajectories),
-        invalid_by_reason=dict(count_invalid(trajectories)),
-        groups=groups,
-    )
+    return EvaluationResult(pick_accuracy(means, accuracy), means, groups)
 
 
 def pick_accuracy(means: dict[str, float], wanted: str | None) -> float | None:

@@ -20,7 +20,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.prompts import Cursor
-from rljob_trainer.history.metrics import Record, append_line, flatten, mean, summarize_step
+from rljob_trainer.history.metrics import Record, append_line, count_invalid, flatten, mean, summarize_step
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
 from rljob_trainer.history.tracking import Trackers
@@ -155,17 +155,18 @@ class Ledger:
 
     def record_evaluation(self, outcome: EvaluationResult) -> None:
         """Record an evaluation of the current step's weights."""
-        history = self.history
-        phases = self._close_phases()
+        history, phases = self.history, self._close_phases()
+        trajectories = [trajectory for group in outcome.groups for trajectory in group.trajectories]
+        invalid = dict(count_invalid(trajectories))
         record: Record = {
             "type": "eval",
             "step": history.step,
             "time": time.time(),
             "accuracy": outcome.accuracy,
             "means": outcome.means,
-            "num_samples": outcome.num_samples,
-            "num_invalid": sum(outcome.invalid_by_reason.values()),
-            "invalid_by_reason": outcome.invalid_by_reason,
+            "num_samples": len(trajectories),
+            "num_invalid": sum(invalid.values()),
+            "invalid_by_reason": invalid,
             "seconds": phases.get("evaluate"),
         }
         self.trajectories.record("eval", history.step, outcome.groups)
@@ -174,7 +175,7 @@ class Ledger:
             history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means
         history.accuracy_after, history.eval_after = outcome.accuracy, outcome.means
         history.evaluated_at = history.step
-        self._count_results(outcome.invalid_by_reason, outcome.num_samples * len(self._job.spec.rewards))
+        self._count_results(invalid, len(trajectories) * len(self._job.spec.rewards))
         self._board.update(accuracy=outcome.accuracy)
         log.info("step %d: accuracy %s, %s", history.step, outcome.accuracy, outcome.means)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -31,25 +31,25 @@ _MAX_GAUGES = 256
 """Per part of a step's or an evaluation's record, such as its components."""
 
 
+_REWARD_GAUGES = {
+    "in_flight": "Samples that wait for this reward.",
+    "waiting": "Requests that wait for a free replica.",
+    "waiting_oldest_seconds": "Age of the oldest waiting request.",
+    "replicas": "Ready replicas that were found.",
+}
+_REWARD_COUNTERS = {
+    "hedges": "Hedged requests for slow samples.",
+    "hedge_wins": "Hedged requests whose result counted.",
+    "rescored": "Samples rescored because the reward's version changed.",
+}
+
+
 class RewardStatistics(Protocol):
     """What a scrape reads from the client of one reward."""
 
-    num_rescored: int
-
     @property
     def num_requests(self) -> Mapping[Lane, int]: ...
-    @property
-    def num_samples_in_flight(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def oldest_waiting_seconds(self) -> float: ...
-    @property
-    def num_replicas(self) -> int: ...
-    @property
-    def num_hedges(self) -> int: ...
-    @property
-    def num_hedge_wins(self) -> int: ...
+    def statistics(self) -> Mapping[str, float]: ...
 
 
 class PrometheusMetrics:
@@ -63,43 +63,30 @@ class PrometheusMetrics:
         self._gauges: dict[str, Gauge] = {}
         self._num_gauges: dict[str, int] = {}
         self._components: dict[str, set[str]] = {}
+        by_component = ["reward", "lane", "component"]
         self._latency = Histogram(
-            "rljob_reward_latency_seconds",
-            "From a trajectory's end to this reward's result, waits and retries included.",
-            ["reward", "lane", "outcome"],
-            registry=registry,
-            buckets=LATENCY_BUCKETS_SECONDS,
-        )
+            "rljob_reward_latency_seconds", "From a trajectory's end to this reward's result, with waits and retries.",
+            ["reward", "lane", "outcome"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
+        )  # fmt: skip
         self._score = Histogram(
-            "rljob_reward_score",
-            "Valid scores (component: score) and what else the reward returned.",
-            ["reward", "lane", "component"],
-            registry=registry,
-            buckets=SCORE_BUCKETS,
-        )
+            "rljob_reward_score", "Valid scores (component: score) and what else the reward returned.",
+            by_component, registry=registry, buckets=SCORE_BUCKETS,
+        )  # fmt: skip
         # A histogram with bounds below 0 has no sum, and a counter cannot fall: a gauge, for delta().
         self._score_sum = Gauge(
-            "rljob_reward_score_accumulated",
-            "Sum of what rljob_reward_score counts.",
-            ["reward", "lane", "component"],
-            registry=registry,
+            "rljob_reward_score_accumulated", "Sum of what rljob_reward_score counts.", by_component, registry=registry
         )
-        self._invalid = Counter(
-            "rljob_reward_invalid",
-            "Samples without a valid score, after the last attempt.",
-            ["reward", "lane", "reason"],
-            registry=registry,
-        )
-        self._samples = Counter("rljob_samples", "Samples scored.", ["lane"], registry=registry)
-        self._tokens = Counter("rljob_sampled_tokens", "Tokens sampled.", ["lane"], registry=registry)
-        self._phases = Counter(
-            "rljob_phase_seconds", "Where the driver's time went; of a step, known at its end.", ["phase"],
-            registry=registry,
-        )  # fmt: skip
-        self._mismatches = Counter(
-            "rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.", registry=registry
-        )
-        self._restarts = Counter("rljob_restarts", "Restarts by the driver.", ["role"], registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        text = "Samples without a valid score, after the last attempt."
+        self._invalid = counter("rljob_reward_invalid", text, "reward", "lane", "reason")
+        self._samples = counter("rljob_samples", "Samples scored.", "lane")
+        self._tokens = counter("rljob_sampled_tokens", "Tokens sampled.", "lane")
+        self._phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
+        self._mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
+        self._restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
         for phase in PHASES:
             self._phases.labels(phase)
 
@@ -181,26 +168,15 @@ class _RewardCollector(Collector):
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Callable[[RewardStatistics], float]]] = {
-            "in_flight": ("Samples that wait for this reward.", lambda client: client.num_samples_in_flight),
-            "waiting": ("Requests that wait for a free replica.", lambda client: client.num_waiting),
-            "waiting_oldest_seconds": ("Age of the oldest waiting request.", lambda client: client.oldest_waiting_seconds),
-            "replicas": ("Ready replicas that were found.", lambda client: client.num_replicas),
-        }
-        counters: dict[str, tuple[str, Callable[[RewardStatistics], float]]] = {
-            "hedges": ("Hedged requests for slow samples.", lambda client: client.num_hedges),
-            "hedge_wins": ("Hedged requests whose result counted.", lambda client: client.num_hedge_wins),
-            "rescored": ("Samples rescored because the version changed.", lambda client: client.num_rescored),
-        }
-        for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for suffix, (text, read) in rows.items():
-                metric = family(f"rljob_reward_{suffix}", text, labels=["reward"])
-                for name, client in self._clients.items():
-                    metric.add_metric([name], read(client))
+        statistics = {name: client.statistics() for name, client in self._clients.items()}
+        for family, texts in ((GaugeMetricFamily, _REWARD_GAUGES), (CounterMetricFamily, _REWARD_COUNTERS)):
+            for metric_name, text in texts.items():
+                metric = family(f"rljob_reward_{metric_name}", text, labels=["reward"])
+                for name, values in statistics.items():
+                    metric.add_metric([name], values[metric_name])
                 yield metric
-        attempts = CounterMetricFamily(
-            "rljob_reward_attempts", "Requests for scores, one per sample or group.", labels=["reward", "lane"]
-        )
+        text = "Requests for scores, one per sample or group."
+        attempts = CounterMetricFamily("rljob_reward_attempts", text, labels=["reward", "lane"])
         for name, client in self._clients.items():
             for lane in get_args(Lane):
                 attempts.add_metric([name, lane], client.num_requests[lane])

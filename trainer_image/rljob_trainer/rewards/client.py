@@ -100,32 +100,18 @@ class RewardClient:
     def num_requests(self) -> Counter[Lane]:
         return self.transport.num_requests
 
-    @property
-    def num_hedges(self) -> int:
-        return self.hedges.num_hedges if self.hedges else 0
-
-    @property
-    def num_hedge_wins(self) -> int:
-        return self.hedges.num_wins if self.hedges else 0
-
-    @property
-    def num_replicas(self) -> int:
-        return len(self.replicas.fleet.replicas)
-
-    @property
-    def num_samples_in_flight(self) -> int:
-        return sum(len(pending.call.samples) for pending in self.in_flight)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a free replica."""
-        return sum(pending.sent_at is None for pending in self.in_flight)
-
-    @property
-    def oldest_waiting_seconds(self) -> float:
-        """Age of the oldest waiting request; 0 if none waits."""
-        since = [pending.waits_since for pending in self.in_flight if pending.sent_at is None]
-        return time.monotonic() - min(since) if since else 0.0
+    def statistics(self) -> dict[str, float]:
+        """Return the current value of each metric `rljob_reward_NAME`."""
+        waits_since = [pending.waits_since for pending in self.in_flight if pending.sent_at is None]
+        return {
+            "in_flight": sum(len(pending.call.samples) for pending in self.in_flight),
+            "waiting": len(waits_since),
+            "waiting_oldest_seconds": time.monotonic() - min(waits_since) if waits_since else 0.0,
+            "replicas": len(self.replicas.fleet.replicas),
+            "hedges": self.hedges.num_hedges if self.hedges else 0,
+            "hedge_wins": self.hedges.num_wins if self.hedges else 0,
+            "rescored": self.num_rescored,
+        }
 
     def demand(self, forecast: DemandForecast) -> RewardDemand:
         """Return the demand in executions, and their latency.

@@ -47,13 +47,33 @@ class RewardCall:
         }
 
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
-        """Return the results of a response with status 200.  [samples]"""
-        ids = [sample.id for sample in self.samples]
-        if self.protocol == "openrlhf":
-            return parse_openrlhf(ids, text, seconds)
+        """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""
+        try:
+            return self._parse_openrlhf(text, seconds) if self.protocol == "openrlhf" else self._parse(text)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            return self.fail(InvalidReason.BAD_RETURN, f"invalid response {text[:200]}: {error}", seconds)
+
+    def _parse(self, text: str) -> list[ScoreResult]:
         if isinstance(self.request, GroupRequest):
-            return parse_group_result(self.request.id, ids, text, seconds)
-        return [parse_result(self.request.id, text, seconds)]
+            group = GroupResult.model_validate_json(text)
+            if group.id != self.request.id:
+                raise ValueError(f"it is for {group.id}")
+            results = group.results
+        else:
+            results = [ScoreResult.model_validate_json(text)]
+        ids = [result.id for result in results]
+        if ids != [sample.id for sample in self.samples]:
+            raise ValueError(f"it is for the samples {', '.join(ids)}")
+        for result in results:
+            for name, value in result.components.items():
+                if not math.isfinite(value):  # Python's JSON parsers accept NaN and Infinity
+                    raise ValueError(f"component {name} of {result.id} is {value}; omit it, or return a finite number")
+        return results
+
+    def _parse_openrlhf(self, text: str, seconds: float) -> list[ScoreResult]:
+        """Parse `{"rewards": [0.5, ...]}`: one number per sample; the list and its entries may be nested once more."""
+        rewards = _unnest(json.loads(text)["rewards"], len(self.samples))
+        return [_number_result(sample.id, each, seconds) for sample, each in zip(self.samples, rewards, strict=True)]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
         """Return the same invalid result for each sample.  [samples]"""
@@ -70,56 +90,12 @@ def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float
     return ScoreResult(id=request_id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
 
 
-def parse_result(request_id: str, text: str, seconds: float) -> ScoreResult:
-    """Return the result in a reward server's response; invalid if it breaks the protocol."""
-    try:
-        result = ScoreResult.model_validate_json(text)
-        _check_components([result])
-    except ValueError as error:
-        return invalid(request_id, InvalidReason.BAD_RETURN, f"not a ScoreResult: {error}", seconds)
-    if result.id != request_id:
-        return invalid(request_id, InvalidReason.BAD_RETURN, f"the response is for {result.id}", seconds)
-    return result
-
-
-def parse_group_result(group_id: str, ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
-    """Return the results in a reward server's response for a group; all invalid if it breaks the protocol."""
-    try:
-        group = GroupResult.model_validate_json(text)
-        if group.id != group_id:
-            raise ValueError(f"the response is for {group.id}")
-        if [result.id for result in group.results] != list(ids):
-            raise ValueError(f"got {len(group.results)} results for {len(ids)} samples, or in a different order")
-        _check_components(group.results)
-    except ValueError as error:
-        return [invalid(each, InvalidReason.BAD_RETURN, f"not a GroupResult: {error}", seconds) for each in ids]
-    return group.results
-
-
-def parse_openrlhf(ids: Sequence[str], text: str, seconds: float) -> list[ScoreResult]:
-    """Parse `{"rewards": [0.5, ...]}`: one number per sample; the list and its entries may be nested once more."""
-    try:
-        numbers = _unnest(json.loads(text)["rewards"], len(ids))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        message = f"expected {len(ids)} rewards, got {text[:200]}: {error}"
-        return [invalid(each, InvalidReason.BAD_RETURN, message, seconds) for each in ids]
-    return [_number_result(each, number, seconds) for each, number in zip(ids, numbers, strict=True)]
-
-
 def busy_seconds(retry_after: str | None) -> float:
     """Return for how long to avoid a replica that answered 429 with this Retry-After."""
     seconds = parse_retry_after(retry_after)
     if seconds is None:
         return _DEFAULT_RETRY_AFTER_SECONDS
     return min(max(seconds, _MIN_RETRY_AFTER_SECONDS), _MAX_RETRY_AFTER_SECONDS)
-
-
-def _check_components(results: Sequence[ScoreResult]) -> None:
-    """Raise ValueError if a component is not finite. Python's JSON parsers accept NaN and Infinity."""
-    for result in results:
-        for name, value in result.components.items():
-            if not math.isfinite(value):
-                raise ValueError(f"component {name} of {result.id} is {value}; omit it, or return a finite number")
 
 
 def _unnest(value: Any, num: int) -> list[float]:

@@ -1,7 +1,7 @@
 """Queries the version of each of a reward's replicas, and restricts requests to replicas of the pinned version.
 
-Consumes: the addresses from discovery, and GET /v1/info of the replicas. Produces: the version in `Fleet.required_key`. Waits
-for: nothing; it is called with each tick. A replica that failed is queried again: it may have a new version now.
+Consumes: the addresses from discovery, and GET /v1/info of the replicas. Produces: the version in `Fleet.required_key`.
+Waits for: nothing; it is called with each tick. A replica that failed is queried again: it may have a new version now.
 `version_pin` decides.
 """
 

@@ -296,12 +296,13 @@ async def test_samples_wait_while_scaled_to_zero():
         demand = rewards.demand(FORECAST)["r"]
         assert (demand.waiting, demand.oldest_in_flight_seconds) == (5, 0.0), "a waiting request is not in flight"
         client = rewards.clients["r"]
-        first = client.oldest_waiting_seconds
-        await until(lambda: client.oldest_waiting_seconds > first)
-        assert client.num_waiting == 5
+        first = client.statistics()["waiting_oldest_seconds"]
+        await until(lambda: client.statistics()["waiting_oldest_seconds"] > first)
+        assert client.statistics()["waiting"] == 5
         write_hosts(ADDRESSES)
         await until(lambda: all(task.done() for task in asked))
-        assert (client.num_waiting, client.oldest_waiting_seconds) == (0, 0.0)
+        statistics = client.statistics()
+        assert (statistics["waiting"], statistics["waiting_oldest_seconds"]) == (0, 0.0)
         assert all(task.result()["r"].valid for task in asked)
         await rewards.close()
 

@@ -122,7 +122,7 @@ async def test_demand_of_a_group_reward_counts_executions(reward_harness):
         assert (demand["r"].samples, demand["r"].expected, demand["r"].in_flight) == (20, 8, 1)
         assert (demand["s"].samples, demand["s"].expected, demand["s"].in_flight) == (80, 30, 4)
         assert demand["r"].window_seconds < demand["s"].window_seconds, "groups end later than samples"
-        assert rewards.clients["r"].num_samples_in_flight == 4
+        assert rewards.clients["r"].statistics()["in_flight"] == 4
         server.open.set()
         await scoring
         assert rewards.demand(forecast)["r"].latency_seconds == 3.0

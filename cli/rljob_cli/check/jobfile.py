@@ -15,9 +15,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import DataSource
-from rljob_api.manifest.reward import Reward, RewardModel
-from rljob_api.manifest.scorers import ServedModel
+from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
 from rljob_api.read.load import InvalidManifestError, read_manifest
@@ -148,16 +146,19 @@ def _descend(data: Any, part: str | int, following: str | int, override: str) ->
 
 def resolve(job: RLJob, folder: Path) -> RLJob:
     """Make relative paths absolute; they start at the job file's folder."""
-    spec, data = job.spec, job.spec.data
-    sources = {"train": _resolve_data(data.train, folder)}
-    if data.eval:
-        sources["eval"] = _resolve_data(data.eval, folder)
-    update = {
-        "model": spec.model.model_copy(update={"source": _resolve_source(spec.model.source, folder)}),
-        "data": data.model_copy(update=sources),
-        "rewards": [_resolve_reward(reward, folder) for reward in spec.rewards],
-    }
-    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+    job = job.model_copy(deep=True)
+    spec = job.spec
+    for data in filter(None, (spec.data.train, spec.data.eval)):
+        # verl's functions get the dataset's name, which must not depend on the folder.
+        if data.data_source is None:
+            data.data_source = data.source.partition("://")[2] or data.source
+        data.source = _resolve_source(data.source, folder)
+    for model in filter(None, (spec.model, *(reward.served_model for reward in spec.rewards))):
+        model.source = _resolve_source(model.source, folder)
+    for reward in spec.rewards:
+        if reward.function is not None and reward.function.file is not None:
+            reward.function.file = str((folder / reward.function.file).resolve())
+    return job
 
 
 def _resolve_source(source: str, folder: Path) -> str:
@@ -166,25 +167,3 @@ def _resolve_source(source: str, folder: Path) -> str:
     except UserError:
         return source  # preflight reports it with its place
     return str((folder / parsed.path).resolve()) if parsed.kind == "relative" else source
-
-
-def _resolve_data(data: DataSource, folder: Path) -> DataSource:
-    # verl's functions get the dataset's name, which must not depend on the folder.
-    name = data.data_source if data.data_source is not None else data.source.partition("://")[2] or data.source
-    return data.model_copy(update={"source": _resolve_source(data.source, folder), "data_source": name})
-
-
-def _resolve_reward(reward: Reward, folder: Path) -> Reward:
-    if reward.model is not None:
-        return reward.model_copy(update={"model": _resolve_model(reward.model, folder)})
-    if reward.judge is not None and reward.judge.model is not None:
-        judge = reward.judge.model_copy(update={"model": _resolve_model(reward.judge.model, folder)})
-        return reward.model_copy(update={"judge": judge})
-    if reward.function is None or reward.function.file is None:
-        return reward
-    function = reward.function.model_copy(update={"file": str((folder / reward.function.file).resolve())})
-    return reward.model_copy(update={"function": function})
-
-
-def _resolve_model(model: ServedModel, folder: Path) -> ServedModel:
-    return model.model_copy(update={"source": _resolve_source(model.source, folder)})

@@ -181,10 +181,13 @@ def _greedy(model: Qwen3ForCausalLM, num_tokens: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the reference must not compete with the engine for every core
     replica = Replica(tmp_path_factory.mktemp("rollout"))
     try:
         yield replica
     finally:
+        torch.set_num_threads(num_threads)
         replica.close()
 
 

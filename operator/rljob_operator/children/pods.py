@@ -6,7 +6,7 @@ run unprivileged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,19 +150,13 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     """The whole template. The Pods of a job start as a gang, those of a RewardModel individually. Raises UserError if
     the user's template cannot be merged."""
     gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
-    template = {"metadata": _build_metadata(owner, parts), "spec": _build_spec(parts) | gang}
+    built = _build_metadata(owner, parts)
+    template = {"metadata": built, "spec": _build_spec(parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
-    metadata = template["metadata"]
-    built = _build_metadata(owner, parts)
-    metadata["labels"] = metadata.get("labels", {}) | built["labels"]
-    metadata["annotations"] = metadata.get("annotations", {}) | built["annotations"]
-    template["spec"] = template["spec"] | {"restartPolicy": parts.restart_policy}
-    return template
-
-
-def _build_labels(parts: PodParts) -> dict[str, str]:
-    return parts.labels | {LABEL_MANAGED_BY: MANAGED_BY}
+    metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
+    spec = template["spec"] | {"restartPolicy": parts.restart_policy}
+    return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
 
 def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
@@ -170,7 +164,8 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     if owner.metadata.uid:
         annotations[ANNOTATION_JOB_UID] = owner.metadata.uid
     labels, more = build_gang_metadata(owner) if isinstance(owner, RLJob) else ({}, {})
-    return {"labels": _build_labels(parts) | labels, "annotations": annotations | more}
+    labels = parts.labels | {LABEL_MANAGED_BY: MANAGED_BY} | labels
+    return {"labels": labels, "annotations": annotations | more}
 
 
 def _build_spec(parts: PodParts) -> Manifest:
@@ -223,13 +218,9 @@ def _build_container(parts: PodParts) -> Manifest:
 
 def build_resources(role: Role | ServedModel, gpus: int) -> Manifest:
     """Requests and limits as given; GPUs are a limit, which is also the request."""
-    limits = ({GPU_RESOURCE: str(gpus)} if gpus else {}) | _to_strings(role.resources.limits)
-    requests = _to_strings(role.resources.requests)
-    return ({"limits": limits} if limits else {}) | ({"requests": requests} if requests else {})
-
-
-def _to_strings(quantities: Mapping[str, str | int | float]) -> dict[str, str]:
-    return {name: str(quantity) for name, quantity in quantities.items()}
+    limits = ({GPU_RESOURCE: gpus} if gpus else {}) | role.resources.limits
+    resources: Manifest = {"limits": limits, "requests": role.resources.requests}
+    return {kind: {name: str(value) for name, value in q.items()} for kind, q in resources.items() if q}
 
 
 def _build_exclusive(role: str) -> Manifest:

@@ -78,11 +78,11 @@ def decide_replicas(
     needs = [_need(policy, demand.reported, last, now, lead_seconds) for demand in demands if demand.reported]
     needs = [need for need in needs if need.slots > 0]
     slots = sum(need.slots for need in needs)
-    wanted = math.ceil(round(slots / policy.slots, 6)) + settings.spare_replicas if needs else 0
-    bounded = min(max(wanted, settings.min_replicas), settings.max_replicas)
-    message = _describe(policy, needs, slots, wanted, bounded)
+    desired = math.ceil(round(slots / policy.slots, 6)) + settings.spare_replicas if needs else 0
+    bounded = min(max(desired, settings.min_replicas), settings.max_replicas)
+    message = _describe(policy, needs, slots, desired, bounded)
     record = last or RewardScaling(name=policy.name)
-    replicas, record = _choose_replicas(policy, demands, record, wanted, bounded, now, lead_seconds)
+    replicas, record = _choose_replicas(policy, demands, record, desired, bounded, now, lead_seconds)
     if replicas != bounded and replicas < (last.replicas if last else 0):
         seconds = _show(settings.scale_down_after_seconds)
         message = f"wants {replicas}: peak demand of the last {seconds} s (stabilization window)"
@@ -95,12 +95,12 @@ def _choose_replicas(
     policy: ScalingPolicy,
     demands: Sequence[Demand],
     last: RewardScaling,
-    wanted: int,
+    desired: int,
     bounded: int,
     now: datetime,
     lead_seconds: float,
 ) -> tuple[int, RewardScaling]:
-    """The next replicas between the last and the wanted ones, and the record with the state of the stabilization."""
+    """The next replicas, between the last and the desired ones, and the record with the pending scale-down."""
     settings, current = policy.autoscaling, last.replicas
     clamped = min(max(current, settings.min_replicas), settings.max_replicas)
     if clamped != current:  # the user changed the bounds
@@ -113,7 +113,7 @@ def _choose_replicas(
     if grows:
         return bounded, _clear_scale_down(last)
     # The tolerance applies only while there is demand; without demand minReplicas is exact.
-    if bounded >= current or (wanted > 0 and bounded >= current * (1 - TOLERANCE)):
+    if bounded >= current or (desired > 0 and bounded >= current * (1 - TOLERANCE)):
         return current, _clear_scale_down(last)
     since = min(last.below_since or now, now)
     peak = max(bounded, last.below_peak if last.below_since else 0)
@@ -249,7 +249,7 @@ def _weighted_mean(values: Sequence[tuple[int, float | None]]) -> float | None:
     return sum(weight * value for weight, value in known) / total if total else None
 
 
-def _describe(policy: ScalingPolicy, needs: Sequence[_Need], slots: float, wanted: int, bounded: int) -> str:
+def _describe(policy: ScalingPolicy, needs: Sequence[_Need], slots: float, desired: int, bounded: int) -> str:
     """'wants 33: 5120 samples x 20.5 s / 201 s = 523 slots of 16'."""
     settings = policy.autoscaling
     if not needs:
@@ -261,11 +261,11 @@ def _describe(policy: ScalingPolicy, needs: Sequence[_Need], slots: float, wante
         sums = f"{len(needs)} jobs need {parts} slots of {policy.slots}"
     spare = f", + {settings.spare_replicas} spare" if settings.spare_replicas else ""
     limit = ""
-    if bounded < wanted:
+    if bounded < desired:
         limit = f"; maxReplicas is {bounded}"
-    elif bounded > wanted:
+    elif bounded > desired:
         limit = f"; minReplicas is {bounded}"
-    return f"wants {wanted}: {sums}{spare}{limit}"
+    return f"wants {desired}: {sums}{spare}{limit}"
 
 
 def _show(seconds: float) -> str:

@@ -187,15 +187,15 @@ def _build_status(
     update: tuple[str, str] | None,
 ) -> RewardModelStatus:
     model, served = seen.model, seen.model.spec.is_served
-    wanted, generation = model.spec.replicas, model.metadata.generation
+    desired, generation = model.spec.replicas, model.metadata.generation
     deployment = seen.children.get(ChildKey("Deployment", seen.child_name), {}).get("status", {}) if served else {}
     replicas, ready = deployment.get("replicas", 0), deployment.get("readyReplicas", 0)
 
     def build(type_: str, holds: bool, reason: str, message: str) -> Condition:
         return build_condition(model.status, type_, holds, reason, message, generation=generation, now=now)
 
-    is_short = served and ready < wanted
-    counts = f"{min(ready, wanted)} of {wanted} Pods are ready"
+    is_short = served and ready < desired
+    counts = f"{min(ready, desired)} of {desired} Pods are ready"
     waits = describe_waiting(seen.role) if is_short else ""
     why = describe_wait([waits], [cause.message for cause in causes]) or counts
     cause = causes[0].reason if causes else ""
@@ -240,13 +240,13 @@ def _evaluate_ready(
 
 def _evaluate_scaling(model: RewardModel, replicas: int, ready: int, is_updating: bool) -> tuple[bool, str, str]:
     """Whether Pods are being added or removed, and why their number is the desired one."""
-    wanted, scaling = model.spec.replicas, model.status.scaling
-    why = scaling.message if scaling else f"spec.replicas is {wanted}"
-    if replicas > wanted and not is_updating:  # an update surges above the desired number
+    desired, scaling = model.spec.replicas, model.status.scaling
+    why = scaling.message if scaling else f"spec.replicas is {desired}"
+    if replicas > desired and not is_updating:  # an update surges above the desired number
         return True, "ScalingDown", why
-    if ready < wanted:
+    if ready < desired:
         return True, "ScalingUp", why
-    is_limited = scaling is not None and scaling.slots > model.spec.slots * wanted
+    is_limited = scaling is not None and scaling.slots > model.spec.slots * desired
     return False, "AtMaximum" if is_limited else "Steady", why
 
 

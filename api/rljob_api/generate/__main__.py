@@ -2,6 +2,6 @@
 
 import sys
 
-from rljob_api.generate.crd import main
+from rljob_api.generate.files import main
 
 sys.exit(main())

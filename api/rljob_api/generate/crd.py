@@ -1,19 +1,14 @@
-"""Generate the CustomResourceDefinitions (crds/, charts/) and docs/reference.md from the types.
+"""Generate the CustomResourceDefinitions from the types.
 
-Converts pydantic's JSON schema to Kubernetes' structural schema, with rules and subresources. Invariant: the files in
-git equal the output; `--check` (make verify) fails on drift and writes nothing.
+Converts pydantic's JSON schema to Kubernetes' structural schema, with rules and subresources.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from rljob_api.generate import reference
 from rljob_api.manifest.base import OBJECT_NAME_PATTERN, ObjectMeta, Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
@@ -21,8 +16,6 @@ from rljob_api.wire.contract import API_GROUP, API_VERSION
 
 Schema = dict[str, Any]
 
-_ROOT = Path(__file__).resolve().parents[3]
-_CHART_CRDS = _ROOT / "charts" / "rljob" / "templates" / "crds"
 _HEADER = "# Generated from api/rljob_api by `make generate`; edit the types there.\n"
 _LIST_TYPE, _PRESERVE = "x-kubernetes-list-type", "x-kubernetes-preserve-unknown-fields"
 _COPIED = (
@@ -216,43 +209,19 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _dump(crd: Schema) -> str:
+    return yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def build_manifest(crd: Schema) -> str:
+    """Return the CRD as YAML."""
+    return _HEADER + _dump(crd)
+
+
 def build_chart_template(crd: Schema) -> str:
     """Return the CRD as a Helm template, so that Helm upgrades it (Helm never upgrades a chart's crds/ folder)."""
     kept = {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
-    text = yaml.dump({**crd, "metadata": kept}, Dumper=_Dumper, sort_keys=False, width=120)
+    text = _dump({**crd, "metadata": kept})
     # Escape braces in descriptions and rules, which Helm would interpret.
     text = text.replace("{{", '{{ "{{" }}')
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
-
-
-def build_files() -> dict[Path, str]:
-    """Return path -> content of all generated files."""
-    files = {}
-    for model in (RLJob, RewardModel):
-        crd = build_crd(model)
-        text = yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
-        files[_ROOT / "crds" / f"{crd['metadata']['name']}.yaml"] = _HEADER + text
-        files[_CHART_CRDS / f"{crd['metadata']['name']}.yaml"] = build_chart_template(crd)
-    schemas = {model.__name__: build_object_schema(model) for model in (RLJob, RewardModel)}
-    files[_ROOT / "docs" / "reference.md"] = reference.build_reference(schemas)
-    return files
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m rljob_api.generate", description="Write crds/ and docs/reference.md."
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
-    check = parser.parse_args(argv).check
-    stale = [
-        (path, text) for path, text in build_files().items() if not path.exists() or path.read_text("utf-8") != text
-    ]
-    for path, text in stale:
-        shown = path.relative_to(_ROOT)
-        if check:
-            print(f"{shown} is out of date; run `make generate`", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-            print(f"wrote {shown}")
-    return 1 if check and stale else 0

@@ -142,7 +142,7 @@ def test_yaml_other_than_manifests_is_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["!!set {a, b}", "!!binary aGVsbG8=", "!!omap [a: 1]", "!!timestamp 2026-01-01", "[" * 3000, "9" * 5000]
+    "value", ["!!set {a, b}", "!!binary aGVsbG8=", "!!omap [a: 1]", "!!timestamp 2026-01-01", "[" * 1000, "9" * 5000]
 )
 def test_values_outside_json_are_rejected(value: str) -> None:
     [problem] = problems_of(f"{GOOD}  algorithm: {value}\n")

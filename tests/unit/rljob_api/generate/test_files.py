@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from rljob_api.generate import files
+
+
+def test_generated_files_are_up_to_date(capsys):
+    assert files.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_check_fails_and_writes_nothing_when_a_file_drifts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "_ROOT", tmp_path)
+    monkeypatch.setattr(files, "build_files", lambda: {"crds/a.yaml": "a", "docs/reference.md": "b"})
+    assert files.main(["--check"]) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert "crds/a.yaml is out of date" in capsys.readouterr().err
+    assert files.main([]) == 0
+    assert files.main(["--check"]) == 0
+    (tmp_path / "docs" / "reference.md").write_text("old")
+    assert files.main(["--check"]) == 1

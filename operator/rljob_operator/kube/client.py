@@ -175,7 +175,9 @@ async def connect(
         else:
             await config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=found)
     except (config.ConfigException, OSError) as error:
-        raise UserError(f"cannot connect to the API server: {error}; run in a cluster, or pass --kubeconfig FILE") from error
+        raise UserError(
+            f"cannot connect to the API server: {error}; run in a cluster, or pass --kubeconfig FILE"
+        ) from error
 
     async def token() -> str | None:
         return await found.get_api_key_with_prefix("BearerToken", "authorization")
@@ -233,12 +235,10 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
             return TransientError(f"{where}: its namespace is being deleted")
         if "is forbidden: User" in message:
             return ForbiddenError(
-                f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service account "
-                f"({message})"
+                f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service "
+                f"account ({message})"
             )
-        return ForbiddenError(
-            f"{where}: an admission policy rejects it; change the policy, or the spec ({message})"
-        )
+        return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
     if error.code == HTTPStatus.NOT_FOUND and message.startswith("namespaces "):
         return NamespaceGoneError(f"{where}: its namespace was deleted: {message}")
     if error.code == HTTPStatus.NOT_FOUND:

@@ -33,9 +33,9 @@ from rljob_operator.backend import (
     key_of,
 )
 from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children.difference import contains, stamp
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.plan.conditions import conflict_events, derive_events, set_name_conflict
-from rljob_operator.children.difference import contains, stamp
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.job_status import build_invalid_status, build_waiting_status
 from rljob_operator.plan.lifecycle import is_managed

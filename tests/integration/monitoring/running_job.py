@@ -151,7 +151,7 @@ class RunningJob:
         hosts += [f"{address} reward-{name}" for name, address in _list_replicas()]
         self.harness.hosts.write_text("\n".join(hosts) + "\n")
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: f"reward-{name}" for name in REWARDS}))
-        self.operator = Metrics()
+        self.operator = Metrics(["rljobs"])
         with socket.socket() as free:
             free.bind((OPERATOR, 0))
             self.operator_port = free.getsockname()[1]
@@ -168,16 +168,13 @@ class RunningJob:
                 status = StatusServer(self.harness.board, self.harness.prometheus.render)
                 await status.start(HEAD)
                 operator = await Health(WorkQueue(), self.operator).serve(0, self.operator_port)
-                tasks = [asyncio.create_task(driver.run()), asyncio.create_task(self._operate())]
                 try:
-                    yield self
-                    for task in tasks:
-                        if task.done():
-                            task.result()  # it should still run
+                    async with asyncio.TaskGroup() as group:  # a task that fails ends the test at once
+                        tasks = [group.create_task(driver.run()), group.create_task(self._operate())]
+                        yield self
+                        for task in tasks:
+                            task.cancel()
                 finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
                     await operator.cleanup()
                     await status.close()
         finally:
@@ -229,7 +226,7 @@ class RunningJob:
             ]
             job = RLJob.model_validate({**manifest, "status": {"scaling": scaling}})
             with self.operator.reconcile.labels("RLJob").time():
-                self.operator.record_owner(JobKey("team", "sums"), "RLJob", job)
+                self.operator.record_owner(JobKey("team", "sums"), job)
             self.operator.leader.set(1)
             self.operator.on_response("get", "/apis/rljob.dev/v1alpha1/namespaces/team/rljobs/sums", 200)
             self.operator.errors.labels("TransientError").inc(0)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
-from rljob_trainer.driver.ports import Rollouts, Trainer, TrainerGroupDiedError
+from rljob_trainer.driver.ports import Rollouts, StartTrainer, Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
@@ -44,9 +44,6 @@ log = logging.getLogger(__name__)
 
 _LAST_CHECKPOINT_SECONDS = 20.0
 """Part of the Pod's grace period that the driver spends on saving the steps since the last checkpoint."""
-
-StartTrainer = Callable[[str, Path | None, Callable[[str], None]], Awaitable[Trainer]]
-"""(generation, checkpoint, report) -> a trainer group that is ready."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,9 @@ class Driver:
         ledger = Ledger(self._job, self._run_dir, history, parts.board, parts.trackers, parts.prometheus)
         generation = secrets.token_hex(4)
         with ledger.phase("starting", "waits for the trainer group"):
-            trainer = await parts.start_trainer(generation, checkpoint, parts.board.waits_for)
+            trainer = await parts.start_trainer(
+                generation=generation, checkpoint=checkpoint, report=parts.board.waits_for
+            )
         self._matches_history = True
         try:
             # The loop also waits for rollouts and rewards, which do not notice a dead rank.

@@ -29,6 +29,12 @@ class Trainer(Protocol):
     async def close(self) -> None: ...
 
 
+class StartTrainer(Protocol):
+    """Returns a trainer group that is ready. `report` gets what the start waits for."""
+
+    async def __call__(self, *, generation: str, checkpoint: Path | None, report: Callable[[str], None]) -> Trainer: ...
+
+
 class Rollouts(Protocol):
     """All rollout replicas, as one."""
 

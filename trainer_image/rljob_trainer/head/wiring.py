@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from rljob_api.errors import UserError
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.loop import Driver, DriverComponents
-from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.prompts import load_prompts
@@ -92,7 +92,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
             stack.push_async_callback(client.close)
 
         components = DriverComponents(
-            start_trainer=_trainer_starter(environment),
+            start_trainer=partial(TrainerGroup.start, job, model=environment.model),
             rollouts=rollouts,
             rewards=rewards,
             collector=Collector(build_agent(job.spec.agent), rollouts, rewards, job.spec.rewards),
@@ -106,12 +106,3 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         )
         driver = Driver(job, run_dir, components, environment.head_job_uid)
         await run_with_watcher(driver.run(), ray_head.watch())
-
-
-def _trainer_starter(environment: Environment) -> Callable[..., Coroutine[Any, Any, Trainer]]:
-    async def start(generation: str, checkpoint: Path | None, report: Callable[[str], None]) -> Trainer:
-        return await TrainerGroup.start(
-            environment.job, model=environment.model, generation=generation, checkpoint=checkpoint, report=report
-        )
-
-    return start

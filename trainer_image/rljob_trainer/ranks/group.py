@@ -74,39 +74,39 @@ class TrainerGroup:
         report("")
         return group
 
-    async def update(self, samples: list[TrainSample], *, micro_batch_tokens: int | None = None) -> UpdateMetrics:
+    async def update(self, samples: list[TrainSample]) -> UpdateMetrics:
         """Run one optimizer update over one mini-batch."""
         started = time.monotonic()
         algorithm = self._job.spec.algorithm
         has_gradient_without_advantage = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
-        plans = self._plan(samples, micro_batch_tokens, skip_zero_advantages=not has_gradient_without_advantage)
+        plans = self._plan(samples, skip_zero_advantages=not has_gradient_without_advantage)
         metrics: list[RankMetrics] = await self._call_all("update", [(plan,) for plan in plans])
         num_micro_batches = len(plans[0].train) + len(plans[0].forward_only)
         return summarize_update(metrics[0], num_micro_batches, time.monotonic() - started)
 
     async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]:
         """Return the trainer's log-probability of each sampled token, 0.0 elsewhere. [samples][tokens]"""
-        plans = self._plan(samples, None)
+        plans = self._plan(samples)
         values = await self._call_all("compute_logprobs", [(plan.train,) for plan in plans])
         return scatter_logprobs(samples, plans, values)
 
     async def set_steps(self, steps: int) -> None:
         """Use the learning rates of a job of `steps` steps from the next update on."""
         total_updates = steps * self._job.spec.schedule.mini_batches
-        await self._call_all("set_total_updates", [(total_updates,)] * len(self._ranks))
+        await self._broadcast("set_total_updates", total_updates)
 
     async def publish(self, version: int) -> WeightManifest:
         """Publish the parameters to the rollouts as `version` of this generation."""
-        manifests = await self._call_all("publish", [(self._generation, version)] * len(self._ranks))
+        manifests = await self._broadcast("publish", self._generation, version)
         return WeightManifest.model_validate(manifests[0])
 
     async def save(self, folder: Path) -> None:
         """Write FOLDER/trainer."""
-        await self._call_all("save", [(folder,)] * len(self._ranks))
+        await self._broadcast("save", folder)
 
     async def export(self, folder: Path, tokenizer_source: str) -> None:
         """Write the model in Hugging Face format, with the tokenizer of `tokenizer_source`."""
-        await self._call_all("export", [(folder, tokenizer_source)] * len(self._ranks))
+        await self._broadcast("export", folder, tokenizer_source)
 
     async def watch(self) -> NoReturn:
         """Raise TrainerGroupDiedError once a rank died, even while no other method runs: rollouts may still need the
@@ -130,20 +130,18 @@ class TrainerGroup:
                 await asyncio.gather(*map(_future, closing), return_exceptions=True)
         self._kill()
 
-    def _plan(
-        self, samples: Sequence[TrainSample], micro_batch_tokens: int | None, *, skip_zero_advantages: bool = False
-    ) -> list[RankPlan]:
+    def _plan(self, samples: Sequence[TrainSample], *, skip_zero_advantages: bool = False) -> list[RankPlan]:
         return plan_micro_batches(
             samples,
             num_ranks=self._job.spec.trainer.num_ranks,
-            micro_batch_tokens=micro_batch_tokens or self._job.spec.trainer.micro_batch_tokens,
+            micro_batch_tokens=self._job.spec.trainer.micro_batch_tokens,
             loss_level=self._job.spec.algorithm.loss_level,
             share_prompts=self._can_share_prompts,
             skip_zero_advantages=skip_zero_advantages,
         )
 
     async def _load(self, settings: PolicySettings, checkpoint: Path | None) -> None:
-        described = await self._call_all("describe", [()] * len(self._ranks))
+        described = await self._broadcast("describe")
         # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
         self._ranks = [self._ranks[i] for i in order]
@@ -156,6 +154,9 @@ class TrainerGroup:
             for rank, i in enumerate(order)
         ]
         self._can_share_prompts = all(await self._call_all("start", calls))
+
+    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
+        return await self._call_all(method, [arguments] * len(self._ranks))
 
     async def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return await self._call(self._ranks, method, arguments)

@@ -92,7 +92,7 @@ async def test_text_label_activation_and_truncation_follow_the_settings(make_rew
 
 
 async def test_pool_serves_only_while_vllm_is_up(make_reward, start_vllm):
-    starting = asyncio.create_task(make_reward(classifier(0.3)))
+    starting = asyncio.create_task(make_reward(classifier(1)))
     await asyncio.sleep(0.05)
     assert not starting.done(), "startup waits for vLLM"
     vllm = start_vllm(0.5)

@@ -102,7 +102,7 @@ async def test_failed_question_costs_only_its_comparison(make_judge, endpoint):
         return completion("no idea") if pair_of(body) == ("d", "ccc") else longest_wins(body, number)
 
     endpoint.reset(answer)
-    judge = await make_judge(PAIRWISE, scope="group", timeoutSeconds=0.8)
+    judge = await make_judge(PAIRWISE, scope="group", timeoutSeconds=1)
     result = await judge.score_group(build_group("a", "bb", "ccc"))
     assert outcomes(result) == pytest.approx([0.0, 2 / 3 - 1 / 3, 1.0]), "the mean of the remaining comparisons"
     assert [each.components["comparisons"] for each in result.results] == [3.0, 3.0, 4.0]

@@ -10,6 +10,8 @@ UV_VERSION := 0.13.8
 # An own uv where the machine has none, so that nothing needs to be installed by hand.
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 BIN := .venv/bin
+# Reward requirements are installed with uv where it is on the PATH.
+export PATH := $(CURDIR)/.tools/bin:$(PATH)
 # One worker a core; the tests of a file share a worker, and so its servers.
 PYTEST := $(BIN)/pytest -n auto --dist loadfile
 SINCE ?= origin/main

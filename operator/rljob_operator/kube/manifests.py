@@ -8,7 +8,7 @@ metadata and, if it can be read, the old status are used.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from rljob_api.read.validation_messages import describe_error
 from rljob_operator.backend import InvalidOwnerError, Manifest, Owner, UnknownFieldsError
 from rljob_operator.kube.crds import MAX_LISTED_FIELDS, UPGRADE_OPERATOR
 
+_Owner = TypeVar("_Owner", RLJob, RewardModel)
 _REMEDY = "the CRDs accept it; upgrade the operator to their version, or change the value"
 
 
@@ -29,7 +30,7 @@ def read_job(manifest: Manifest) -> RLJob:
     try:
         return RLJob.model_validate(manifest)
     except ValidationError as error:
-        raise _translate(build_unreadable_job(manifest), error) from None
+        raise _translate(_build_unreadable(RLJob, RLJobStatus, manifest), error) from None
 
 
 def read_model(manifest: Manifest) -> RewardModel:
@@ -37,29 +38,19 @@ def read_model(manifest: Manifest) -> RewardModel:
     try:
         return RewardModel.model_validate(manifest)
     except ValidationError as error:
-        raise _translate(build_unreadable_model(manifest), error) from None
+        raise _translate(_build_unreadable(RewardModel, RewardModelStatus, manifest), error) from None
 
 
-def build_unreadable_job(manifest: Manifest) -> RLJob:
-    """Return a job without a spec."""
+def _build_unreadable(
+    type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest
+) -> _Owner:
+    """Return an owner without a spec."""
     fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
-    job = RLJob.model_construct(**fields)
     try:
-        job.status = RLJobStatus.model_validate(manifest.get("status") or {})
+        fields["status"] = status_type.model_validate(manifest.get("status") or {})
     except ValidationError:
-        job.status = RLJobStatus()
-    return job
-
-
-def build_unreadable_model(manifest: Manifest) -> RewardModel:
-    """Return a RewardModel without a spec."""
-    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
-    model = RewardModel.model_construct(**fields)
-    try:
-        model.status = RewardModelStatus.model_validate(manifest.get("status") or {})
-    except ValidationError:
-        model.status = RewardModelStatus()
-    return model
+        fields["status"] = status_type()
+    return type_.model_construct(**fields)
 
 
 def _translate(owner: Owner, error: ValidationError) -> InvalidOwnerError | UnknownFieldsError:

@@ -113,7 +113,7 @@ class CrdApi:
 
 
 async def test_operator_waits_for_matching_crds_and_reports_the_difference(monkeypatch, caplog, unused_tcp_port):
-    monkeypatch.setattr(operator, "_CRD_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(operator, "_CRD_RETRY_SECONDS", 0.1)
     api, url = CrdApi(), f"http://127.0.0.1:{unused_tcp_port}/readyz"
     settings = Settings(lease=False, metrics_port=0, health_port=unused_tcp_port)
 

@@ -58,7 +58,7 @@ class FakeTrainer:
             self.alive = False
             raise TrainerGroupDiedError(f"a rank died during {what}")
 
-    async def update(self, samples, *, micro_batch_tokens=None):
+    async def update(self, samples):
         await asyncio.sleep(0)
         self._live("update")
         text = json.dumps([self.weight, [[s.token_ids, s.loss_mask, round(s.advantage, 9)] for s in samples]])
@@ -204,6 +204,7 @@ class DriverHarness:
         self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
         self.hosts = folder / "hosts"
         self.write_hosts()
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test here depends on it, and disks are slow
         monkeypatch.setenv("RLJOB_HOSTS_FILE", str(self.hosts))
         monkeypatch.setenv("RLJOB_TOKEN", "token")
         monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")

@@ -15,6 +15,11 @@ def cgroup_controllers() -> Sequence[Path]:
     return [path for path in sorted(_CGROUPS.iterdir()) if path.is_dir() and not path.is_symlink() and _is_v1(path)]
 
 
+def find_cgroups(name: str) -> list[Path]:
+    """The cgroups of this name in all hierarchies, in the v2 tree of hybrid mode too."""
+    return [path for path in (_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")) if path.is_dir()]
+
+
 def is_hybrid() -> bool:
     return (_CGROUPS / "unified/cgroup.procs").exists()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from rljob_cluster.host.cgroups import cgroup_controllers
+from rljob_cluster.host.cgroups import find_cgroups
 from rljob_cluster.node.node import RUN, Node
 
 API_BRIDGE = "rljob-api"
@@ -35,8 +35,8 @@ def remove_everything(nodes: Sequence[Node], state: Path) -> None:
     for node in nodes:
         _remove_network_namespaces(node)
         _try("ip", "link", "delete", node.bridge)
-        for controller in cgroup_controllers():
-            _remove_cgroup(controller / node.name)
+        for cgroup in find_cgroups(node.name):
+            _remove_cgroup(cgroup)
     _try("ip", "link", "delete", API_BRIDGE)
     for family, table in (("ip", NFT_TABLE), *_PROXY_TABLES):
         _try("nft", "delete", "table", family, table)
@@ -62,8 +62,8 @@ def _find_processes(nodes: Sequence[Node]) -> list[psutil.Process]:
     """The processes in the cgroups of the nodes, and containerd's shims, which outlive it; each names its socket."""
     pids: set[int] = set()
     for node in nodes:
-        for controller in cgroup_controllers():
-            for procs in (controller / node.name).rglob("cgroup.procs"):
+        for cgroup in find_cgroups(node.name):
+            for procs in cgroup.rglob("cgroup.procs"):
                 with contextlib.suppress(OSError):
                     pids.update(map(int, procs.read_text().split()))
     return [process for process in psutil.process_iter(["cmdline"]) if process.pid in pids or _is_shim(process)]

@@ -61,7 +61,7 @@ e2e: $(SYNCED) ## The tiny job by kubectl apply, plain and with faults, on this 
 	$(BIN)/pytest e2e -s -v -m "not each" -x
 
 .PHONY: e2e-faults
-e2e-faults: $(SYNCED) ## The same with every fault and every kind of reward by itself
+e2e-faults: $(SYNCED) ## The same with each fault and each kind of reward alone
 	$(BIN)/pytest e2e -s -v
 
 ##@ Work on it

@@ -1,4 +1,4 @@
-"""What the documents name is there: links, make targets, fields; and their jobs, whole or in part, are valid."""
+"""The documents name links, make targets, fields and files that exist; their jobs, whole or in part, are valid."""
 
 import re
 
@@ -59,12 +59,26 @@ def test_each_part_of_a_job_that_newcomers_are_shown_is_valid(part):
             assert not check_function(reward.function.inline, "inline", reward.function, reward.scope)
 
 
-def test_each_setting_that_newcomers_are_told_is_a_field():
+def test_settings_of_the_guide_for_newcomers_are_fields():
     table = (
         COMING_FROM.read_text().partition("| here | verl | TRL (`GRPOConfig`) | OpenRLHF |")[2].partition("\n## ")[0]
     )
-    told = re.findall(r"^\| `([A-Za-z0-9.]+)`", table, re.M)
+    settings = re.findall(r"^\| `([A-Za-z0-9.]+)`", table, re.M)
     reference = (ROOT / "docs" / "reference.md").read_text()
-    missing = [name for name in told if f"| `spec.{name}` |" not in reference and "rewards" not in name]
-    assert len(told) > 30
+    missing = [name for name in settings if f"| `spec.{name}` |" not in reference and "rewards" not in name]
+    assert len(settings) > 30
     assert not missing
+
+
+WALKS = re.findall(
+    r"^\| (.*?) \| `(\w+)/` → `([\w/]+)/` → `(\w+\.py)` \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+)
+
+
+def test_contributing_shows_ten_walks():
+    assert len(WALKS) == 10
+
+
+@pytest.mark.parametrize(("task", "package", "folder", "file"), WALKS)
+def test_walk_of_contributing_leads_to_a_file(task, package, folder, file):
+    assert len(list((ROOT / package).glob(f"rljob_*/{folder}/{file}"))) == 1, task

@@ -26,7 +26,7 @@ demo: $(SYNCED) ## Train SmolLM2-135M to add, end to end on this machine (about 
 .PHONY: test
 test: $(SYNCED) ## Lint, type and drift checks, and all tests but the slow ones (at most 10 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint-text types verify test-unit
-	@$(MAKE) --no-print-directory test-process test-charts test-integration
+	@$(MAKE) --no-print-directory test-process test-integration
 
 .PHONY: test-all
 test-all: test test-slow ## make test, and what is slow and rarely fails: dashboards, judges on vLLM, rewards of other projects
@@ -97,15 +97,15 @@ generate: $(SYNCED) ## Write crds/ and docs/reference.md from the types
 
 .PHONY: test-unit
 test-unit: $(SYNCED) ## Unit tests: no process is started (60 s)
-	$(PYTEST) tests/unit -m "not slow" --ignore=tests/unit/charts
+	$(PYTEST) tests/unit -m "not slow"
 
 .PHONY: test-process
-test-process: $(SYNCED) ## Tests that start our programs: reward servers, the CLI, FSDP2 ranks
+test-process: $(SYNCED) ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
 	$(PYTEST) tests/process -m "not slow"
 
 .PHONY: test-charts
 test-charts: $(SYNCED) ## The Helm chart: suites, schemas of the last four minors, RBAC
-	$(PYTEST) tests/unit/charts -m "not slow"
+	$(PYTEST) tests/process/charts
 
 .PHONY: test-integration
 test-integration: $(SYNCED) ## Integration tests: a real API server, vLLM, Ray and FSDP2 on this machine

@@ -18,7 +18,7 @@ PACKAGES = ("rljob_api", "rljob_operator", "rljob_trainer", "rljob_reward", "rlj
 FOLDERS = {
     "docs": "tests/unit/test_docs.py",
     "examples": "tests/unit/examples",
-    "charts": "tests/unit/charts",
+    "charts": "tests/process/charts",
     "crds": "tests/unit/rljob_api",
     "dev": "tests/unit/dev",
 }

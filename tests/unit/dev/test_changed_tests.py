@@ -33,7 +33,7 @@ def graph():
         ("tests/unit/rljob_cli/test_d.py", {"tests/unit/rljob_cli/test_d.py"}),
         ("tests/support/c.py", {"tests/unit/rljob_cli/test_b.py"}),
         ("docs/install.md", {"tests/unit/test_docs.py"}),
-        ("charts/rljob/values.yaml", {"tests/unit/charts"}),
+        ("charts/rljob/values.yaml", {"tests/process/charts"}),
         ("LICENSE", set()),
     ],
 )

@@ -127,7 +127,7 @@ mutation: $(SYNCED) ## Break the pure cores on purpose and count what the unit t
 
 ##@ Images
 .PHONY: images
-images: $(SYNCED) ## Build the trainer, reward and operator images (docs/images.md)
+images: $(SYNCED) ## Build the images with docker or buildah; as root on Debian, installs buildah (docs/images.md)
 	$(BIN)/python -m rljob_cluster.images
 
 ##@ Measure

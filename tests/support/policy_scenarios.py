@@ -17,11 +17,12 @@ import torch.distributed as dist
 import torch.multiprocessing
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Algorithm, Optimizer
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import plan_micro_batches
-from rljob_trainer.policy.policy import Policy, PolicySettings
+from rljob_trainer.policy.policy import Policy
 
 VOCABULARY = 256
 OPTIMIZER = Optimizer(learning_rate=1e-3, max_grad_norm=1.0)
@@ -112,17 +113,25 @@ class Scenarios:
         self.measure()
         self.resume()
 
-    def policy(self, algorithm: Algorithm, **settings: Any) -> Policy:
-        chosen = PolicySettings(str(self.folder / "model"), algorithm, 10, **{"dtype": "float32", **settings})
-        return Policy(chosen, torch.device("cpu"))
+    def policy(self, algorithm: Algorithm, *, temperature: float = 1.0, **trainer: Any) -> Policy:
+        spec = {
+            "model": {"source": "/m"},
+            "data": {"train": {"source": "/t"}},
+            "rewards": [{"name": "r", "function": {"inline": "x"}}],
+            "schedule": {"steps": 10},
+            "algorithm": algorithm,
+            "rollout": {"sampling": {"temperature": temperature}},
+            "trainer": {"dtype": "float32", **trainer},
+        }
+        job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+        return Policy(job, str(self.folder / "model"), torch.device("cpu"))
 
     def update(self, policy: Policy, samples: list[TrainSample], limit: int = 4096, share: bool = True) -> Any:
-        algorithm = policy.settings.algorithm
         plans = plan_micro_batches(
             samples,
             num_ranks=self.num_ranks,
             micro_batch_tokens=limit,
-            loss_level=algorithm.loss_level,
+            loss_level=policy.algorithm.loss_level,
             share_prompts=share and policy.can_share_prompts,
         )
         return policy.update(plans[self.rank])

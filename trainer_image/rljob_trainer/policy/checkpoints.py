@@ -79,11 +79,8 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
     config.save_pretrained(folder)
     if policy.generation_config is not None:
         policy.generation_config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(
-        pretrained_name(tokenizer_source),
-        revision=policy.settings.revision or "main",
-        trust_remote_code=policy.settings.trust_remote_code,
-    ).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(pretrained_name(tokenizer_source), **policy.source_options)
+    tokenizer.save_pretrained(folder)
     save_torch_state_dict(parameters, folder, max_shard_size=_SHARD_BYTES)
 
 

@@ -46,8 +46,7 @@ class ScoringModel(nn.Module):
 
 
 def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the attention mask and positions. Plain rows need none: the causal mask hides padding
-    on the right."""
+    """Return the mask and positions. Plain rows need none: the causal mask hides padding on the right."""
     if batch.is_plain:
         return {}
     trees = torch.from_numpy(batch.trees).to(device)  # [rows, length]
@@ -60,19 +59,13 @@ def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtyp
     return {"attention_mask": mask[:, None], "position_ids": torch.from_numpy(batch.position_ids).to(device)}
 
 
-def load_network(
-    source: str, *, dtype: torch.dtype, attention: str, revision: str | None = None, trust_remote_code: bool = False
-) -> Any:
+def load_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
     """Load the causal language model at `source`, a folder or hf://org/name. Raise UserError if that fails."""
     from transformers import AutoModelForCausalLM
 
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            pretrained_name(source),
-            dtype=dtype,
-            attn_implementation=attention,
-            revision=revision or "main",
-            trust_remote_code=trust_remote_code,
+            pretrained_name(source), dtype=dtype, attn_implementation=attention, **options
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -98,14 +91,14 @@ def can_share_prompts(config: Any) -> bool:
     """Whether the model supports tree-shaped attention. It needs masks (sdpa, eager) and full attention in every layer:
     windows and recurrences count tokens of a row, not of a trajectory."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
+        return False
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if getattr(config, "layer_types", None):
-        windowed = False
-    return kinds == {"full_attention"} and not windowed and config._attn_implementation in ("sdpa", "eager")
+    return bool(getattr(config, "layer_types", None) or not windowed)
 
 
 def shard(
-    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, checkpoint_activations: bool = False
+    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, checkpoint_activations: bool
 ) -> ScoringModel:
     """Apply FSDP2 over `mesh`: one unit per decoder layer and one for the rest, so tied embeddings share a unit."""
     network.train()

@@ -7,7 +7,6 @@ Invariant: an update depends only on parameters, optimizer state, its index and 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Algorithm
 from rljob_trainer.algorithms.losses import SUMS, TokenBatch, grpo_loss
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
@@ -39,40 +37,6 @@ _HALF_LOSS_SCALE = 2.0**12
 
 
 @dataclass(frozen=True)
-class PolicySettings:
-    """The settings of a job that a rank needs."""
-
-    model: str
-    """Folder, or hf://org/name."""
-    algorithm: Algorithm
-    total_updates: int
-    dtype: str = "bfloat16"
-    attention: str = "sdpa"
-    temperature: float = 1.0
-    gradient_checkpointing: bool = False
-    revision: str | None = None
-    trust_remote_code: bool = False
-    seed: int = 0
-
-    @classmethod
-    def from_job(cls, job: RLJob, model: str) -> PolicySettings:
-        spec = job.spec
-        return cls(
-            model=model,
-            algorithm=spec.algorithm,
-            total_updates=spec.schedule.steps * spec.schedule.mini_batches,
-            dtype=spec.trainer.dtype,
-            attention=spec.trainer.attention,
-            # Greedy sampling has no distribution; use the model's.
-            temperature=spec.rollout.sampling.temperature or 1.0,
-            gradient_checkpointing=spec.trainer.gradient_checkpointing,
-            revision=spec.model.revision,
-            trust_remote_code=spec.model.trust_remote_code,
-            seed=spec.schedule.seed,
-        )
-
-
-@dataclass(frozen=True)
 class RankMetrics:
     """Metrics of one update. `sums` are reduced over the ranks, so every rank has the same."""
 
@@ -84,10 +48,16 @@ class RankMetrics:
 class Policy:
     """This process's rank of the default process group."""
 
-    def __init__(self, settings: PolicySettings, device: torch.device) -> None:
-        self.settings, self.device = settings, device
-        self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        torch.manual_seed(settings.seed + dist.get_rank())
+    def __init__(self, job: RLJob, model: str, device: torch.device) -> None:
+        """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
+        self._spec, self._source, self.device = job.spec, model, device
+        self.algorithm = job.spec.algorithm
+        self.num_steps = job.spec.schedule.steps
+        """May change (see lr_schedule)."""
+        # Greedy sampling has no distribution; use the model's.
+        self._temperature = job.spec.rollout.sampling.temperature or 1.0
+        self.dtype: torch.dtype = getattr(torch, job.spec.trainer.dtype)
+        torch.manual_seed(job.spec.schedule.seed + dist.get_rank())
         if device.type == "cpu":
             torch.set_flush_denormal(True)
         network = self._load(torch.float32)
@@ -95,7 +65,7 @@ class Policy:
         self.can_share_prompts = can_share_prompts(network.config)
         self._keep_gathered = self._fits_gathered(network)
         self.model = self._shard(network)
-        optimizer = settings.algorithm.optimizer
+        optimizer = self.algorithm.optimizer
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=optimizer.learning_rate,
@@ -109,14 +79,14 @@ class Policy:
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
         self.reference: ScoringModel | None = None
-        if settings.algorithm.kl.coefficient > 0:
+        if self.algorithm.kl.coefficient > 0:
             self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
 
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probabilities of each micro-batch's targets, in fp32 on the CPU."""
         self._has_run_forward = True
         with torch.no_grad():
-            return [self.model(batch, self.settings.temperature)[0].cpu() for batch in batches]
+            return [self.model(batch, self._temperature)[0].cpu() for batch in batches]
 
     def update(self, plan: RankPlan) -> RankMetrics:
         """Run one optimizer update over one mini-batch. Without a token to train on, it changes nothing."""
@@ -133,15 +103,12 @@ class Policy:
             sums += terms
         dist.all_reduce(sums)
         metrics = dict(zip((*SUMS, "num_tokens"), sums.tolist(), strict=True))
-        rate = learning_rate(self.settings.algorithm.optimizer, self.num_updates, self.settings.total_updates)
+        total_updates = self.num_steps * self._spec.schedule.mini_batches
+        rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
         grad_norm = self._apply_gradients(rate) if metrics["num_tokens"] else 0.0
         self.optimizer.zero_grad()
         self.num_updates += 1
         return RankMetrics(metrics, grad_norm, rate)
-
-    def set_total_updates(self, total_updates: int) -> None:
-        """Set the job's new length (see lr_schedule)."""
-        self.settings = dataclasses.replace(self.settings, total_updates=total_updates)
 
     def gather_weights(self) -> dict[str, Tensor]:
         """Return all parameters in the compute dtype on rank 0's CPU, valid until the next update; {} on other ranks.
@@ -176,15 +143,14 @@ class Policy:
         return _HALF_LOSS_SCALE if self.dtype == torch.float16 else 1.0
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> tuple[Tensor, Tensor]:
-        algorithm = self.settings.algorithm
-        logprobs, entropy = self.model(batch, self.settings.temperature, bool(algorithm.entropy_coefficient))
+        logprobs, entropy = self.model(batch, self._temperature, bool(self.algorithm.entropy_coefficient))
         tokens = TokenBatch(
             advantages=self._tensor(batch.advantages),
             rollout_logprobs=self._tensor(batch.rollout_logprobs),
             old_logprobs=None if batch.old_logprobs is None else self._tensor(batch.old_logprobs),
             weights=self._tensor(batch.weights),
         )
-        terms = grpo_loss(logprobs, entropy, reference, tokens, algorithm)
+        terms = grpo_loss(logprobs, entropy, reference, tokens, self.algorithm)
         num_tokens = (tokens.weights > 0).sum(dtype=torch.float64)
         return terms.loss, torch.cat([terms.sums, num_tokens[None]])
 
@@ -194,7 +160,7 @@ class Policy:
         if self.reference is None:
             return iter([None] * len(batches))
         with torch.no_grad():
-            return iter([self.reference(batch, self.settings.temperature)[0] for batch in batches])
+            return iter([self.reference(batch, self._temperature)[0] for batch in batches])
 
     def _expect_backward(self, *, is_last: bool) -> None:
         """Accumulate gradients on each rank without communication; the last backward reduces them once."""
@@ -213,7 +179,7 @@ class Policy:
         if not math.isfinite(norm):
             log.warning("update %d: the gradient's norm is %s; the update is skipped", self.num_updates, norm)
             return norm
-        max_norm = self.settings.algorithm.optimizer.max_grad_norm
+        max_norm = self.algorithm.optimizer.max_grad_norm
         factor = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
         if factor / self._loss_scale != 1:
             torch._foreach_mul_(shards, factor / self._loss_scale)
@@ -223,14 +189,14 @@ class Policy:
         return norm
 
     def _load(self, dtype: torch.dtype) -> Any:
-        settings = self.settings
-        return load_network(
-            settings.model,
-            dtype=dtype,
-            attention=settings.attention,
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        attention = self._spec.trainer.attention
+        return load_network(self._source, dtype=dtype, attention=attention, options=self.source_options)
+
+    @property
+    def source_options(self) -> dict[str, Any]:
+        """Return the options of from_pretrained for the model and its tokenizer."""
+        model = self._spec.model
+        return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
     def _shard(self, network: Any) -> ScoringModel:
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
@@ -239,7 +205,7 @@ class Policy:
             mesh=mesh,
             dtype=self.dtype,
             keep_gathered=self._keep_gathered,
-            checkpoint_activations=self.settings.gradient_checkpointing,
+            checkpoint_activations=self._spec.trainer.gradient_checkpointing,
         )
 
     def _fits_gathered(self, network: Any) -> bool:

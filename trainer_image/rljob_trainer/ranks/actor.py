@@ -13,11 +13,12 @@ from pathlib import Path
 import ray
 import torch
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
-from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics
+from rljob_trainer.policy.policy import Policy, RankMetrics
 from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.process_setup import choose_num_threads, join_process_group, keep_freed_memory
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
@@ -37,8 +38,7 @@ class RankProcess:
 
     def describe(self) -> tuple[str, str, int]:
         """Return address, machine, and process id."""
-        machine = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname()
-        return self.address, machine, os.getpid()
+        return self.address, _BOOT_ID.read_text(), os.getpid()
 
     def free_port(self) -> int:
         """Return a free port on this rank's address, for the rendezvous."""
@@ -53,7 +53,8 @@ class RankProcess:
         num_ranks: int,
         num_local_ranks: int,
         rendezvous: tuple[str, int],
-        settings: PolicySettings,
+        job: RLJob,
+        model: str,
         checkpoint: Path | None,
     ) -> bool:
         """Join the other ranks and load the model. Return whether samples of this model can share prompts."""
@@ -62,7 +63,7 @@ class RankProcess:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(choose_num_threads(cores, num_local_ranks, os.environ.get(ENV_NUM_THREADS)))
         join_process_group(rank, num_ranks, *rendezvous, self.device)
-        self.policy = Policy(settings, self.device)
+        self.policy = Policy(job, model, self.device)
         if checkpoint is not None:
             checkpoints.load_checkpoint(self.policy, checkpoint)
         return self.policy.can_share_prompts
@@ -71,8 +72,8 @@ class RankProcess:
     def update(self, plan: RankPlan) -> RankMetrics:
         return self.policy.update(plan)
 
-    def set_total_updates(self, total_updates: int) -> None:
-        self.policy.set_total_updates(total_updates)
+    def set_steps(self, steps: int) -> None:
+        self.policy.num_steps = steps
 
     @typed_errors
     def compute_logprobs(self, batches: list[MicroBatch]) -> list[list[float]]:

@@ -27,7 +27,7 @@ from rljob_trainer.algorithms.losses import SUMS
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
 from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
-from rljob_trainer.policy.policy import PolicySettings, RankMetrics
+from rljob_trainer.policy.policy import RankMetrics
 from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.failures import group_failure
 from rljob_trainer.ranks.ray_node import ray_port
@@ -67,7 +67,7 @@ class TrainerGroup:
         group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
         report("loads the model on the trainers")
         try:
-            await group._load(PolicySettings.from_job(job, model), checkpoint)
+            await group._load(model, checkpoint)
         except BaseException:
             group._kill()
             raise
@@ -92,8 +92,7 @@ class TrainerGroup:
 
     async def set_steps(self, steps: int) -> None:
         """Use the learning rates of a job of `steps` steps from the next update on."""
-        total_updates = steps * self._job.spec.schedule.mini_batches
-        await self._broadcast("set_total_updates", total_updates)
+        await self._broadcast("set_steps", steps)
 
     async def publish(self, version: int) -> WeightManifest:
         """Publish the parameters to the rollouts as `version` of this generation."""
@@ -140,7 +139,7 @@ class TrainerGroup:
             skip_zero_advantages=skip_zero_advantages,
         )
 
-    async def _load(self, settings: PolicySettings, checkpoint: Path | None) -> None:
+    async def _load(self, model: str, checkpoint: Path | None) -> None:
         described = await self._broadcast("describe")
         # Adjacent ranks share a machine, so that their collectives stay on it.
         order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
@@ -150,7 +149,7 @@ class TrainerGroup:
         (port,) = await self._call([self._ranks[0]], "free_port", [()])
         rendezvous = (described[order[0]][0], port)
         calls = [
-            (rank, len(order), machines[described[i][1]], rendezvous, settings, checkpoint)
+            (rank, len(order), machines[described[i][1]], rendezvous, self._job, model, checkpoint)
             for rank, i in enumerate(order)
         ]
         self._can_share_prompts = all(await self._call_all("start", calls))

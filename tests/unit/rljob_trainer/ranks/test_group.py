@@ -1,12 +1,14 @@
 """The pure parts of the group; tests/integration/test_trainer_group_real.py runs the rest on Ray."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Algorithm
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.policy.micro_batches import plan_micro_batches
-from rljob_trainer.policy.policy import Policy, PolicySettings, RankMetrics
+from rljob_trainer.policy.policy import RankMetrics
+from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.group import TrainerGroup, scatter_logprobs, summarize_update
 
 
@@ -26,19 +28,16 @@ async def test_set_steps_reaches_the_learning_rate_of_every_rank(monkeypatch):
         "model": {"source": "/m"},
         "data": {"train": {"source": "/t"}},
         "rewards": [{"name": "r", "function": {"inline": "x"}}],
-        "schedule": {"steps": 3, "miniBatches": 2},
     }
-    ranks = [Policy.__new__(Policy) for _ in range(2)]
-    for rank in ranks:
-        rank.settings = PolicySettings(model="/m", algorithm=Algorithm(), total_updates=6)
+    ranks = [SimpleNamespace(policy=SimpleNamespace(num_steps=3)) for _ in range(2)]
 
     async def call_all(self, method, arguments):
-        return [getattr(rank, method)(*given) for rank, given in zip(ranks, arguments, strict=True)]
+        return [getattr(RankProcess, method)(rank, *given) for rank, given in zip(ranks, arguments, strict=True)]
 
     monkeypatch.setattr(TrainerGroup, "_call_all", call_all)
     group = TrainerGroup(RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec}), "g", ranks)
     await group.set_steps(10)
-    assert [rank.settings.total_updates for rank in ranks] == [20, 20]
+    assert [rank.policy.num_steps for rank in ranks] == [10, 10]
 
 
 def test_update_means_are_over_the_trained_tokens():

@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane, free_port
-from rljob_cluster.control_plane.kwok import Kwok
+from rljob_cluster.control_plane.kwok import run_kwok
 from rljob_operator.kube.client import KubeApi, connect
 from rljob_operator.kube.resources import RLJOB
 
@@ -354,7 +354,7 @@ async def prepare(plane: ControlPlane) -> None:
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         deadline = time.monotonic() + START_SECONDS
         while not (await api.request("GET", account)).get("items"):  # Pods cannot be created without it
-            if time.monotonic() > deadline or not plane.running("kube-controller-manager"):
+            if time.monotonic() > deadline or not plane.processes.is_running("kube-controller-manager"):
                 log = (plane.folder / "logs/kube-controller-manager.log").read_text()
                 sys.exit(f"the controller manager created no service account:\n{log[-1000:]}")
             await asyncio.sleep(0.1)
@@ -393,7 +393,7 @@ def main() -> None:
         reporter = ProgressReporter(stack.enter_context(Progress(*columns, console=Console(stderr=True))))
         plane = ControlPlane(folder, address=options.address, components=COMPONENTS, extra_arguments=ARGUMENTS)
         stack.enter_context(plane)
-        stack.enter_context(Kwok(plane, num_nodes=NUM_NODES, jobs_end=False))
+        stack.enter_context(run_kwok(plane, num_nodes=NUM_NODES, jobs_end=False))
         asyncio.run(prepare(plane))
         operator = Operator(plane.kubeconfig, folder / "logs/operator.log")
         stack.callback(operator.stop)

@@ -10,21 +10,16 @@ from pathlib import Path
 
 import yaml
 
-from rljob_cluster.control_plane.control_plane import ControlPlaneError
 from rljob_cluster.host import requirements
-from rljob_cluster.host.commands import CommandError, run
-from rljob_cluster.host.debian import NODE_PROGRAMS, PackagesError, install_missing
-from rljob_cluster.host.go_programs import BuildError, find_or_build
+from rljob_cluster.host.commands import ClusterError, run
+from rljob_cluster.host.debian import NODE_PROGRAMS, install_missing
+from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import ROOT, state_folder
 from rljob_cluster.lifecycle import addons, supervisor
 from rljob_cluster.node import image_sources
 from rljob_cluster.node.node import Node
 
 CHART = ROOT / "charts/rljob"
-
-
-class ClusterError(Exception):
-    """The command cannot run; the message contains the remedy."""
 
 
 def check(state: Path) -> None:
@@ -135,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = options.pop("command")
     try:
         command(state_folder(), **options)
-    except (ClusterError, CommandError, BuildError, ControlPlaneError, PackagesError) as error:
+    except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

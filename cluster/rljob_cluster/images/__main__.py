@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rljob_cluster.host.debian import PackagesError
-from rljob_cluster.images.base_image import ImageBuildError
+from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.images.build import FOLDERS, BuildResult, build_image
-from rljob_cluster.images.tool_choice import choose_tool
+from rljob_cluster.images.tools import choose_tool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         tool = choose_tool()
         results = [build_image(Path.cwd(), name, tool, options.archive) for name in options.names or FOLDERS]
-    except (ImageBuildError, PackagesError) as error:
+    except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if options.output == "json":

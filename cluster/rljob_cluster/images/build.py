@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.paths import cache_root, find_uv, state_folder
-from rljob_cluster.images.base_image import ImageBuildError
 from rljob_cluster.images.buildah_store import find_image
 from rljob_cluster.images.tools import LABEL_INPUTS, Tool
 
@@ -78,7 +78,7 @@ def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "neede
         done = subprocess.run(command, cwd=root, stdout=sys.stderr)
         info = tool.inspect(image)
         if done.returncode != 0 or info is None:
-            raise ImageBuildError(f"{image}: `{' '.join(command)}` failed ({done.returncode}); see its output above")
+            raise ClusterError(f"{image}: `{' '.join(command)}` failed ({done.returncode}); see its output above")
     path = None
     if archive == "yes" or (archive == "needed" and (tool.name == "docker" or not _can_be_linked(image))):
         path = _write_archive(tool, name, digest)
@@ -113,6 +113,4 @@ def _write_archive(tool: Tool, name: str, digest: str) -> Path:
 
 def _find_uv_cache() -> Path | None:
     uv = find_uv()
-    if uv is None:
-        return None
-    return Path(subprocess.run([uv, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())
+    return Path(run(uv, "cache", "dir").strip()) if uv else None

@@ -1,16 +1,25 @@
-"""What the two container tools do differently: options of a build, inspection, and archives."""
+"""The container tools docker and buildah: which one works on this machine, and what they do differently.
+
+A program on PATH proves little: a docker client often has no daemon, and crun refuses hybrid cgroups.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
+from rljob_cluster.host.cgroups import is_hybrid
+from rljob_cluster.host.commands import ClusterError, try_run
+from rljob_cluster.host.debian import install_missing
 from rljob_cluster.images.base_image import DEFAULT_BASE, LOCAL_BASE, ensure_base
 
+ENV_TOOL = "CONTAINER_TOOL"
 LABEL_INPUTS = "rljob.dev/inputs"
 _UV_CACHE_IN_BUILD = "/var/cache/host-uv"
 # Files that configure how this machine reaches package indexes; mounted for the build, never copied into the image.
@@ -24,43 +33,31 @@ class ImageInfo:
     size_mb: int
 
 
-class Tool(Protocol):
-    name: ClassVar[str]
+class Docker:
+    name: ClassVar = "docker"
 
     def find_base(self) -> str:
         """BASE_IMAGE, else the base that this tool can build on."""
-
-    def build_options(self, base: str, uv_cache: Path | None) -> list[str]: ...
-
-    def inspect(self, image: str) -> ImageInfo | None:
-        """None if the image does not exist."""
-
-    def save(self, image: str, archive: Path) -> None:
-        """Write an uncompressed docker-archive."""
-
-
-class Docker:
-    name: ClassVar[str] = "docker"
-
-    def find_base(self) -> str:
         return os.environ.get("BASE_IMAGE") or DEFAULT_BASE
 
     def build_options(self, base: str, uv_cache: Path | None) -> list[str]:
         return []
 
     def inspect(self, image: str) -> ImageInfo | None:
+        """None if the image does not exist."""
         form = f'{{{{index .Config.Labels "{LABEL_INPUTS}"}}}} {{{{.Size}}}}'
         done = subprocess.run(["docker", "image", "inspect", "-f", form, image], capture_output=True, text=True)
         inputs, _, size = done.stdout.strip().rpartition(" ")
         return ImageInfo(inputs, int(size) // 1_000_000) if done.returncode == 0 else None
 
     def save(self, image: str, archive: Path) -> None:
+        """Write an uncompressed docker-archive."""
         subprocess.run(["docker", "save", "-o", str(archive), image], check=True)
 
 
 @dataclass(frozen=True)
 class Buildah:
-    name: ClassVar[str] = "buildah"
+    name: ClassVar = "buildah"
     runtime: str | None = None
     """OCI runtime for RUN instructions; None for buildah's own choice."""
 
@@ -94,3 +91,47 @@ class Buildah:
 def _megabytes(text: str) -> int:
     number, unit = text.split()
     return round(float(number) * {"B": 1e-6, "KB": 1e-3, "MB": 1.0, "GB": 1e3}[unit.upper()])
+
+
+Tool = Docker | Buildah
+
+
+def choose_tool() -> Tool:
+    """CONTAINER_TOOL, else the first of buildah and docker that works, else a newly installed buildah."""
+    requested = os.environ.get(ENV_TOOL, "")
+    if requested not in ("", "buildah", "docker"):
+        raise ClusterError(f"{ENV_TOOL}: must be buildah or docker, got {requested!r}; unset it to choose a tool")
+    if requested == "docker" and not try_run("docker", "info"):
+        raise ClusterError(f"{ENV_TOOL}: `docker info` fails; start docker's daemon, or unset {ENV_TOOL}")
+    if requested == "docker":
+        return _report(Docker(), f"{ENV_TOOL} requests it")
+    if requested == "buildah":
+        return _report(_prepare_buildah(), f"{ENV_TOOL} requests it")
+    if try_run("buildah", "info"):
+        return _report(_prepare_buildah(), "it is installed")
+    if try_run("docker", "info"):
+        return _report(Docker(), "its daemon answers, and buildah is not installed")
+    problems = [f"`{t} info` fails" if shutil.which(t) else f"{t} is not installed" for t in ("buildah", "docker")]
+    return _report(_prepare_buildah(), f"no tool worked before ({', '.join(problems)})")
+
+
+def _prepare_buildah() -> Buildah:
+    install_missing(["buildah"])
+    runtime = _choose_runtime()
+    if not try_run("buildah", "info"):
+        raise ClusterError("`buildah info` fails; run it to see why, or use a docker whose daemon answers")
+    return Buildah(runtime)
+
+
+def _choose_runtime() -> str | None:
+    """None leaves the choice to buildah, which prefers crun."""
+    if os.environ.get("BUILDAH_RUNTIME") or (shutil.which("crun") and not is_hybrid()):
+        return None
+    install_missing(["runc"])
+    return "runc"
+
+
+def _report(tool: Tool, reason: str) -> Tool:
+    runtime = f" ({tool.runtime})" if isinstance(tool, Buildah) and tool.runtime else ""
+    print(f"building images with {tool.name}{runtime}: {reason}", file=sys.stderr, flush=True)
+    return tool

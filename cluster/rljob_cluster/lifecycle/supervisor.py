@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
-from rljob_cluster.host.commands import CommandError, run
+from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.processes import ProcessGroup
 from rljob_cluster.images.oci_layout import write_program_image
@@ -156,9 +156,9 @@ def _wait_for_containerd(node: Node) -> None:
         try:
             ctr(node, "version")
             return
-        except CommandError as error:
+        except ClusterError as error:
             if time.monotonic() > deadline:
-                raise CommandError(f"{node.name}: containerd does not answer: {error}") from None
+                raise ClusterError(f"{node.name}: containerd does not answer: {error}") from None
             time.sleep(0.1)
 
 
@@ -177,7 +177,7 @@ def start_in_background(state: Path, image_sources: list[str]) -> None:
     (state / "run/pid").write_text(str(process.pid))
     while not (state / "run/ready").exists():
         if process.poll() is not None:
-            raise CommandError(f"the cluster did not start:\n{log_path.read_text()[-3000:]}")
+            raise ClusterError(f"the cluster did not start:\n{log_path.read_text()[-3000:]}")
         time.sleep(0.2)
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rljob_cluster.host.commands import CommandError
+from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.host.paths import cache_root
 from rljob_cluster.images.build import FOLDERS, image_name
 from rljob_cluster.images.buildah_store import StoredImage, find_image
@@ -53,7 +53,7 @@ def load_image(node: Node, source: str) -> None:
     name = name_of(source)
     stored = find_image(image_name(name), node.folder)
     if stored is None or _format_source(name, stored) != source:
-        raise CommandError(f"{source}: no longer in buildah's store; retry to load the current image")
+        raise ClusterError(f"{source}: no longer in buildah's store; retry to load the current image")
     link_image(node, stored)
 
 

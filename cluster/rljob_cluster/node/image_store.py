@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_cluster.host.commands import CommandError, run
+from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.images.buildah_store import StoredImage
 from rljob_cluster.images.oci_layout import Image, chain_ids, read_archive, write_layout
 from rljob_cluster.node.node import Node
@@ -77,7 +77,7 @@ def _import(node: Node, images: Sequence[Image]) -> None:
         if process.wait():
             output.seek(0)
             message = output.read().decode()[-1500:]
-            raise CommandError(f"{node.name}: cannot import {images[0].names[0]}: {message}")
+            raise ClusterError(f"{node.name}: cannot import {images[0].names[0]}: {message}")
 
 
 def _delete_packed_layers(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster.control_plane.control_plane import ControlPlane, ControlPlaneError
+from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host import go_programs
+from rljob_cluster.host.commands import ClusterError
 
 ADDRESS = "127.0.0.1"
 
@@ -55,8 +57,8 @@ def test_user_is_refused_until_a_role_is_bound(plane: ControlPlane) -> None:
 def test_stored_objects_survive_a_killed_component(plane: ControlPlane, name: str) -> None:
     made = kubectl(plane.kubeconfig, "create", "configmap", f"kept-{name}", "--from-literal=a=b")
     assert made.returncode == 0, made.stderr
-    plane.kill(name)
-    assert not plane.running(name)
+    plane.processes.stop(name, signal.SIGKILL)
+    assert not plane.processes.is_running(name)
     plane.restart(name)
     answer = kubectl(plane.kubeconfig, "get", "configmap", f"kept-{name}", "-o", "jsonpath={.data.a}")
     assert answer.stdout == "b", answer.stderr
@@ -64,9 +66,9 @@ def test_stored_objects_survive_a_killed_component(plane: ControlPlane, name: st
 
 def test_failed_start_is_reported_with_the_last_log_lines(tmp_path: Path) -> None:
     broken = ControlPlane(tmp_path, address=ADDRESS, extra_arguments={"kube-apiserver": ["--no-such-flag"]})
-    with pytest.raises(ControlPlaneError, match=r"kube-apiserver exited during startup(.|\n)*no-such-flag"):
+    with pytest.raises(ClusterError, match=r"kube-apiserver exited during startup(.|\n)*no-such-flag"):
         broken.start()
-    assert not broken.running("etcd"), "a start that failed left etcd running"
+    assert not broken.processes.is_running("etcd"), "a start that failed left etcd running"
 
 
 @pytest.mark.slow

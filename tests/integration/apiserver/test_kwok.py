@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
-from rljob_cluster.control_plane.kwok import Kwok
+from rljob_cluster.control_plane.kwok import run_kwok
 from rljob_cluster.host import go_programs
 
 POD = """
@@ -21,7 +21,10 @@ spec:
 
 @pytest.mark.slow
 def test_pod_becomes_ready_on_a_fake_node(tmp_path: Path) -> None:
-    with ControlPlane(tmp_path, components=COMPONENTS) as plane, Kwok(plane, num_nodes=3, labels={"pool": "rollout"}):
+    with (
+        ControlPlane(tmp_path, components=COMPONENTS) as plane,
+        run_kwok(plane, num_nodes=3, labels={"pool": "rollout"}),
+    ):
         program = str(go_programs.find_or_build("kubectl") / "kubectl")
 
         def kubectl(*arguments: str, text: str | None = None) -> str:

@@ -32,7 +32,7 @@ def test_fresh_machine_gets_buildah_and_runc_by_apt(tmp_path: Path) -> None:
     write_program(folder, "apt-get", APT_GET.format(log=log, folder=folder))
     for name in ("sh", "chmod"):
         (folder / name).symlink_to(Path("/bin") / name)
-    program = "from rljob_cluster.images.tool_choice import choose_tool; print(choose_tool())"
+    program = "from rljob_cluster.images.tools import choose_tool; print(choose_tool())"
     environment = {"PATH": str(folder), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "Buildah(runtime='runc')\n"

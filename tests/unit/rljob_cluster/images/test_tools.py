@@ -2,9 +2,8 @@
 
 import pytest
 
-from rljob_cluster.host.debian import PackagesError
-from rljob_cluster.images import tool_choice
-from rljob_cluster.images.base_image import ImageBuildError
+from rljob_cluster.host.commands import ClusterError
+from rljob_cluster.images import tools
 from rljob_cluster.images.tools import Buildah, Docker, Tool
 
 
@@ -25,7 +24,7 @@ class FakeMachine:
     def install_missing(self, programs: list[str]) -> None:
         missing = [program for program in programs if program not in self.installed]
         if missing and not self.can_install:
-            raise PackagesError(f"missing on this machine: {', '.join(missing)}")
+            raise ClusterError(f"missing on this machine: {', '.join(missing)}")
         self.newly_installed += missing
         self.installed.update(missing)
 
@@ -35,11 +34,11 @@ def choose(
 ) -> Tool:
     monkeypatch.setenv("CONTAINER_TOOL", requested)
     monkeypatch.delenv("BUILDAH_RUNTIME", raising=False)
-    monkeypatch.setattr(tool_choice.shutil, "which", machine.which)
-    monkeypatch.setattr(tool_choice, "try_run", machine.try_run)
-    monkeypatch.setattr(tool_choice, "install_missing", machine.install_missing)
-    monkeypatch.setattr(tool_choice, "is_hybrid", lambda: is_hybrid)
-    return tool_choice.choose_tool()
+    monkeypatch.setattr(tools.shutil, "which", machine.which)
+    monkeypatch.setattr(tools, "try_run", machine.try_run)
+    monkeypatch.setattr(tools, "install_missing", machine.install_missing)
+    monkeypatch.setattr(tools, "is_hybrid", lambda: is_hybrid)
+    return tools.choose_tool()
 
 
 def test_buildah_is_installed_when_docker_has_no_daemon(monkeypatch, capsys):
@@ -83,18 +82,18 @@ def test_crun_is_left_to_buildah_unless_cgroups_are_hybrid(monkeypatch):
 
 
 def test_buildah_runtime_of_the_user_is_kept(monkeypatch):
-    monkeypatch.setattr(tool_choice, "is_hybrid", lambda: True)
+    monkeypatch.setattr(tools, "is_hybrid", lambda: True)
     monkeypatch.setenv("BUILDAH_RUNTIME", "youki")
-    assert tool_choice._choose_runtime() is None
+    assert tools._choose_runtime() is None
 
 
 def test_missing_packages_are_reported_when_they_cannot_be_installed(monkeypatch):
-    with pytest.raises(PackagesError, match="missing on this machine: buildah"):
+    with pytest.raises(ClusterError, match="missing on this machine: buildah"):
         choose(monkeypatch, FakeMachine({"docker"}, broken={"docker"}, can_install=False))
 
 
 def test_broken_buildah_is_reported_when_docker_does_not_work(monkeypatch):
-    with pytest.raises(ImageBuildError, match="`buildah info` fails"):
+    with pytest.raises(ClusterError, match="`buildah info` fails"):
         choose(monkeypatch, FakeMachine({"buildah", "runc"}, broken={"buildah"}))
 
 
@@ -102,7 +101,7 @@ def test_requested_tool_is_used_or_rejected_with_a_remedy(monkeypatch):
     both = FakeMachine({"buildah", "runc", "docker"})
     assert isinstance(choose(monkeypatch, both, requested="docker"), Docker)
     assert isinstance(choose(monkeypatch, both, requested="buildah"), Buildah)
-    with pytest.raises(ImageBuildError, match="`docker info` fails; start docker's daemon"):
+    with pytest.raises(ClusterError, match="`docker info` fails; start docker's daemon"):
         choose(monkeypatch, FakeMachine({"docker"}, broken={"docker"}), requested="docker")
-    with pytest.raises(ImageBuildError, match="must be buildah or docker, got 'podman'"):
+    with pytest.raises(ClusterError, match="must be buildah or docker, got 'podman'"):
         choose(monkeypatch, both, requested="podman")

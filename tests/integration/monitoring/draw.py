@@ -1,4 +1,4 @@
-"""`python tests/integration/monitoring/draw.py [SECONDS]`: draws docs/images/dashboard.png.
+"""`python -m tests.integration.monitoring.draw [SECONDS]`: draws docs/images/dashboard.png.
 
 Runs the tests' job for a while, queries a real Prometheus for every panel of the dashboard, and draws the panels with
 matplotlib in the dashboard's rows and widths. The picture states that it is not a screenshot.
@@ -15,13 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dashboard
 import matplotlib as mpl
-import prometheus_tools
 import pytest
-import running_job
 from PIL import Image
 
+from tests.integration.monitoring import dashboard, prometheus_tools, running_job
 from tests.paths import ROOT
 
 mpl.use("Agg")

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import prometheus_tools
 import pytest
 import yaml
 
 from rljob_cluster.host.go_programs import find_or_build
+from tests.integration.monitoring import prometheus_tools
 from tests.paths import ROOT
 
 CASES = Path(__file__).with_name("alerts.test.yaml")

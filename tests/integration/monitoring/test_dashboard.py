@@ -7,10 +7,9 @@ import math
 import re
 import time
 
-import dashboard
-import prometheus_tools
 import pytest
-import running_job
+
+from tests.integration.monitoring import dashboard, prometheus_tools, running_job
 
 _DEADLINE_SECONDS = 300.0
 EVENTS = (

@@ -115,18 +115,15 @@ async def test_endpoint_that_never_answers_is_a_timeout(make_judge, endpoint):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "message"),
-    [
-        (status(500, "out of memory"), "exception", "500 out of memory"),
-        (status(429, "slow down", Retry_After="30"), "timeout", "429 slow down"),
-    ],
+    ("code", "reason", "message"),
+    [(500, "exception", "500 out of memory"), (429, "timeout", "429 out of memory")],
 )
-async def test_permanent_errors_end_before_the_timeout(make_judge, endpoint, answer, reason, message):
-    endpoint.reset(answers(answer))
-    result = await (await make_judge(timeoutSeconds=1)).score("x")
+async def test_error_is_final_when_a_retry_would_be_too_late(make_judge, endpoint, code, reason, message):
+    endpoint.reset(answers(status(503), status(code, "out of memory", Retry_After="60")))
+    result = await (await make_judge(timeoutSeconds=30)).score("x")
     assert result.reason == reason
     assert message in result.message
-    assert len(endpoint.requests) > (reason == "exception")
+    assert len(endpoint.requests) == 2, "the first error is retried"
 
 
 async def test_unreachable_endpoint_is_invalid_with_the_reason(make_judge, endpoint):

@@ -5,11 +5,12 @@ Converts pydantic's JSON schema to Kubernetes' structural schema, with rules and
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import yaml
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from rljob_api.manifest.base import OBJECT_NAME_PATTERN, ObjectMeta, Spec, yaml_fields
+from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import API_GROUP, API_VERSION
@@ -22,50 +23,39 @@ _COPIED = (
     *("type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
     *("maxProperties", "default", _LIST_TYPE, "x-kubernetes-list-map-keys", _PRESERVE),
 )
+_RULES = "x-kubernetes-validations"
 _MAX_INT32 = 2**31 - 1
 
 
-def build_schema(model: type[Spec]) -> Schema:
-    """Return the structural schema of a type, with the rules of all types in it as CEL."""
-    schema = model.model_json_schema(by_alias=True)
-    types = {part.__name__: part for part in _reachable(model, {})}
-    return _convert({**schema, "$ref": f"#/$defs/{model.__name__}"}, {**schema["$defs"], model.__name__: schema}, types)
+class _Generator(GenerateJsonSchema):
+    """Writes null as `nullable` and the rules of a type as CEL."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        return {**self.generate_inner(schema["schema"]), "nullable": True}
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        return {**super().model_schema(schema), _RULES: _build_rules(schema["cls"])}
+
+    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
+        return value  # keep the order in which the types declare their fields
 
 
-def _reachable(annotation: Any, seen: dict[Any, None]) -> dict[type[Spec], None]:
-    """Return every Spec that a type contains."""
-    if isinstance(annotation, type) and issubclass(annotation, Spec):
-        if annotation not in seen:
-            seen[annotation] = None
-            for field in annotation.model_fields.values():
-                _reachable(field.annotation, seen)
-    else:
-        for argument in get_args(annotation):
-            _reachable(argument, seen)
-    return seen
+def _build_rules(part: type[Spec]) -> list[Schema]:
+    """Return the rules of a type as CEL, with field paths, so that kubectl shows which field is invalid."""
+    constraints = [(rule.fields[0], f"{rule.message}; {rule.remedy}", rule.cel) for rule in part.RULES if rule.cel]
+    constraints += [(rule.field, rule.message, rule.cel) for rule in part.CLUSTER_RULES]
+    return [
+        {"rule": cel, "message": f"{field} {message}".strip(), **({"fieldPath": f".{field}"} if field else {})}
+        for field, message, cel in constraints
+    ]
 
 
-def _convert(node: Schema, defs: dict[str, Schema], types: dict[str, type[Spec]]) -> Schema:
+def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     """Convert one node. A field's description and default override those of its type."""
     if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
-        siblings = {key: value for key, value in node.items() if key in ("description", "default")}
-        converted = _convert({**defs[name], **siblings}, defs, types)
-        return {**converted, **_build_validations(types[name])}
+        node = {**defs[node["$ref"].rpartition("/")[2]], **node}
     if node.get("x-kubernetes-int-or-string"):
-        return {key: value for key, value in node.items() if key != "title"}
-    alternatives = [option for option in node.get("anyOf", []) if option != {"type": "null"}]
-    if alternatives:
-        if len(alternatives) > 1:
-            raise TypeError(f"a structural schema must not have alternatives, got {alternatives}")
-        siblings = {key: value for key, value in node.items() if key != "anyOf"}
-        inner = _convert({**alternatives[0], **siblings}, defs, types)
-        # An enum would have to list null. To set such a field to null, leave it out.
-        return inner if "enum" in inner else {**inner, "nullable": True}
-    return _convert_plain(node, defs, types)
-
-
-def _convert_plain(node: Schema, defs: dict[str, Schema], types: dict[str, type[Spec]]) -> Schema:
+        return node
     result: Schema = {}
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
@@ -78,37 +68,27 @@ def _convert_plain(node: Schema, defs: dict[str, Schema], types: dict[str, type[
     if node["type"] == "integer":
         result["format"] = "int32" if node.get("maximum", _MAX_INT32 + 1) <= _MAX_INT32 else "int64"
     elif node["type"] == "array":
-        result["items"] = _convert(node["items"], defs, types)
+        result["items"] = _convert(node["items"], defs)
         result.setdefault(_LIST_TYPE, "atomic")
     elif "properties" in node:
         if "default" in result:
             result["default"] = {}  # the API server fills in the defaults of the fields
-        result["properties"] = {key: _convert(value, defs, types) for key, value in node["properties"].items()}
-        if node.get("required"):
-            result["required"] = node["required"]
+        result["properties"] = {key: _convert(value, defs) for key, value in node["properties"].items()}
+        result |= {key: node[key] for key in ("required", _RULES) if node.get(key)}
     elif isinstance(node.get("additionalProperties"), dict):
-        result["additionalProperties"] = _convert(node["additionalProperties"], defs, types)
-    return result
-
-
-def _build_validations(part: type[Spec]) -> Schema:
-    """Return the rules of a type as CEL, with field paths, so that kubectl shows which field is invalid."""
-    constraints = [(rule.fields[0], f"{rule.message}; {rule.remedy}", rule.cel) for rule in part.RULES if rule.cel]
-    constraints += [(rule.field, rule.message, rule.cel) for rule in part.CLUSTER_RULES]
-    rules = [
-        {"rule": cel, "message": f"{field} {message}".strip(), **({"fieldPath": f".{field}"} if field else {})}
-        for field, message, cel in constraints
-    ]
-    return {"x-kubernetes-validations": rules} if rules else {}
+        result["additionalProperties"] = _convert(node["additionalProperties"], defs)
+    # An enum would have to list null. To set such a field to null, leave it out.
+    return result | ({"nullable": True} if node.get("nullable") and "enum" not in node else {})
 
 
 def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
-    """Return the schema of a whole object. Of metadata, only the name is constrained."""
-    properties = build_schema(model)["properties"]
-    name = yaml_fields(ObjectMeta)["name"][1]
-    bounds = next(meta for meta in name.metadata if hasattr(meta, "max_length"))
+    """Return the structural schema of a kind. Of metadata, only the name is constrained."""
+    schema = model.model_json_schema(by_alias=True, schema_generator=_Generator)
+    converted = _convert(schema, schema["$defs"])
+    properties = converted["properties"]
+    name = properties["metadata"]["properties"]["name"]
     return {
-        "description": " ".join((model.__doc__ or "").split()),
+        "description": converted["description"],
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -116,9 +96,7 @@ def build_object_schema(model: type[RLJob] | type[RewardModel]) -> Schema:
             "kind": {"type": "string"},
             "metadata": {
                 "type": "object",
-                "properties": {
-                    "name": {"type": "string", "maxLength": bounds.max_length, "pattern": OBJECT_NAME_PATTERN}
-                },
+                "properties": {"name": {key: name[key] for key in ("type", "maxLength", "pattern")}},
             },
             "spec": properties["spec"],
             "status": _without_defaults(properties["status"]),
@@ -192,8 +170,8 @@ def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
         "additionalPrinterColumns": _JOB_COLUMNS if is_job else _REWARD_COLUMNS,
         "schema": {"openAPIV3Schema": build_object_schema(model)},
     }
-    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
-    names["shortNames"] = ["rlj"] if is_job else ["rwm"]  # type: ignore[assignment]
+    names: Schema = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
+    names["shortNames"] = ["rlj"] if is_job else ["rwm"]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -209,19 +187,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _dump(crd: Schema) -> str:
-    return yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
-
-
 def build_manifest(crd: Schema) -> str:
     """Return the CRD as YAML."""
-    return _HEADER + _dump(crd)
+    return _HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 def build_chart_template(crd: Schema) -> str:
     """Return the CRD as a Helm template, so that Helm upgrades it (Helm never upgrades a chart's crds/ folder)."""
     kept = {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
-    text = _dump({**crd, "metadata": kept})
+    text = build_manifest({**crd, "metadata": kept}).removeprefix(_HEADER)
     # Escape braces in descriptions and rules, which Helm would interpret.
     text = text.replace("{{", '{{ "{{" }}')
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"

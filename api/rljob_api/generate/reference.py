@@ -1,6 +1,6 @@
 """Build docs/reference.md: tables of all fields of all kinds, from the schemas of the CRDs.
 
-Pure; `crd` writes the file. Fields that all roles share are listed once.
+Fields that all roles share are listed once.
 """
 
 from __future__ import annotations
@@ -28,28 +28,25 @@ _COMMON = tuple(yaml_fields(Role))
 _TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
 
 
-def build_reference(schemas: dict[str, Schema]) -> str:
-    """Return the page."""
-    job, reward_model = schemas["RLJob"]["properties"], schemas["RewardModel"]["properties"]
-    spec = job["spec"]
+def build_reference(job: Schema, reward_model: Schema) -> str:
+    spec, status = job["properties"]["spec"], job["properties"]["status"]
     simple = {name: node for name, node in spec["properties"].items() if not _fields(node)[0]}
-    parts = [_INTRO, "\n## RLJob\n", schemas["RLJob"]["description"], "\n\n", _table("spec", spec, simple)]
+    parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", _table("spec", spec, simple)]
     for name, node in spec["properties"].items():
         if name not in simple:
             parts.append(_section(name, node, name in spec.get("required", [])))
     common = {name: node for name, node in spec["properties"]["head"]["properties"].items() if name in _COMMON}
     parts += ["\n### Every role\n", "`ROLE` is head, trainer, rollout, or an entry of rewards.\n\n"]
     parts.append(_table("spec.ROLE", spec["properties"]["head"], common))
-    parts += ["\n### status\n", f"{job['status']['description']}\n\n", _table("status", job["status"])]
+    parts += ["\n### status\n", f"{status['description']}\n\n", _table("status", status)]
     parts += ["\n### Rules across fields\n", *_rules(spec, "spec", seen=set())]
+    status = reward_model["properties"]["status"]
     parts += [
-        "\n## RewardModel\n",
-        f"{schemas['RewardModel']['description']} ",
+        f"\n## RewardModel\n{reward_model['description']} ",
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
         "deadlineSeconds and hedging.\n\n",
-        "### status\n",
-        f"{reward_model['status']['description']}\n\n",
-        _table("status", reward_model["status"]),
+        f"### status\n{status['description']}\n\n",
+        _table("status", status),
     ]
     return "".join(parts)
 
@@ -104,20 +101,11 @@ def _describe_type(node: Schema) -> str:
         return f"map of {_describe_type(node['additionalProperties'])}"
     if node.get("x-kubernetes-preserve-unknown-fields"):
         return "any fields"
-    return {"object": "object", "string": "text", "boolean": "true or false"}.get(node["type"]) or _describe_number(
-        node
-    )
-
-
-def _describe_number(node: Schema) -> str:
-    text = "whole number" if node["type"] == "integer" else "number"
-    if "minimum" in node:
-        text += f" {'>' if node.get('exclusiveMinimum') else '>='} {node['minimum']:.12g}"
-    if "maximum" in node:
-        text += (
-            f"{',' if 'minimum' in node else ''} {'<' if node.get('exclusiveMaximum') else '<='} {node['maximum']:.12g}"
-        )
-    return text
+    names = {"object": "object", "string": "text", "boolean": "true or false", "integer": "whole number"}
+    above, below = (">" if node.get("exclusiveMinimum") else ">="), ("<" if node.get("exclusiveMaximum") else "<=")
+    bounds = [f" {above} {node['minimum']:.12g}"] if "minimum" in node else []
+    bounds += [f" {below} {node['maximum']:.12g}"] if "maximum" in node else []
+    return names.get(node["type"], "number") + ",".join(bounds)
 
 
 def _rules(node: Schema, path: str, seen: set[str]) -> Iterator[str]:

@@ -19,11 +19,11 @@ Quantity = Annotated[
     Field(pattern=QUANTITY_PATTERN, max_length=64),
     WithJsonSchema(
         {
-            "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": QUANTITY_PATTERN,
-            "maxLength": 64,
             "description": "A Kubernetes quantity: 500m, 2, 16Gi.",
+            "maxLength": 64,
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-int-or-string": True,
         }
     ),
 ]

@@ -10,7 +10,7 @@ from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.roles import Role
 
 SCHEMAS = {model.__name__: crd.build_object_schema(model) for model in (RLJob, RewardModel)}
-PAGE = build_reference(SCHEMAS)
+PAGE = build_reference(*SCHEMAS.values())
 COMMON = set(yaml_fields(Role))
 
 

@@ -34,14 +34,13 @@ _ANSWER_SECONDS = 5
 """Time to send the last responses after SIGTERM and the engine's end. Aborted requests are retried elsewhere, and an
 open request must not keep the Pod until its grace period ends."""
 _GIB_BYTES = 1 << 30
-_HUGGING_FACE_SCHEME = "hf://"
 
 
 def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     """Return vLLM's command line for this job. extraArgs come last, so they take precedence."""
     rollout = job.spec.rollout
     arguments = [
-        *_model_arguments(job, environment),
+        *("--model", environment[contract.ENV_MODEL].removeprefix("hf://")),
         *("--served-model-name", contract.SERVED_MODEL_NAME),
         *("--host", environment.get(contract.ENV_POD_IP, "")),
         *("--port", str(contract.PORT_ROLLOUT)),
@@ -55,6 +54,8 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         *("--worker-extension-cls", WORKER_EXTENSION),
         *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
     ]
+    if job.spec.model.revision:
+        arguments += ["--revision", job.spec.model.revision, "--tokenizer-revision", job.spec.model.revision]
     if job.spec.model.trust_remote_code:
         arguments.append("--trust-remote-code")
     if rollout.max_model_len is not None:
@@ -65,21 +66,6 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     else:
         arguments += _cpu_arguments(rollout.kv_cache_gib or 1.0)
     return [*arguments, *rollout.extra_args]
-
-
-def _model_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
-    model = job.spec.model
-    if resolved := environment.get(contract.ENV_MODEL):
-        return ["--model", resolved]
-    if model.source.startswith(_HUGGING_FACE_SCHEME):
-        revision = ["--revision", model.revision, "--tokenizer-revision", model.revision] if model.revision else []
-        return ["--model", model.source.removeprefix(_HUGGING_FACE_SCHEME), *revision]
-    if "://" in model.source:
-        raise UserError(
-            f"RLJob {job.metadata.namespace}/{job.metadata.name}: spec.model.source {model.source} is not a path in "
-            f"this Pod; mount or download it, and set {contract.ENV_MODEL} to its folder"
-        )
-    return ["--model", model.source]
 
 
 def _cpu_arguments(kv_cache_gib: float) -> list[str]:

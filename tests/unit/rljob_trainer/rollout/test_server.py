@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.rollout import server as rollout_server
 from rljob_trainer.rollout.server import build_arguments, build_environment
 
-ENVIRONMENT = {"RLJOB_POD_IP": "127.0.0.9"}
+ENVIRONMENT = {"RLJOB_POD_IP": "127.0.0.9", "RLJOB_MODEL": "/models/m"}
 
 
 def _job(model: dict[str, Any] | None = None, rollout: dict[str, Any] | None = None, dtype: str = "bfloat16") -> RLJob:
@@ -61,29 +60,16 @@ def test_rollout_uses_the_trainers_dtype() -> None:
     assert _value(build_arguments(_job(dtype="float32"), ENVIRONMENT), "--dtype") == "float32"
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ({"source": "/models/m"}, ["--model", "/models/m"]),
-        ({"source": "hf://org/name"}, ["--model", "org/name"]),
-        (
-            {"source": "hf://org/name", "revision": "v2"},
-            ["--model", "org/name", "--revision", "v2", "--tokenizer-revision", "v2"],
-        ),
-    ],
-)
-def test_model_arguments_follow_the_source(model: dict[str, Any], expected: list[str]) -> None:
-    assert build_arguments(_job(model), ENVIRONMENT)[: len(expected)] == expected
+@pytest.mark.parametrize(("resolved", "expected"), [("/models/m", "/models/m"), ("hf://org/name", "org/name")])
+def test_model_is_the_resolved_source(resolved: str, expected: str) -> None:
+    arguments = build_arguments(_job(), ENVIRONMENT | {"RLJOB_MODEL": resolved})
+    assert arguments[:2] == ["--model", expected]
+    assert "--revision" not in arguments
 
 
-def test_resolved_model_takes_precedence() -> None:
-    arguments = build_arguments(_job({"source": "hf://org/name"}), ENVIRONMENT | {"RLJOB_MODEL": "/here"})
-    assert _value(arguments, "--model") == "/here"
-
-
-def test_source_that_is_not_a_path_in_the_pod_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"spec\.model\.source pvc://claim/m .* set RLJOB_MODEL"):
-        build_arguments(_job({"source": "pvc://claim/m"}), ENVIRONMENT)
+def test_revision_is_of_model_and_tokenizer() -> None:
+    arguments = build_arguments(_job({"source": "hf://org/name", "revision": "v2"}), ENVIRONMENT)
+    assert _value(arguments, "--revision") == _value(arguments, "--tokenizer-revision") == "v2"
 
 
 def test_cpu_replica_compiles_nothing_and_binds_no_threads() -> None:

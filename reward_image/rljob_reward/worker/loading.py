@@ -10,6 +10,7 @@ import errno
 import functools
 import importlib
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -25,6 +26,7 @@ from rljob_reward.worker.adapters.binding import Binding
 from rljob_reward.worker.sandbox import seccomp
 from rljob_reward.worker.settings import FunctionSettings
 
+_MAX_CAUSES = 100
 _MODULE_NAME = "rljob_reward_function"
 DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
 _SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sampleThenGroup"
@@ -56,7 +58,7 @@ def load(settings: FunctionSettings) -> BoundFunction:
     adapter = adapters.choose_adapter(function, settings.signature, place, for_groups=for_groups)
     binding = adapter.bind(function, settings.kwargs, place)
     sample, group = (None, binding) if for_groups else (binding, None)
-    return BoundFunction(sample, group, name, adapter.NAME, path)
+    return BoundFunction(sample, group, name, adapter.name, path)
 
 
 def _bind_class(cls: type, settings: FunctionSettings, path: str) -> BoundFunction:
@@ -83,12 +85,7 @@ def _execute(settings: FunctionSettings) -> types.ModuleType:
 
 def _run(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
-    try:
-        code = compile(settings.source, path, "exec", dont_inherit=True)
-    except SyntaxError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"the source is not Python text: {error}") from error
+    code = compile(settings.source, path, "exec", dont_inherit=True)
     module = types.ModuleType(_MODULE_NAME)
     module.__file__ = path
     # Pickling (multiprocessing), dataclasses and tracebacks need these entries.
@@ -101,8 +98,7 @@ def _run(settings: FunctionSettings) -> types.ModuleType:
 
 
 def _remedy(error: BaseException, settings: FunctionSettings) -> str:
-    hint = describe_limit(error, settings)
-    if hint:
+    if hint := describe_limit(error, settings):
         return hint
     if isinstance(error, ModuleNotFoundError):
         return "; add its package to function.requirements, or install it into the reward's image (rewards[].image)"
@@ -113,7 +109,7 @@ def _remedy(error: BaseException, settings: FunctionSettings) -> str:
 
 def describe_limit(error: BaseException, settings: FunctionSettings) -> str:
     """Return the field of the function whose limit causes this error; empty if none does."""
-    for cause in _chain(error):
+    for cause in itertools.islice(_chain(error), _MAX_CAUSES):  # user code can make it a circle
         if isinstance(cause, MemoryError):
             return f" (maxMemoryMiB is {settings.max_memory_mib} MiB of address space)"
         if not isinstance(cause, OSError):
@@ -129,10 +125,8 @@ def describe_limit(error: BaseException, settings: FunctionSettings) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and its causes: libraries wrap errors."""
-    seen: set[int] = set()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None:
         yield current
         current = current.__cause__ or current.__context__
 

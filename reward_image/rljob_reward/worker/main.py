@@ -7,13 +7,11 @@ code runs outside the sandbox.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import math
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -26,15 +24,14 @@ from rljob_reward.worker.adapters.outcome import EXCEPTION, Outcome, invalid
 from rljob_reward.worker.frames import BlockingChannel
 from rljob_reward.worker.loading import BoundFunction, describe_limit, explain, load
 from rljob_reward.worker.sandbox import WorkerSandbox
+from rljob_reward.worker.sandbox.system import die_with
 from rljob_reward.worker.scratch import ScratchCleaner
 from rljob_reward.worker.settings import FunctionSettings
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     descriptor, parent_pid, handover = map(int, arguments)
-    _die_with(parent_pid)
+    die_with(parent_pid)
     # A woken worker must not preempt the server in the middle of its loop: that would delay every request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # A process that user code starts must not hold this socket open.
@@ -68,13 +65,6 @@ def _limit_cpu(settings: FunctionSettings) -> None:
         used = math.ceil(time.process_time())
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (used + settings.cpu_seconds, hard))
-
-
-def _die_with(parent_pid: int) -> None:
-    """Make the kernel kill this process when the server dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # the server died before the line above
-        os._exit(1)
 
 
 def _serve(channel: BlockingChannel, executor: Executor) -> None:

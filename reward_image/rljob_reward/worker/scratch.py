@@ -38,8 +38,6 @@ def make(folder: Path, mark: int, uid: int | None) -> Path:
 def remove(path: str | Path) -> None:
     """Remove a tree, even if its owner has revoked permissions on its folders. What cannot be removed stays."""
     shutil.rmtree(path, ignore_errors=True)
-    if not os.path.lexists(path):
-        return
     _make_writable(os.fspath(path))
     for folder, subfolders, _ in os.walk(path):  # lists a folder before it descends into its subfolders
         for name in subfolders:

@@ -1,34 +1,20 @@
 """Signatures of other projects, one module each, and the choice between them.
 
 An adapter turns samples into a call of the user's function, and its return value into Outcomes. Everything here runs in
-worker processes and imports only the standard library and rljob_api.errors. To add a convention, add a module with
-NAME, MARKER, TAKES_GROUPS and bind() to ADAPTERS.
+worker processes and imports only the standard library and rljob_api.errors. To add a convention, add its Adapter.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_reward.worker.adapters import openrlhf, trl, verl, verl_batch
-from rljob_reward.worker.adapters.binding import Binding
+from rljob_reward.worker.adapters import openrlhf, trl, verl
+from rljob_reward.worker.adapters.binding import Adapter
 
-
-class Adapter(Protocol):
-    NAME: str
-    MARKER: str
-    """Parameter that only this convention has."""
-    TAKES_GROUPS: bool
-    """Whether the function takes lists with one element per sample."""
-
-    def bind(self, function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
-        """Bind the function. Raise UserError, with `place` and the expected form, if its signature does not fit."""
-        ...
-
-
-ADAPTERS: tuple[Adapter, ...] = (verl, verl_batch, trl, openrlhf)
+ADAPTERS = (verl.ADAPTER, verl.BATCH_ADAPTER, trl.ADAPTER, openrlhf.ADAPTER)
 
 
 def choose_adapter(function: Callable[..., Any], signature: str, place: str, *, for_groups: bool) -> Adapter:
@@ -38,15 +24,15 @@ def choose_adapter(function: Callable[..., Any], signature: str, place: str, *, 
     except (TypeError, ValueError) as error:  # compiled functions
         what = f"its parameters cannot be read ({error}); call it from a Python function"
         raise UserError(f"{place}: {what}; {_describe_forms(for_groups)}") from None
-    named = [adapter for adapter in ADAPTERS if signature in ("auto", adapter.NAME)]
-    fitting = [adapter for adapter in named if adapter.MARKER in parameters]
+    named = [adapter for adapter in ADAPTERS if signature in ("auto", adapter.name)]
+    fitting = [adapter for adapter in named if adapter.marker in parameters]
     if not fitting and signature != "auto":
-        fitting = [adapter for adapter in named if adapter.TAKES_GROUPS or not for_groups][:1]
+        fitting = [adapter for adapter in named if adapter.takes_groups or not for_groups][:1]
     if len(fitting) != 1:
         shown = ", ".join(parameters) or "no parameters"
         what = f"no known convention has exactly the parameters ({shown})"
         raise UserError(f"{place}: {what}; {_describe_forms(for_groups)}, or set function.signature")
-    if for_groups and not fitting[0].TAKES_GROUPS:
+    if for_groups and not fitting[0].takes_groups:
         what = "takes one sample, but scope: group passes lists"
         raise UserError(f"{place}: {what}; {_describe_forms(for_groups)}, or remove scope")
     return fitting[0]

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rljob_reward.worker.adapters.binding import Binding, Sample
-from rljob_reward.worker.adapters.outcome import BAD_RETURN, Outcome, describe, invalid, read_number, read_score
-from rljob_reward.worker.adapters.signature import call_by_name
+from rljob_reward.worker.adapters.binding import Adapter, Binding, Sample, call_by_name
+from rljob_reward.worker.adapters.outcome import (
+    BAD_RETURN,
+    Outcome,
+    describe,
+    elements_of,
+    invalid,
+    read_number,
+    read_score,
+)
 
-NAME = "openrlhf"
-MARKER = "queries"
-TAKES_GROUPS = True
 _EXPECTED = "reward_func(queries, prompts, labels, **kwargs)"
 _EXPECTED_RETURN = 'a dict with "rewards", or the rewards as a tensor or list, one for each query'
 _PARAMETERS = ("queries", "prompts", "labels")
 
 
 def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Binding:
-    call = call_by_name(function, _PARAMETERS, kwargs, place, expected=_EXPECTED, marker=MARKER)
+    call = call_by_name(function, _PARAMETERS, kwargs, place, expected=_EXPECTED, marker="queries")
     return Binding(lambda samples: call(_columns_of(samples)), lambda value, samples: read(value, len(samples)))
 
 
@@ -63,15 +67,10 @@ def read(value: Any, num_samples: int) -> list[Outcome]:
 
 
 def _elements(value: Any, num_samples: int) -> list[Any] | None:
-    """Return one element per sample; None if `value` has another form."""
-    if value is None:
-        return [None] * num_samples
-    if isinstance(value, (str, bytes, dict)):
-        return None
-    if num_samples == 1 and read_number(value) is not None:
-        return [value]
-    try:
-        elements = list(value)
-    except TypeError:
-        return None
-    return elements if len(elements) == num_samples else None
+    """Return one element per sample: also of None, and of the number that a single sample may have."""
+    if value is None or (num_samples == 1 and read_number(value) is not None):
+        return [value] * num_samples
+    return elements_of(value, num_samples)
+
+
+ADAPTER = Adapter("openrlhf", "queries", True, bind)

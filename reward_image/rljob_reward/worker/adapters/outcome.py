@@ -53,16 +53,22 @@ def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> 
 
 def read_each(value: Any, num_samples: int, expected: str, read: Callable[[Any], Outcome]) -> list[Outcome]:
     """Read one outcome per element of a list, array or tensor; a single failure if `value` is something else."""
-    elements = None
-    if not isinstance(value, (str, bytes, dict)):
-        try:
-            elements = list(value)
-        except TypeError:  # not a sequence, or a tensor without dimensions
-            elements = None
-    if elements is None or len(elements) != num_samples:
+    elements = elements_of(value, num_samples)
+    if elements is None:
         samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
         return [invalid(BAD_RETURN, f"the function returned {describe(value)} for {samples}; expected {expected}")]
     return [read(element) for element in elements]
+
+
+def elements_of(value: Any, num_samples: int) -> list[Any] | None:
+    """Return the elements of a list, array or tensor, one per sample; None if `value` has another form."""
+    if isinstance(value, (str, bytes, dict)):
+        return None
+    try:
+        elements = list(value)
+    except TypeError:  # not a sequence, or a tensor without dimensions
+        return None
+    return elements if len(elements) == num_samples else None
 
 
 def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:

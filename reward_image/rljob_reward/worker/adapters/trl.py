@@ -10,13 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_reward.worker.adapters.binding import Binding, Sample
+from rljob_reward.worker.adapters.binding import Adapter, Binding, Parameters, Sample
 from rljob_reward.worker.adapters.outcome import Outcome, read_each, read_score
-from rljob_reward.worker.adapters.signature import Parameters
 
-NAME = "trl"
-MARKER = "completions"
-TAKES_GROUPS = True
 _EXPECTED = "reward(prompts, completions, **columns)"
 _EXPECTED_RETURN = "a list with one number or None for each completion"
 _ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
@@ -32,8 +28,7 @@ def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Bi
             "score from prompts, completions and columns, or give the parameter a default"
         )
     # Other required parameters may be columns, which only a request names: a missing one is a TypeError of that call.
-    parameters.check(parameters.required, _EXPECTED, needs=MARKER)
-    parameters.check_kwargs(kwargs)
+    parameters.check(parameters.required, kwargs, _EXPECTED, "completions")
     logged: dict[str, float] = {}
 
     def call(samples: list[Sample]) -> Any:
@@ -66,3 +61,6 @@ def _completion_of(sample: Sample) -> str | list[dict[str, str]]:
 
 def _log_nothing(column: str, values: Any) -> None:
     """Ignore log_extra: it fills TRL's table of completions, which the run's trajectories already contain."""
+
+
+ADAPTER = Adapter("trl", "completions", True, bind)

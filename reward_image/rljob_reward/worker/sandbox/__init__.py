@@ -10,15 +10,14 @@ import array
 import contextlib
 import os
 import resource
-import signal
 import socket
 from typing import NamedTuple
 
 from rljob_reward.worker.sandbox import landlock, seccomp
-from rljob_reward.worker.sandbox.system import libc_prctl, raise_errno, syscall
+from rljob_reward.worker.sandbox.system import die_with, libc_prctl, raise_errno, syscall
 from rljob_reward.worker.settings import FunctionSettings
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
@@ -81,10 +80,7 @@ def _switch_user(worker_sandbox: WorkerSandbox) -> None:
     os.setresgid(worker_sandbox.uid, worker_sandbox.uid, worker_sandbox.uid)
     os.setresuid(worker_sandbox.uid, worker_sandbox.uid, worker_sandbox.uid)
     libc_prctl(_PR_SET_DUMPABLE, 1)  # lets it read its own /proc/self again
-    # The kernel resets this when the user changes.
-    libc_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != worker_sandbox.server_pid:
-        os._exit(1)
+    die_with(worker_sandbox.server_pid)
 
 
 def _drop_capabilities() -> None:

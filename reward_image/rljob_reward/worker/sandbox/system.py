@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 
+_PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -17,6 +19,13 @@ def syscall(number: int, *arguments: int) -> int:
 def libc_prctl(option: int, *arguments: int) -> int:
     four = (*arguments, 0, 0, 0, 0)[:4]
     return int(_libc.prctl(option, *(ctypes.c_ulong(argument) for argument in four)))
+
+
+def die_with(parent_pid: int) -> None:
+    """Make the kernel kill this process when the server dies. The kernel resets this when the user changes."""
+    libc_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the server died before the line above
+        os._exit(1)
 
 
 def raise_errno(call: str) -> None:

@@ -91,7 +91,7 @@ def test_reasons_equal_those_of_the_protocol() -> None:
 
 def test_conventions_are_detected_as_in_validation() -> None:
     assert loading.DEFAULT_ENTRYPOINTS == functions.DEFAULT_ENTRYPOINTS
-    known = [(adapter.NAME, adapter.MARKER, adapter.TAKES_GROUPS) for adapter in adapters.ADAPTERS]
+    known = [(adapter.name, adapter.marker, adapter.takes_groups) for adapter in adapters.ADAPTERS]
     assert known == [
         (variant.convention, variant.marker, variant.takes_groups) for variant in functions.SIGNATURE_VARIANTS
     ]

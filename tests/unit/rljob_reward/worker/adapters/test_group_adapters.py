@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_reward.worker.adapters import openrlhf, trl, verl_batch
+from rljob_reward.worker.adapters import openrlhf, trl, verl
 from rljob_reward.worker.adapters.outcome import Outcome
 from rljob_reward.worker.loading import load
 from rljob_reward.worker.main import Executor
@@ -84,7 +84,7 @@ def test_real_tensors_are_read_element_by_element() -> None:
     assert first == Outcome(0.5, {"length": 1.0, "mean": 0.25})
     assert (second.reason, second.components["length"]) == ("not_finite", 2.0)
     assert third.score == 1.0
-    assert verl_batch.read(torch.tensor([1.0, 2.0]), [{}, {}]) == scored([1.0, 2.0])
+    assert verl.read_batch(torch.tensor([1.0, 2.0]), [{}, {}]) == scored([1.0, 2.0])
 
 
 def test_verl_batch_gets_its_four_lists() -> None:
@@ -141,7 +141,7 @@ ELEMENTS = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.in
 def test_score_is_the_finite_number_returned_for_that_sample(elements: list[Any]) -> None:
     samples = [{}] * len(elements)
     read_by_trl = trl.bind(lambda prompts, completions: None, {}, "f").read
-    for outcomes in (verl_batch.read(elements, samples), read_by_trl(elements, samples)):
+    for outcomes in (verl.read_batch(elements, samples), read_by_trl(elements, samples)):
         assert len(outcomes) == len(elements)
         for element, outcome in zip(elements, outcomes, strict=True):
             assert (outcome.score is None) == (outcome.reason is not None)
@@ -151,7 +151,7 @@ def test_score_is_the_finite_number_returned_for_that_sample(elements: list[Any]
 
 
 def test_array_of_rows_is_not_a_list_of_numbers() -> None:
-    assert [outcome.reason for outcome in verl_batch.read(np.zeros((2, 3)), [{}, {}])] == ["bad_return"] * 2
+    assert [outcome.reason for outcome in verl.read_batch(np.zeros((2, 3)), [{}, {}])] == ["bad_return"] * 2
 
 
 def test_sample_is_a_batch_for_functions_that_take_lists() -> None:

@@ -30,11 +30,11 @@ class RLJobScaler:
 
     def decide(self, now: float, simulation: Simulation) -> int:
         moment = _MIDNIGHT + timedelta(seconds=now)
-        decision = decide_replicas(self._policy, simulation.demands(), self._record, moment, LEAD_SECONDS)
-        if self._record is None or decision.replicas != self._record.replicas:
-            self.decisions.append((now, decision.message))
-        self._record = decision.scaling
-        return decision.replicas
+        record = decide_replicas(self._policy, simulation.demands(), self._record, moment, LEAD_SECONDS)
+        if self._record is None or record.replicas != self._record.replicas:
+            self.decisions.append((now, record.message))
+        self._record = record
+        return record.replicas
 
 
 class HorizontalPodAutoscaler:

@@ -25,14 +25,7 @@ from rljob_api.wire.contract import (
 )
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs
-from rljob_operator.children.common import (
-    HEAD,
-    ROLLOUT,
-    build_selector,
-    child_name,
-    digest,
-    reward_name,
-)
+from rljob_operator.children.common import HEAD, ROLLOUT, build_selector, child_name, digest, reward_name
 from rljob_operator.defaults import Defaults
 
 _PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}

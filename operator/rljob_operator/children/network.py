@@ -17,15 +17,7 @@ from rljob_api.manifest.roles import Role
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import (
-    HEAD,
-    REWARD,
-    ROLLOUT,
-    TRAINER,
-    build_metadata,
-    build_selector,
-    child_name,
-)
+from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, build_metadata, build_selector, child_name
 from rljob_operator.children.reward import RewardService, build_model_selector, find_services
 from rljob_operator.children.reward_refs import served_models
 

@@ -27,13 +27,7 @@ from rljob_api.wire.contract import (
 )
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import pods, reward_refs, reward_vllm
-from rljob_operator.children.common import (
-    REWARD,
-    build_selector,
-    child_name,
-    digest,
-    reward_name,
-)
+from rljob_operator.children.common import REWARD, build_selector, child_name, digest, reward_name
 from rljob_operator.defaults import Defaults
 
 _PORTS = {"http": PORT_REWARD}

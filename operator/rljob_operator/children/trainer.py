@@ -10,12 +10,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
-from rljob_operator.children.common import (
-    TRAINER,
-    build_selector,
-    child_name,
-    digest,
-)
+from rljob_operator.children.common import TRAINER, build_selector, child_name, digest
 from rljob_operator.defaults import Defaults
 
 _PORTS = {"weights": PORT_WEIGHTS}

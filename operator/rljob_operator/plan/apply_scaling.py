@@ -38,39 +38,38 @@ def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob
     if job.spec.suspend or not is_autoscaled(job):
         return (_set_records(job, []) if job.status.scaling else job), None
     pods = find_pods(job, observed)
-    rewards: list[Reward] = []
-    records: list[RewardScaling] = []
-    waits: list[float] = []
+    last = {record.name: record for record in job.status.scaling}
+    rewards, records, waits = list[Reward](), list[RewardScaling](), list[float | None]()
     for reward in job.spec.rewards:
-        if reward.autoscaling is None:
-            rewards.append(reward)
-            continue
-        policy = ScalingPolicy(reward.name, reward.autoscaling, reward.slots)
-        demand = read_demand(job.metadata.name, observed.driver, reward.name, has_driver(pods))
-        last = next((record for record in job.status.scaling if record.name == reward.name), None)
-        lead = measure_startup_seconds(pod for pod in pods if labels_of(pod).get(LABEL_REWARD) == reward.name)
-        record = decide_replicas(policy, [demand], last, now, lead).scaling
-        wait = next_decision_seconds(policy, [demand] if has_driver(pods) else [], record, now)
-        waits += [] if wait is None else [wait]
-        records.append(record)
-        rewards.append(reward.model_copy(update={"replicas": record.replicas}))
+        if reward.autoscaling:
+            demands = [read_demand(job.metadata.name, observed.driver, reward.name)] if has_driver(pods) else []
+            policy = ScalingPolicy(reward.name, reward.autoscaling, reward.slots)
+            own = [pod for pod in pods if labels_of(pod).get(LABEL_REWARD) == reward.name]
+            record, wait = _decide(policy, demands, last.get(reward.name), own, now)
+            records.append(record)
+            waits.append(wait)
+            reward = reward.model_copy(update={"replicas": record.replicas})
+        rewards.append(reward)
     spec = job.spec.model_copy(update={"rewards": rewards})
-    return _set_records(job.model_copy(update={"spec": spec}), records), min(waits, default=None)
+    return _set_records(job.model_copy(update={"spec": spec}), records), min(filter(None, waits), default=None)
 
 
 def scale_model(model: RewardModel, observed: ObservedState, now: datetime) -> tuple[RewardModel, float | None]:
     """The model with decided replicas, and when to decide again."""
     spec, record, wait = model.spec, None, None
-    if model.spec.autoscaling is not None:
-        policy = ScalingPolicy(model.metadata.name, model.spec.autoscaling, model.spec.slots)
-        lead = measure_startup_seconds(find_pods(model, observed))
-        record = decide_replicas(policy, observed.demands, model.status.scaling, now, lead).scaling
-        spec = model.spec.model_copy(update={"replicas": record.replicas})
-        wait = next_decision_seconds(policy, observed.demands, record, now)
-    elif model.status.scaling is None:
-        return model, None
+    if spec.autoscaling:
+        policy = ScalingPolicy(model.metadata.name, spec.autoscaling, spec.slots)
+        record, wait = _decide(policy, observed.demands, model.status.scaling, find_pods(model, observed), now)
+        spec = spec.model_copy(update={"replicas": record.replicas})
     status = model.status.model_copy(update={"scaling": record})
     return model.model_copy(update={"spec": spec, "status": status}), wait
+
+
+def _decide(
+    policy: ScalingPolicy, demands: Sequence[Demand], last: RewardScaling | None, pods: list[Manifest], now: datetime
+) -> tuple[RewardScaling, float | None]:
+    record = decide_replicas(policy, demands, last, now, measure_startup_seconds(pods))
+    return record, next_decision_seconds(policy, demands, record, now)
 
 
 def is_autoscaled(job: RLJob) -> bool:
@@ -89,7 +88,7 @@ def read_demands(job: RLJob, observed: ObservedState, model: str) -> list[Demand
     if conditions.is_finished(job.status) or not has_driver(find_pods(job, observed)):
         return []
     return [
-        read_demand(f"{job.metadata.name}/{reward.name}", observed.driver, reward.name, has_driver=True)
+        read_demand(f"{job.metadata.name}/{reward.name}", observed.driver, reward.name)
         for reward in job.spec.rewards
         if reward.reward_model_ref and reward.reward_model_ref.name == model
     ]

@@ -15,8 +15,7 @@ from rljob_cli.check.findings import check_file
 from rljob_cli.check.jobfile import JobFile, load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local import network as local_network
-from rljob_cli.local.network import Network
+from rljob_cli.local.network import claim_block
 from rljob_cli.run import runfolder
 
 _OUTPUTS = ("live", "plain", "json")
@@ -33,30 +32,31 @@ def parse_claims(volumes: list[str]) -> dict[str, Path]:
     return claims
 
 
+@guard
 def run_command(
     path: Path, directory: Path, overrides: list[str], volumes: list[str], fresh: bool, output: str, block: str | None
 ) -> int:
-    def command() -> int:
-        if output not in _OUTPUTS:
-            raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
-        claims = parse_claims(volumes)
-        file = load_partial(path, overrides)
-        folder = (directory / file.job.metadata.name).resolve()
-        with runfolder.lock(folder):
-            return _run_locked(file, folder, claims, fresh, output, block)
-
-    return guard(command)
+    if output not in _OUTPUTS:
+        raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
+    claims = parse_claims(volumes)
+    file = load_partial(path, overrides)
+    folder = (directory / file.job.metadata.name).resolve()
+    with runfolder.lock(folder):
+        return _run_locked(file, folder, claims, fresh, output, block)
 
 
 def _run_locked(
     file: JobFile, folder: Path, claims: dict[str, Path], fresh: bool, output: str, block: str | None
 ) -> int:
-    problems, network = _claim_network(file, folder, block)
+    problems: list[Problem] = []
+    try:
+        network = claim_block(str(folder), block)
+    except UserError as error:
+        problems.append(Problem("", file.document.line_of(()), str(error)))
     if not fresh:
         message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
         problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
     check_file(file, run_checks(file.job, folder, claims, Machine()), problems)
-    assert network is not None  # else check_file has raised
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
 
@@ -75,32 +75,21 @@ def _run_locked(
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
 
-def _claim_network(file: JobFile, folder: Path, block: str | None) -> tuple[list[Problem], Network | None]:
-    try:
-        return [], local_network.claim_block(str(folder), block)
-    except UserError as error:
-        return [Problem("", file.document.line_of(()), str(error))], None
-
-
+@guard
 def validate_command(path: Path, overrides: list[str], volumes: list[str]) -> int:
-    def command() -> int:
-        claims = parse_claims(volumes)
-        file = load_partial(path, overrides)
-        folder = Path("runs").resolve() / file.job.metadata.name
-        check_file(file, run_checks(file.job, folder, claims, Machine()))
-        print(f"{path}: RLJob {file.job.metadata.name} is valid")
-        return 0
-
-    return guard(command)
+    claims = parse_claims(volumes)
+    file = load_partial(path, overrides)
+    folder = Path("runs").resolve() / file.job.metadata.name
+    check_file(file, run_checks(file.job, folder, claims, Machine()))
+    print(f"{path}: RLJob {file.job.metadata.name} is valid")
+    return 0
 
 
+@guard
 def render_command(path: Path, overrides: list[str]) -> int:
-    def command() -> int:
-        from rljob_operator.plan.job import render_children
+    from rljob_operator.plan.job import render_children
 
-        file = load(path, overrides, keep_references=True)
-        children = render_children(file.job, new_token=lambda: _RENDERED_TOKEN, reward_models=file.reward_models)
-        yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
-        return 0
-
-    return guard(command)
+    file = load(path, overrides, keep_references=True)
+    children = render_children(file.job, new_token=lambda: _RENDERED_TOKEN, reward_models=file.reward_models)
+    yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    return 0

@@ -5,25 +5,32 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from typing import ParamSpec
 
 from rljob_api.errors import RLJobError
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+P = ParamSpec("P")
 
 
-def guard(command: Callable[[], int]) -> int:
-    """Run a command; print RLJob's own errors, and files that cannot be read or written, as one message."""
-    try:
-        return command()
-    except RLJobError as error:
-        print(error, file=sys.stderr)
+def guard(command: Callable[P, int]) -> Callable[P, int]:
+    """Print RLJob's own errors, and files that cannot be read or written, as one message."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except RLJobError as error:
+            print(error, file=sys.stderr)
+        except OSError as error:
+            if error.filename is None:  # not a file of the user: a closed pipe, or a defect
+                raise
+            print(f"{error.filename}: {error.strerror}; fix the file, or pass another path", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except OSError as error:
-        if error.filename is None:  # not a file of the user: a closed pipe, or a defect
-            raise
-        print(f"{error.filename}: {error.strerror}; fix the file, or pass another path", file=sys.stderr)
-        return EXIT_BAD_INPUT
+
+    return guarded

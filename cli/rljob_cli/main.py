@@ -75,9 +75,8 @@ def render(job: JobArgument, overrides: SetOption = None) -> None:
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
     """Write a job with a reward function and a few lines of data to start from."""
     from rljob_cli.check.scaffold import write_scaffold
-    from rljob_cli.exits import guard
 
-    raise typer.Exit(guard(lambda: write_scaffold(directory)))
+    raise typer.Exit(write_scaffold(directory))
 
 
 @app.command("test-reward")
@@ -103,11 +102,8 @@ def try_reward(
 ) -> None:
     """Score completions with a job's reward, in the same server that training uses."""
     from rljob_cli.check.try_reward import try_reward_command
-    from rljob_cli.exits import guard
 
-    code = guard(
-        lambda: try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network)
-    )
+    code = try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network)
     raise typer.Exit(code)
 
 
@@ -129,15 +125,11 @@ def trajectories(
     output: Annotated[str, typer.Option("-o", "--output", help="table or json (one object per line).")] = "table",
 ) -> None:
     """Show the samples of a run with all their scores, newest step first; or compare two runs."""
-    from rljob_cli.exits import guard
     from rljob_cli.trajectories.command import trajectories_command
     from rljob_cli.trajectories.log import Filter
 
     selected = Filter(step, lane, reward, invalid, min_score, max_score, group)
-    code = guard(
-        lambda: trajectories_command(run, selected, directory=directory, limit=limit, full=full, output=output)
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(trajectories_command(run, selected, directory=directory, limit=limit, full=full, output=output))
 
 
 def _add_control_command(verb: str, description: str) -> None:
@@ -152,7 +144,7 @@ def _add_control_command(verb: str, description: str) -> None:
         from rljob_cli.cluster.client import Target
         from rljob_cli.cluster.commands import control_command
 
-        raise typer.Exit(control_command(verb, name, Target(kubeconfig, context, namespace), output))
+        raise typer.Exit(control_command(Target(kubeconfig, context, namespace), verb, name, output))
 
 
 _add_control_command("suspend", "Release a job's nodes and keep its checkpoints.")
@@ -172,7 +164,7 @@ def explain(
     from rljob_cli.cluster.client import Target
     from rljob_cli.cluster.commands import explain_command
 
-    raise typer.Exit(explain_command(name, Target(kubeconfig, context, namespace), output))
+    raise typer.Exit(explain_command(Target(kubeconfig, context, namespace), name, output))
 
 
 @app.command()
@@ -190,7 +182,7 @@ def top(
     from rljob_cli.cluster.commands import top_command
 
     target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(top_command(name, target, everywhere=everywhere, watch=watch, output=output))
+    raise typer.Exit(top_command(target, name, everywhere=everywhere, watch=watch, output=output))
 
 
 @app.command()

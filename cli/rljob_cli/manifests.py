@@ -28,12 +28,6 @@ def role_of(pod: Manifest) -> str:
     return f"{role}-{labels[LABEL_REWARD]}" if labels.get(LABEL_REWARD) else role
 
 
-def matches(selector: dict[str, str], manifest: Manifest) -> bool:
-    """Whether an equality selector matches the object's labels. An empty selector matches nothing, as in a Service."""
-    labels = labels_of(manifest)
-    return bool(selector) and all(labels.get(key) == value for key, value in selector.items())
-
-
 def is_ready(pod: Manifest) -> bool:
     """Whether the Pod has the condition Ready, and is not being deleted."""
     return observed_job.is_ready(pod) and not is_terminating(pod)
@@ -65,7 +59,3 @@ def digest(value: Any, length: int = 10) -> str:
 def timestamp(moment: datetime) -> str:
     """RFC 3339 with microseconds, since local restarts take less than a second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def parse_timestamp(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))

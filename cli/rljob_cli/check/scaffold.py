@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from rljob_api.errors import UserError
+from rljob_cli.exits import guard
 
 _JOB = """\
 # Try the reward, check the job, run it:
@@ -86,6 +87,7 @@ summary.json.
 """
 
 
+@guard
 def write_scaffold(directory: Path) -> int:
     """Write the files into a new or empty folder."""
     name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"

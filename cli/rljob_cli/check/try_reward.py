@@ -27,7 +27,7 @@ from rljob_cli.check.findings import check_file
 from rljob_cli.check.jobfile import load
 from rljob_cli.check.preflight import check_reward
 from rljob_cli.check.score_client import score_all
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local import network as local_network
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
@@ -53,6 +53,7 @@ class Outcome:
     result: ScoreResult
 
 
+@guard
 def try_reward_command(
     path: Path,
     overrides: list[str],
@@ -101,8 +102,6 @@ def _read_rows(completions: list[str], answer: str | None, prompt: str, file: Pa
         return [{"completion": completion, "answer": answer, "prompt": prompt} for completion in completions]
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     rows = [_read_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
@@ -134,7 +133,6 @@ def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: boo
 
 
 def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
-    """Build the driver's request for a row."""
     extra = {key: value for key, value in row.items() if key not in ("completion", "answer", "prompt", "ground_truth")}
     return ScoreRequest(
         id=f"test-{index}",
@@ -164,8 +162,7 @@ async def _score(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    cluster = LocalCluster(job, network, folder)
-    async with cluster:
+    async with LocalCluster(job, network, folder) as cluster:
         try:
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)
@@ -180,7 +177,6 @@ async def _score(
 def label_outcomes(
     groups: list[list[ScoreRequest]], results: list[list[ScoreResult]], *, in_groups: bool
 ) -> list[Outcome]:
-    """Number the samples."""
     return [
         Outcome(f"{number}.{place}" if in_groups else str(number), request, result)
         for number, (requests, scored) in enumerate(zip(groups, results, strict=True), start=1)
@@ -213,7 +209,6 @@ def _collect_output(logs: Path) -> str:
 
 
 def build_table(name: str, outcomes: list[Outcome]) -> Table:
-    """One row per sample."""
     components = sorted({key for outcome in outcomes for key in outcome.result.components})
     table = Table(title=f"reward {name}", title_justify="left")
     for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):

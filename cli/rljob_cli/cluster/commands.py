@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Concatenate
 
 from rich.console import RenderableType
 
@@ -21,7 +21,7 @@ from rljob_cli.cluster.explain import explain
 from rljob_cli.cluster.explanation import format_explanation
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.rewards import fetch_rewards
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
 from rljob_cli.tables import show
 from rljob_operator.backend import utc_now
 
@@ -29,14 +29,14 @@ _OUTPUTS = ("text", "json")
 _WATCH_SECONDS = 2.0
 
 
-def _on_cluster(target: Target, output: str, command: Callable[[Cluster], Awaitable[int]]) -> int:
-    async def connected() -> int:
-        async with connect(target) as cluster:
-            return await command(cluster)
+def _on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Callable[Concatenate[Target, P], int]:
+    """Connect to the target, run the command, and turn its errors into exit codes."""
 
-    def guarded() -> int:
-        if output not in _OUTPUTS:
-            raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
+    def run(target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
+        async def connected() -> int:
+            async with connect(target) as cluster:
+                return await command(cluster, *args, **kwargs)
+
         try:
             return asyncio.run(connected())
         except ClusterError as error:
@@ -45,37 +45,43 @@ def _on_cluster(target: Target, output: str, command: Callable[[Cluster], Awaita
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
-    return guard(guarded)
+    return guard(run)
 
 
-def control_command(verb: str, name: str, target: Target, output: str) -> int:
+def _check_output(output: str) -> None:
+    if output not in _OUTPUTS:
+        raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
+
+
+@_on_cluster
+async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
     """Suspend, resume or retry a job."""
-
-    async def command(cluster: Cluster) -> int:
-        job = await cluster.get_job(name)
-        change = control.plan_change(verb, job, utc_now())
-        if change.patch is not None:
-            await cluster.patch_job(name, change.patch)
-        print(json.dumps(control.describe_change(verb, job, change)) if output == "json" else change.message)
-        return 0
-
-    return _on_cluster(target, output, command)
+    _check_output(output)
+    job = await cluster.get_job(name)
+    change = control.plan_change(verb, job, utc_now())
+    if change.patch is not None:
+        await cluster.patch_job(name, change.patch)
+    print(json.dumps(control.describe_change(verb, job, change)) if output == "json" else change.message)
+    return 0
 
 
-def explain_command(name: str, target: Target, output: str) -> int:
-    async def command(cluster: Cluster) -> int:
-        explanation = explain(await fetch_observation(cluster, name))
-        if output == "json":
-            print(json.dumps(explanation.to_json()))
-        else:
-            print(format_explanation(explanation, utc_now()))
-        return 0
-
-    return _on_cluster(target, output, command)
+@_on_cluster
+async def explain_command(cluster: Cluster, name: str, output: str) -> int:
+    _check_output(output)
+    explanation = explain(await fetch_observation(cluster, name))
+    print(json.dumps(explanation.to_json()) if output == "json" else format_explanation(explanation, utc_now()))
+    return 0
 
 
-def top_command(name: str | None, target: Target, *, everywhere: bool, watch: bool, output: str) -> int:
-    async def view(cluster: Cluster) -> tuple[RenderableType, Any]:
+@_on_cluster
+async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, watch: bool, output: str) -> int:
+    _check_output(output)
+    if name and everywhere:
+        raise UserError("-A lists the jobs of all namespaces; leave out NAME, or pass -n NAMESPACE")
+    if watch and output == "json":
+        raise UserError("--watch shows a table; to poll JSON, run the command repeatedly without --watch")
+
+    async def view() -> tuple[RenderableType, Any]:
         """Return the drawn tables, and the same as JSON."""
         if name is None:
             rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
@@ -85,30 +91,20 @@ def top_command(name: str | None, target: Target, *, everywhere: bool, watch: bo
         job = top.view_job(manifest, pods, usage, utc_now(), await fetch_rewards(cluster, manifest, pods))
         return top.draw_job(job), asdict(job)
 
-    async def command(cluster: Cluster) -> int:
-        if name and everywhere:
-            raise UserError("-A lists the jobs of all namespaces; leave out NAME, or pass -n NAMESPACE")
-        if watch and output == "json":
-            raise UserError("--watch shows a table; to poll JSON, run the command repeatedly without --watch")
+    async def draw() -> RenderableType:
+        return (await view())[0]
 
-        async def draw() -> RenderableType:
-            return (await view(cluster))[0]
-
-        if watch:
-            await top.watch(draw, _WATCH_SECONDS)
-        elif output == "json":
-            print(json.dumps((await view(cluster))[1]))
-        else:
-            show(await draw())
-        return 0
-
-    return _on_cluster(target, output, command)
+    if watch:
+        await top.watch(draw, _WATCH_SECONDS)
+    elif output == "json":
+        print(json.dumps((await view())[1]))
+    else:
+        show(await draw())
+    return 0
 
 
-def logs_command(target: Target, selection: log_lines.Selection, *, follow: bool) -> int:
-    async def command(cluster: Cluster) -> int:
-        if follow and selection.previous:
-            raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")
-        return await (logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection))
-
-    return _on_cluster(target, "text", command)
+@_on_cluster
+async def logs_command(cluster: Cluster, selection: log_lines.Selection, *, follow: bool) -> int:
+    if follow and selection.previous:
+        raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")
+    return await (logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection))

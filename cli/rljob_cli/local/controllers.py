@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rljob_cli.manifests import digest, is_ready, namespace_of, owner_of, parse_timestamp, phase_of, timestamp
+from rljob_cli.manifests import digest, is_ready, namespace_of, owner_of, phase_of, timestamp
 from rljob_operator.backend import ChildKey, Manifest, key_of
 from rljob_operator.plan.observed_job import is_terminating, name_of
 
@@ -188,7 +188,7 @@ def _failure_action(spec: Manifest, pod: Manifest) -> tuple[str, str]:
 def _job_due(failed: list[Manifest]) -> datetime | None:
     """Return when the next attempt may start: 1 s after the last failure, doubling."""
     ends = [
-        parse_timestamp(terminated["finishedAt"])
+        datetime.fromisoformat(terminated["finishedAt"])
         for pod in failed
         for container in pod["status"].get("containerStatuses", [])
         if (terminated := container.get("state", {}).get("terminated"))

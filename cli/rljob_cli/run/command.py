@@ -26,13 +26,14 @@ from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
 from rljob_cli.manifests import phase_of, role_of
 from rljob_cli.run import runfolder
-from rljob_cli.run.live import Output
+from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.metrics_file import read_rows, split_rows
 from rljob_cli.run.report import draw_curves, print_report
 from rljob_cli.run.reward_rows import Metrics
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary
+from rljob_operator.backend import Event
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
@@ -51,7 +52,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Run:
     """A running job."""
 
-    def __init__(self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output) -> None:
+    def __init__(
+        self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput
+    ) -> None:
         self._job = job
         self._folder = folder
         self.history = RunHistory()
@@ -68,7 +71,7 @@ class Run:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
-        self._cluster.store.on_event = lambda event: self._record_event(event.type, event.reason, event.message)
+        self._cluster.store.on_event = self._record_event
         try:
             async with self._cluster:
                 store = self._cluster.store
@@ -130,9 +133,9 @@ class Run:
             events=tuple(self._events),
         )
 
-    def _record_event(self, kind: str, reason: str, message: str) -> None:
-        if kind == "Warning":
-            self._events.append(f"{reason}: {message}")
+    def _record_event(self, event: Event) -> None:
+        if event.type == "Warning":
+            self._events.append(f"{event.reason}: {event.message}")
 
     def _on_signal(self) -> None:
         if self._interrupted.is_set():
@@ -150,7 +153,7 @@ class Run:
                 await asyncio.sleep(interval_seconds)
 
     async def _refresh_driver(self, session: aiohttp.ClientSession) -> None:
-        """Update the driver's status in the store, for the operator and the live view."""
+        """Update the driver's status, for the operator and the live view."""
         store = self._cluster.store
         heads = [pod for pod in store.pods.values() if role_of(pod) == HEAD and phase_of(pod) == "Running"]
         secret = store.find("Secret", child_name(self._job, "token"))
@@ -159,12 +162,10 @@ class Run:
             store.set_driver(await _fetch_driver_status(session, address, read_token(secret) or ""))
 
     async def _refresh_metrics(self, session: aiohttp.ClientSession) -> None:
-        """Update the metrics of the head and the reward servers, for the view."""
         self._metrics = await fetch_metrics(session, list(self._cluster.store.pods.values()))
 
 
 async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
-    """Return the driver's status; None if it does not answer."""
     headers = {"Authorization": f"Bearer {token}"}
     try:
         async with session.get(f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}", headers=headers) as response:
@@ -176,7 +177,7 @@ async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, tok
 
 
 def run_job(
-    job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: Output, console: Console
+    job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput, console: Console
 ) -> str:
     """Run the job and write its summary and curves. Return its phase."""
 

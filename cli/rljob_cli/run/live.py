@@ -1,9 +1,10 @@
-"""Outputs of a run: a live view for a terminal, plain lines, or JSON lines. Each shows snapshots."""
+"""Outputs of a run: plain lines, JSON lines, or a live view for a terminal. Each shows snapshots."""
 
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,16 +19,6 @@ from rljob_cli.tables import build_table
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _NUM_RECENT = 6
-
-
-class Output(Protocol):
-    """Shows snapshots and messages."""
-
-    def show(self, snapshot: Snapshot) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PlainOutput:
@@ -49,7 +40,7 @@ class PlainOutput:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
 
 class JsonOutput(PlainOutput):
@@ -62,42 +53,37 @@ class JsonOutput(PlainOutput):
         print(json.dumps({"type": "message", "message": text}), flush=True)
 
 
-class LiveOutput:
+class LiveOutput(PlainOutput):
     """A view that is updated in place; failures scroll above it."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last = Snapshot()
-        self._recent: list[str] = []
-        self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=False)
+        super().__init__(console)
+        self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
+        self._live = Live(Text("starting"), console=console)
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        for change in diff_snapshots(self._last, snapshot):
-            if change.data["type"] == "failure":
-                self.say(change.text)
-            elif change.data["type"] not in ("step", "eval"):
-                self._recent.append(f"{format_seconds(snapshot.elapsed_seconds)}  {change.text}")
-        self._recent = self._recent[-_NUM_RECENT:]
-        self._last = snapshot
+        super().show(snapshot)
         self._live.update(render(snapshot, self._recent))
 
-    def say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+    def _report(self, change: Change, snapshot: Snapshot) -> None:
+        if change.data["type"] == "failure":
+            self.say(change.text)
+        elif change.data["type"] not in ("step", "eval"):
+            self._recent.append(f"{format_seconds(snapshot.elapsed_seconds)}  {change.text}")
 
     def close(self) -> None:
         self._live.stop()
 
 
-def make_output(kind: str, console: Console) -> Output:
+def make_output(kind: str, console: Console) -> PlainOutput:
     """Create the output; live becomes plain without a terminal."""
     if kind == "json":
         return JsonOutput(console)
     return LiveOutput(console) if kind == "live" and console.is_terminal else PlainOutput(console)
 
 
-def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
-    """Draw the live view."""
+def render(snapshot: Snapshot, recent: Iterable[str]) -> RenderableType:
     eta = snapshot.eta_seconds
     head = Table.grid(padding=(0, 2))
     head.add_row(
@@ -112,8 +98,7 @@ def render(snapshot: Snapshot, recent: list[str]) -> RenderableType:
         cells = [row_cells(row) for row in snapshot.rewards]
         lines.append(build_table(HEADER, cells, gap=1, header_style="dim"))
     phase = snapshot.driver.phase if snapshot.driver else "waiting for Pods"
-    waits = snapshot.waits_for
-    lines.append(Text(f"{phase}: waits for {waits}" if waits else phase, style="cyan"))
+    lines.append(Text(": ".join(filter(None, [phase, snapshot.waits_for])), style="cyan"))
     lines += [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in recent]
     return Group(*lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,10 @@ Row = dict[str, Any]
 
 def read_rows(path: Path) -> list[Row]:
     """Return the complete rows. The driver may be writing the last line, which is then left for the next read."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return []
     rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            rows.append(row)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
     return rows
 
 

@@ -13,7 +13,6 @@ from rljob_cli.run.metrics_file import Row, split_rows
 
 
 def build_table(summary: dict[str, Any]) -> Table:
-    """The most important results."""
     table = Table(title=f"{summary['name']}: {summary['phase']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -85,8 +84,8 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
     top.legend(loc="best")
     middle.plot(xs, [_number(row.get("tokens_per_second")) for row in steps], marker=".", color="tab:green")
     middle.set_ylabel("sampled tokens/s")
-    phases = [_phases_of(row) for row in steps]
-    names = list(dict.fromkeys(name for phase in phases for name in phase))
+    phases: list[dict[str, float]] = [row.get("phase_seconds") or {} for row in steps]
+    names = list(dict.fromkeys(name for phase in phases for name, seconds in phase.items() if seconds))
     if names:
         bottom.stackplot(xs, [[phase.get(name, 0.0) for phase in phases] for name in names], labels=names)
         bottom.legend(loc="best", fontsize="small")
@@ -99,12 +98,6 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return True
-
-
-def _phases_of(row: Row) -> dict[str, float]:
-    """Return a step's seconds by phase."""
-    phases = row.get("phase_seconds") or {}
-    return {name: float(seconds) for name, seconds in phases.items() if seconds}
 
 
 def _number(value: Any) -> float:

@@ -1,13 +1,15 @@
-"""Rewards as table rows, for every view of a job: replicas, load, latency and invalid results. Pure.
+"""Rewards as table rows, for every view of a job: replicas, load, latency and invalid results.
 
-Built from the job, its status, and the /metrics of driver and reward servers. Leaves fetching to the views. Invariant:
-an unknown number is None and shown as a dash, never as zero.
+Built from the job, its status, and the /metrics of driver and reward servers. Leaves each request to the views.
+Invariant: an unknown number is None and shown as a dash, never as zero.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,10 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.scaling import RewardScaling
+from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
+from rljob_operator.backend import Manifest
 
 HEADER = ("REWARD", "KIND", "READY", "WANT", "GIVEN", "USED", "QUEUE", "AGE", "P50", "P95", "INVALID")
 """WANT, GIVEN and USED are slots. QUEUE and AGE describe waiting requests. P50 and P95: from trajectory to score."""
 UNKNOWN = "-"
+_QUEUES = ("rljob_reward_queue_length", "rljob_reward_waiting")
 _MAX_SECONDS_WITH_FRACTION = 9.95
 _MIN_SECONDS_UNIT = 0.0995
 
@@ -57,18 +62,6 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RewardInfo:
-    """What the job and its status say about one reward."""
-
-    name: str
-    spec: RewardBase | None = None
-    """None: its RewardModel could not be read."""
-    ready: int | None = None
-    replicas: int | None = None
-    scaling: RewardScaling | None = None
-
-
-@dataclass(frozen=True)
 class Metrics:
     """The contents of /metrics. None: no answer."""
 
@@ -86,90 +79,84 @@ def parse_metrics(text: str) -> list[Sample]:
     return [Sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
-def build_row(info: RewardInfo, metrics: Metrics) -> RewardRow:
-    """Combine the facts about one reward."""
-    servers = metrics.servers.get(info.name)
-    samples = None if servers is None else [sample for server in servers for sample in server]
-    waiting, oldest = _queue(info.name, metrics)
+async def gather_metrics(
+    read: Callable[[Manifest, int], Awaitable[str]],
+    heads: Sequence[Manifest],
+    servers: Mapping[str, Sequence[Manifest] | None],
+) -> Metrics:
+    """Read /metrics of the head and of each reward's Pods. `read` returns an empty text if a Pod does not answer."""
+
+    async def read_all(pods: Sequence[Manifest], port: int) -> list[list[Sample]] | None:
+        found = [parse_metrics(text) for text in await asyncio.gather(*(read(pod, port) for pod in pods))]
+        return found if all(found) else None
+
+    driver = await read_all(heads[:1], PORT_DRIVER)
+    known = {name: pods for name, pods in servers.items() if pods is not None}
+    answers = await asyncio.gather(*(read_all(pods, PORT_REWARD) for pods in known.values()))
+    return Metrics(driver[0] if driver else None, {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))})
+
+
+def build_row(
+    metrics: Metrics,
+    name: str,
+    spec: RewardBase | None,
+    ready: int | None = None,
+    replicas: int | None = None,
+    scaling: RewardScaling | None = None,
+) -> RewardRow:
+    """Combine the facts about one reward. No `spec`: its RewardModel could not be read."""
+    answers = metrics.servers.get(name, ())
+    servers = [sample for server in answers or () for sample in server]
+    driver = [sample for sample in metrics.driver or () if sample.labels.get("reward") == name]
+    slots_given = _total(servers, "rljob_reward_slots_total")
+    if slots_given is None and spec is not None and spec.http is None and ready is not None:
+        slots_given = ready * spec.slots
+    ages = _values(servers, "rljob_reward_queue_oldest_seconds")
+    ages += _values(driver, "rljob_reward_waiting_oldest_seconds")
+    is_queue_known = answers is not None
     return RewardRow(
-        name=info.name,
-        kind=info.spec.kind or None if info.spec else None,
-        ready=info.ready,
-        replicas=info.replicas,
-        slots_wanted=info.scaling.slots if info.scaling else None,
-        slots_given=_slots_given(info, samples),
-        slots_in_use=_whole(_total(samples, "rljob_reward_slots_in_use")),
-        waiting=waiting,
-        oldest_seconds=oldest,
-        latency_p50_seconds=_quantile(metrics.driver, info.name, 0.5),
-        latency_p95_seconds=_quantile(metrics.driver, info.name, 0.95),
-        invalid=_invalid(metrics.driver, info.name),
+        name=name,
+        kind=spec.kind or None if spec else None,
+        ready=ready,
+        replicas=replicas,
+        slots_wanted=scaling.slots if scaling else None,
+        slots_given=slots_given,
+        slots_in_use=_total(servers, "rljob_reward_slots_in_use"),
+        # Requests wait at the servers, or at the driver for a server.
+        waiting=_total([*servers, *driver], *_QUEUES) if is_queue_known else None,
+        oldest_seconds=max(ages, default=None) if is_queue_known else None,
+        latency_p50_seconds=_quantile(driver, 0.5),
+        latency_p95_seconds=_quantile(driver, 0.95),
+        invalid=_invalid(driver),
     )
 
 
-def _slots_given(info: RewardInfo, samples: Sequence[Sample] | None) -> int | None:
-    reported = _whole(_total(samples, "rljob_reward_slots_total"))
-    if reported is not None or info.spec is None or info.spec.http is not None or info.ready is None:
-        return reported
-    return info.ready * info.spec.slots
+def _values(samples: Iterable[Sample], *names: str) -> list[float]:
+    return [sample.value for sample in samples if sample.name in names]
 
 
-def _queue(reward: str, metrics: Metrics) -> tuple[int | None, float | None]:
-    """Return the number and maximum age of requests that wait at the servers, or at the driver for a server."""
-    answers = metrics.servers.get(reward, ())
-    if answers is None:
-        return None, None
-    servers = [sample for server in answers for sample in server]
-    driver = [sample for sample in metrics.driver or () if sample.labels.get("reward") == reward]
-    lengths = _values(servers, "rljob_reward_queue_length") + _values(driver, "rljob_reward_waiting")
-    ages = _values(servers, "rljob_reward_queue_oldest_seconds")
-    ages += _values(driver, "rljob_reward_waiting_oldest_seconds")
-    return _whole(math.fsum(lengths)) if lengths else None, max(ages, default=None)
+def _total(samples: Iterable[Sample], *names: str) -> int | None:
+    values = _values(samples, *names)
+    return round(math.fsum(values)) if values else None
 
 
-def _values(samples: Iterable[Sample] | None, name: str) -> list[float]:
-    return [sample.value for sample in samples or () if sample.name == name]
-
-
-def _total(samples: Iterable[Sample] | None, name: str) -> float | None:
-    values = _values(samples, name)
-    return math.fsum(values) if values else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
-def _invalid(driver: Sequence[Sample] | None, reward: str) -> dict[str, int] | None:
+def _invalid(driver: Sequence[Sample]) -> dict[str, int] | None:
     """Return counts by reason, largest first; None before the driver has any result of this reward."""
-    found = [
-        sample
-        for sample in driver or ()
-        if sample.name == "rljob_reward_invalid_total" and sample.labels.get("reward") == reward and sample.value
-    ]
-    if not found and not _has_results(driver, reward):
+    reasons: Counter[str] = Counter()
+    for sample in driver:
+        if sample.name == "rljob_reward_invalid_total" and sample.value:
+            reasons[sample.labels.get("reason", "?")] += round(sample.value)
+    if not reasons and not any(_values(driver, "rljob_reward_latency_seconds_count")):
         return None
-    reasons: dict[str, int] = {}
-    for sample in found:
-        reason = sample.labels.get("reason", "?")
-        reasons[reason] = reasons.get(reason, 0) + round(sample.value)
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _has_results(driver: Sequence[Sample] | None, reward: str) -> bool:
-    return any(
-        sample.name == "rljob_reward_latency_seconds_count" and sample.labels.get("reward") == reward and sample.value
-        for sample in driver or ()
-    )
-
-
-def _quantile(driver: Sequence[Sample] | None, reward: str, share: float) -> float | None:
+def _quantile(driver: Sequence[Sample], share: float) -> float | None:
     """Interpolate the driver's histogram over all lanes and outcomes linearly, as Prometheus does."""
-    counts: dict[float, float] = {}
-    for sample in driver or ():
-        if sample.name == "rljob_reward_latency_seconds_bucket" and sample.labels.get("reward") == reward:
-            edge = float(sample.labels["le"])
-            counts[edge] = counts.get(edge, 0.0) + sample.value
+    counts: defaultdict[float, float] = defaultdict(float)
+    for sample in driver:
+        if sample.name == "rljob_reward_latency_seconds_bucket":
+            counts[float(sample.labels["le"])] += sample.value
     edges = sorted(counts)
     if not edges or not counts[edges[-1]]:
         return None
@@ -184,7 +171,6 @@ def _quantile(driver: Sequence[Sample] | None, reward: str, share: float) -> flo
 
 
 def row_cells(row: RewardRow) -> list[str]:
-    """Return the cells of HEADER's columns."""
     pods = UNKNOWN if row.ready is None or row.replicas is None else f"{row.ready}/{row.replicas}"
     numbers = (row.slots_wanted, row.slots_given, row.slots_in_use, row.waiting)
     times = (row.oldest_seconds, row.latency_p50_seconds, row.latency_p95_seconds)

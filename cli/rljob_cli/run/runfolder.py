@@ -25,7 +25,7 @@ FILE_DRIVER_SUMMARY = "driver-summary.json"
 FILE_SUMMARY = "summary.json"
 FILE_CURVES = "curves.png"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
-_MAY_CHANGE = (("schedule", "steps"),)
+"""But for schedule.steps."""
 
 
 @contextlib.contextmanager
@@ -53,11 +53,7 @@ def set_aside(folder: Path) -> Path | None:
     """Rename the folder of an earlier run. Return its new name; None if it does not exist."""
     if not folder.exists():
         return None
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = [f"{folder.name}.{stamp}", *(f"{folder.name}.{stamp}.{i}" for i in range(1, 100))]
-    target = next(folder.with_name(name) for name in names if not folder.with_name(name).exists())
-    folder.rename(target)
-    return target
+    return folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S}"))
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -69,10 +65,9 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
     saved = folder / FILE_JOB
     if not has_checkpoint(folder) or not saved.is_file():
         return []
-    before, now = _read_spec(saved), _dump(job)["spec"]
+    before, now = yaml.safe_load(saved.read_text())["spec"], _dump(job)["spec"]
     for spec in (before, now):
-        for outer, inner in _MAY_CHANGE:
-            spec.get(outer, {}).pop(inner, None)
+        spec["schedule"].pop("steps", None)
     return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
 
 
@@ -87,16 +82,10 @@ def prepare(folder: Path, job: RLJob) -> None:
 def read_driver_summary(folder: Path) -> dict[str, Any]:
     """Return the driver's summary; empty if it is missing or unreadable."""
     try:
-        found = json.loads((folder / FILE_DRIVER_SUMMARY).read_text())
+        summary: dict[str, Any] = json.loads((folder / FILE_DRIVER_SUMMARY).read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_spec(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
-    spec: dict[str, Any] = document.get("spec", {})
-    return spec
+    return summary
 
 
 def _dump(job: RLJob) -> dict[str, Any]:

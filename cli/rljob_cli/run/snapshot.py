@@ -6,7 +6,8 @@ exactly once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.protocol import DriverStatus
@@ -16,7 +17,7 @@ from rljob_cli.run.reward_rows import RewardRow
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import is_terminating, name_of
 
-ROLE_ORDER = ("head", "trainer", "rollout", "reward")
+_ROLE_ORDER = ("head", "trainer", "rollout", "reward")
 _MAX_FAILURE_LINES = 8
 _STEP_NUMBERS = (
     ("reward", "reward {:.3f}"),
@@ -64,7 +65,7 @@ class Snapshot:
     total_steps: int = 0
     elapsed_seconds: float = 0.0
     failures: tuple[Failure, ...] = ()
-    events: tuple[str, ...] = field(default=())
+    events: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -76,7 +77,7 @@ class Snapshot:
         if self.driver:
             return self.driver.waits_for
         missing = [f"{role.name} {role.ready}/{role.desired}" for role in self.roles if role.ready < role.desired]
-        return f"Pods to become ready: {', '.join(missing)}" if missing else self.message
+        return ", ".join(missing) or self.message
 
     @property
     def eta_seconds(self) -> float | None:
@@ -94,7 +95,6 @@ class Change:
 
 
 def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
-    """Return the changes in the order to report them."""
     changes: list[Change] = []
     if new.phase != old.phase:
         text = new.phase + (f": {new.message}" if new.message else "")
@@ -165,32 +165,24 @@ class RunHistory:
         key = (pod["metadata"].get("uid", ""), container, terminated["finishedAt"])
         if key not in self._seen:
             self._seen.add(key)
-            reason, message = terminated.get("reason", ""), terminated.get("message", "")
-            exit_code = terminated["exitCode"]
-            self.failures.append(Failure(name_of(pod), role_of(pod), container, exit_code, reason, message))
+            how = (terminated["exitCode"], terminated["reason"], terminated["message"])
+            self.failures.append(Failure(name_of(pod), role_of(pod), container, *how))
 
     @property
     def restarts(self) -> dict[str, int]:
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for role, count in self._restarts.values():
-            total[role] = total.get(role, 0) + count
-        return total
+            total[role] += count
+        return dict(total)
 
 
 def build_roles(status: RLJobStatus, pods: list[Manifest], restarts: dict[str, int]) -> tuple[RoleRow, ...]:
-    """Return the roles in ROLE_ORDER: desired from the status, ready from the Pods."""
+    """Return the roles in order: desired from the status, ready from the Pods."""
     desired = {role.name: role.desired for role in status.roles}
-    ready: dict[str, int] = dict.fromkeys(desired, 0)
-    for pod in pods:
-        role = role_of(pod)
-        ready[role] = ready.get(role, 0) + is_ready(pod)
-    names = sorted(ready, key=lambda name: (_order(name), name))
-    return tuple(RoleRow(n, desired.get(n, 0), ready[n], restarts.get(n, 0)) for n in names)
-
-
-def _order(role: str) -> int:
-    kind = role.partition("-")[0]
-    return ROLE_ORDER.index(kind) if kind in ROLE_ORDER else len(ROLE_ORDER)
+    ready = Counter(role_of(pod) for pod in pods if is_ready(pod))
+    names = {*desired, *map(role_of, pods)}
+    ordered = sorted(names, key=lambda name: (_ROLE_ORDER.index(name.partition("-")[0]), name))
+    return tuple(RoleRow(name, desired.get(name, 0), ready[name], restarts.get(name, 0)) for name in ordered)
 
 
 def message_of(status: RLJobStatus) -> str:

@@ -29,10 +29,9 @@ def build_summary(
     summary = {"name": name, "phase": phase, "wall_seconds": round(wall_seconds, 3), **known, **driver}
     summary["metrics_before"] = driver.get("eval_before", {})
     summary["metrics_after"] = driver.get("eval_after", {})
-    summary["restarts"] = _add(restarts, driver.get("restarts") or {})
+    by_driver = driver.get("restarts") or {}
+    summary["restarts"] = {
+        role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})
+    }
     summary["steps"] = steps[-1]["step"] if steps else 0
     return summary
-
-
-def _add(pods: dict[str, int], driver: dict[str, int]) -> dict[str, int]:
-    return {role: pods.get(role, 0) + driver.get(role, 0) for role in sorted({*pods, *driver})}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from rljob_api.errors import UserError
+from rljob_cli.exits import guard
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, Side, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.log import Filter, Row, find_log, read_rows
@@ -15,6 +17,7 @@ from rljob_cli.trajectories.log import Filter, Row, find_log, read_rows
 _TABLE_LIMIT = 20
 
 
+@guard
 def trajectories_command(
     arguments: list[str], filter_: Filter, *, directory: Path, limit: int | None, full: bool, output: str
 ) -> int:
@@ -37,11 +40,14 @@ def trajectories_command(
 def _show(folder: Path, filter_: Filter, limit: int | None, full: bool, output: str) -> int:
     rows = read_rows(folder, filter_)
     if output == "json":
-        for row in islice(rows, limit):
-            print(json.dumps(row, ensure_ascii=False))
-        return 0
-    shown = list(islice(rows, limit))
-    tables.print_samples(shown, full=full, has_more=next(rows, None) is not None)
+        return _print_lines(islice(rows, limit))
+    tables.print_samples(list(islice(rows, limit)), full=full, has_more=next(rows, None) is not None)
+    return 0
+
+
+def _print_lines(objects: Iterable[Row]) -> int:
+    for found in objects:
+        print(json.dumps(found, ensure_ascii=False))
     return 0
 
 
@@ -58,9 +64,7 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
             + "; pass another --lane or --step"
         )
     if output == "json":
-        for pair in islice(comparison.pairs, limit):
-            print(json.dumps(_describe_pair(pair, comparison.curves), ensure_ascii=False))
-        return 0
+        return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[:limit])
     steps = [own.step for own in filters]
     tables.print_comparison(comparison, runs, filter_.lane or "", steps, limit=limit, full=full)
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rljob_cli.manifests import is_ready, matches, namespace_of, phase_of
+from rljob_cli.manifests import is_ready, labels_of, namespace_of, phase_of
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import is_terminating, name_of
 
@@ -17,11 +17,12 @@ def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:
     lines, pods = [], [pod for pod in pods if pod.get("status", {}).get("podIP")]
     for service in services:
         spec = service["spec"]
-        unready = bool(spec.get("publishNotReadyAddresses"))
+        full = f"{name_of(service)}.{namespace_of(service)}"
         for pod in pods:
-            if not matches(spec.get("selector") or {}, pod) or not _is_published(pod, unready):
+            is_selected = spec["selector"].items() <= labels_of(pod).items()
+            if not is_selected or not _is_published(pod, bool(spec.get("publishNotReadyAddresses"))):
                 continue
-            names = _forms(name_of(service), namespace_of(service))
+            names = [name_of(service), full, f"{full}.svc", f"{full}.svc.cluster.local"]
             if pod["spec"].get("subdomain", name_of(service)) == name_of(service):
                 hostname = pod["spec"].get("hostname", name_of(pod))
                 names += [f"{hostname}.{name}" for name in names]
@@ -33,8 +34,3 @@ def _is_published(pod: Manifest, unready: bool) -> bool:
     if phase_of(pod) in ("Succeeded", "Failed") or is_terminating(pod):
         return False
     return unready or is_ready(pod)
-
-
-def _forms(service: str, namespace: str) -> list[str]:
-    full = f"{service}.{namespace}"
-    return [service, full, f"{full}.svc", f"{full}.svc.cluster.local"]

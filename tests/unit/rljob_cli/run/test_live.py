@@ -8,7 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output
+from rljob_api.wire.protocol import DriverStatus
+from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output, render
 from rljob_cli.run.snapshot import Failure, RoleRow, Snapshot
 
 FAILURE = Failure("sums-head-0", "head", "head", 75, "Error", "no space left")
@@ -51,6 +52,20 @@ def test_live_output_scrolls_failures_above_the_view():
     text = output.file.getvalue()
     assert "ended with exit code 75" in text
     assert "step 1/2" in text
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "line"),
+    [
+        (Snapshot(driver=DriverStatus(phase="rollout", waits_for="waits for a score")), "rollout: waits for a score"),
+        (Snapshot(driver=DriverStatus(phase="train")), "train"),
+        (Snapshot(roles=(RoleRow("head", 1, 0, 0),)), "waiting for Pods: head 0/1"),
+    ],
+)
+def test_live_view_shows_what_the_job_waits_for(snapshot, line):
+    output = console()
+    output.print(render(snapshot, []))
+    assert line in [shown.rstrip() for shown in output.file.getvalue().splitlines()]
 
 
 @pytest.mark.parametrize(

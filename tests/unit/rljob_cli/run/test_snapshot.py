@@ -48,7 +48,7 @@ def test_remaining_time_is_estimated_from_the_median_step():
 def test_restarts_of_deleted_pods_still_count():
     history = RunHistory()
     labels = {"rljob.dev/role": "reward", "rljob.dev/reward": "r"}
-    ended = {"exitCode": 1, "finishedAt": "t", "message": "boom"}
+    ended = {"reason": "Error", "exitCode": 1, "finishedAt": "t", "message": "boom"}
     status = {"name": "c", "restartCount": 2, "state": {}, "lastState": {"terminated": ended}}
     pod = {"metadata": {"name": "p", "uid": "1", "labels": labels}, "status": {"containerStatuses": [status]}}
     for _ in range(2):

@@ -55,13 +55,15 @@ def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[
     return labels | ({LABEL_REWARD: reward.name} if reward else {})
 
 
-def build_metadata(owner: Owner, name: str, labels: dict[str, str] | None = None) -> Manifest:
-    """Metadata of a child. An owner that was never stored has no uid, and its children no owner reference."""
+def build_child(
+    api_version: str, kind: str, owner: Owner, name: str, labels: dict[str, str], **fields: Any
+) -> Manifest:
+    """A child with the content `fields`. An owner that was never stored has no uid, and its children no owner reference."""
     label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_REWARD_MODEL
     metadata: Manifest = {
         "name": name,
         "namespace": owner.metadata.namespace,
-        "labels": {label: owner.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | (labels or {}),
+        "labels": {label: owner.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | labels,
     }
     if owner.metadata.uid:
         metadata["ownerReferences"] = [
@@ -74,7 +76,7 @@ def build_metadata(owner: Owner, name: str, labels: dict[str, str] | None = None
                 "blockOwnerDeletion": True,
             }
         ]
-    return metadata
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
 
 def digest(value: Any) -> str:

@@ -11,7 +11,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import build_metadata, child_name, to_yaml
+from rljob_operator.children.common import build_child, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
 from rljob_operator.children.reward import RewardService
 
@@ -25,12 +25,7 @@ def build_job_config(job: RLJob) -> Manifest:
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
         "spec": spec.to_manifest(),
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": build_metadata(job, child_name(job, "config")),
-        "data": {FILE_JOB: to_yaml(document)},
-    }
+    return build_child("v1", "ConfigMap", job, child_name(job, "config"), {}, data={FILE_JOB: to_yaml(document)})
 
 
 def build_reward_config(service: RewardService) -> Manifest:
@@ -38,12 +33,7 @@ def build_reward_config(service: RewardService) -> Manifest:
     data = {FILE_REWARD: to_yaml(_mask_autoscaled_replicas(service.reward).to_manifest())}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": build_metadata(service.owner, service.name, service.selector),
-        "data": data,
-    }
+    return build_child("v1", "ConfigMap", service.owner, service.name, service.selector, data=data)
 
 
 def _mask_autoscaled_replicas(reward: Reward) -> Reward:
@@ -54,14 +44,8 @@ def _mask_autoscaled_replicas(reward: Reward) -> Reward:
 def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
     """Secret with the token. It is immutable, so that an operator with an outdated cache cannot change it while Pods
     run."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": build_metadata(owner, name),
-        "type": "Opaque",
-        "immutable": True,
-        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
-    }
+    data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
+    return build_child("v1", "Secret", owner, name, {}, type="Opaque", immutable=True, data=data)
 
 
 def read_token(secret: Manifest) -> str | None:

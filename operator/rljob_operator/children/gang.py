@@ -7,10 +7,9 @@ running workload keeps its own (`keep_gang`), because a changed template would r
 from __future__ import annotations
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import build_metadata
+from rljob_operator.children.common import build_child
 
 ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -41,12 +40,8 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 def count_desired_pods(job: RLJob) -> int:
     """Pods of the whole job. Rewards served elsewhere have none; autoscaled rewards count with their minReplicas."""
     spec = job.spec
-    of_rewards = sum(_min_replicas(reward) for reward in spec.rewards if reward.is_served)
-    return 1 + spec.trainer.replicas + spec.rollout.replicas + of_rewards
-
-
-def _min_replicas(reward: Reward) -> int:
-    return reward.autoscaling.min_replicas if reward.autoscaling else reward.replicas
+    of_rewards = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in spec.rewards if r.is_served]
+    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(of_rewards)
 
 
 def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
@@ -87,8 +82,7 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
         spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
     else:
         return []
-    metadata = build_metadata(job, job.metadata.name)
-    return [{"apiVersion": api_version, "kind": "PodGroup", "metadata": metadata, "spec": spec}]
+    return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
 
 
 def _common_priority(job: RLJob) -> str | None:

@@ -28,7 +28,6 @@ from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import HEAD, ROLLOUT, build_selector, child_name, digest, reward_name
 from rljob_operator.defaults import Defaults
 
-_PORTS = {"ray": PORT_RAY, "driver": PORT_DRIVER}
 _GRACE_SECONDS = 60
 _HEAD_JOB_UID_FIELD = "metadata.labels['batch.kubernetes.io/controller-uid']"
 """The uid of the head's Job. It stays when a Pod is replaced, and changes when a user restarts the job."""
@@ -72,7 +71,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
-        ports=_PORTS,
+        ports={"ray": PORT_RAY, "driver": PORT_DRIVER},
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)

@@ -8,23 +8,30 @@ functions are user code: they reach nothing, unless function.network is set, or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 from urllib.parse import urlsplit
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.roles import Role
-from rljob_api.manifest.sources import parse_source
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, build_metadata, build_selector, child_name
+from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
 from rljob_operator.children.reward import RewardService, build_model_selector, find_services
 from rljob_operator.children.reward_refs import served_models
 
 LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
-_HTTPS_PORT = 443
+_MONITORING: Manifest = {"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}
+_DRIVER_CLIENTS: list[Manifest] = [
+    {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}},
+    _MONITORING,
+]
+"""The operator, in any namespace, and monitoring."""
+_DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}
+_PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
 _ONE_AT_A_TIME, _NONE = {"maxUnavailable": 1}, {"maxUnavailable": 0}
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 """To any address: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
@@ -37,28 +44,28 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
     rewards += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     group = [head, trainer]
 
-    def build(role: str, ingress: list[Manifest], egress: list[Manifest], ports: set[int]) -> Manifest:
-        egress = [*egress, _DNS, *_egress_anywhere(ports)]
+    def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
+        egress = [*egress, _DNS, *_egress_to(urls)]
         return _build_policy(job, child_name(job, role), build_selector(job, role), ingress, egress)
 
     return [
         build(
             HEAD,
-            [{"from": group}, _from([rollout], PORT_DRIVER), _from(_driver_clients(), PORT_DRIVER)],
-            [{"to": group}, _to([rollout], PORT_ROLLOUT), _to(rewards, PORT_REWARD)],
-            _head_ports(job),
+            [{"from": group}, _open("from", [rollout], PORT_DRIVER), _open("from", _DRIVER_CLIENTS, PORT_DRIVER)],
+            [{"to": group}, _open("to", [rollout], PORT_ROLLOUT), _open("to", rewards, PORT_REWARD)],
+            _head_urls(job),
         ),
         build(
             TRAINER,
-            [{"from": group}, _from([rollout], PORT_WEIGHTS)],
+            [{"from": group}, _open("from", [rollout], PORT_WEIGHTS)],
             [{"to": group}],
-            _model_ports(job, job.spec.trainer),
+            [job.spec.model.source, *_env_urls(job.spec.trainer)],
         ),
         build(
             ROLLOUT,
-            [_from([head], PORT_ROLLOUT), _from(_monitoring_peers(), PORT_ROLLOUT)],
-            [_to([head], PORT_DRIVER), _to([trainer], PORT_WEIGHTS)],
-            _model_ports(job, job.spec.rollout),
+            [_open("from", [head], PORT_ROLLOUT), _open("from", [_MONITORING], PORT_ROLLOUT)],
+            [_open("to", [head], PORT_DRIVER), _open("to", [trainer], PORT_WEIGHTS)],
+            [job.spec.model.source, *_env_urls(job.spec.rollout)],
         ),
         *(build_reward_policy(service, head) for service in find_services(job)),
     ]
@@ -66,103 +73,76 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
     """The policy of a reward's Pods. `head` selects the Pods that may request scores."""
-    ingress = [_from([head], PORT_REWARD), _from(_monitoring_peers(), PORT_REWARD)]
+    ingress = [_open("from", [head], PORT_REWARD), _open("from", [_MONITORING], PORT_REWARD)]
     egress = _build_reward_egress(service.reward)
     return _build_policy(service.owner, service.name, service.selector, ingress, egress)
 
 
 def _build_reward_egress(reward: Reward) -> list[Manifest]:
-    """For a function: everything, the package index of its requirements, or nothing. For others: URLs in their env."""
+    """For a function: everything, the package index of its requirements, or nothing. For others: the URLs in their env,
+    a judge's endpoint, and the hub that a model comes from."""
     function = reward.function
     if function and function.network:
         return [{}]
-    ports = _env_ports(reward) if function is None or function.requirements else set()
+    urls = [] if function and not function.requirements else _env_urls(reward)
     if function and function.requirements:
-        ports.add(_HTTPS_PORT)
-    ports |= _scorer_ports(reward)
-    return [_DNS, *_egress_anywhere(ports)] if ports else []
-
-
-def _scorer_ports(reward: Reward) -> set[int]:
-    """Ports of a judge's endpoint, and of the hub that a model comes from."""
-    ports = _source_ports(reward.served_model.source) if reward.served_model else set()
-    endpoint = reward.judge.endpoint if reward.judge else None
-    return ports | (_url_ports(endpoint.url) if endpoint else set())
+        urls.append(_PACKAGE_INDEX)
+    if reward.served_model:
+        urls.append(reward.served_model.source)
+    if reward.judge and reward.judge.endpoint:
+        urls.append(reward.judge.endpoint.url)
+    egress = _egress_to(urls)
+    return [_DNS, *egress] if egress else []
 
 
 def _build_policy(
     owner: Owner, name: str, selector: dict[str, str], ingress: list[Manifest], egress: list[Manifest]
 ) -> Manifest:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": build_metadata(owner, name, selector),
-        "spec": {
-            "podSelector": {"matchLabels": selector},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
+    spec = {
+        "podSelector": {"matchLabels": selector},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
     }
+    return build_child("networking.k8s.io/v1", "NetworkPolicy", owner, name, selector, spec=spec)
 
 
 def _peer(labels: dict[str, str]) -> Manifest:
     return {"podSelector": {"matchLabels": labels}}
 
 
-def _from(peers: list[Manifest], port: int) -> Manifest:
-    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
+def _open(direction: Literal["from", "to"], peers: list[Manifest], port: int) -> Manifest:
+    return {direction: peers, "ports": [{"protocol": "TCP", "port": port}]}
 
 
-def _to(peers: list[Manifest], port: int) -> Manifest:
-    return {"to": peers, "ports": [{"protocol": "TCP", "port": port}]}
+def _head_urls(job: RLJob) -> Iterator[str]:
+    spec = job.spec
+    yield from (spec.model.source, spec.data.train.source, *_env_urls(spec.head))
+    if spec.data.eval:
+        yield spec.data.eval.source
+    if spec.tracking.wandb_project:
+        yield _WANDB
+    yield from (reward.http.url for reward in spec.rewards if reward.http)
 
 
-def _monitoring_peers() -> list[Manifest]:
-    return [{"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}]
+def _env_urls(role: Role) -> list[str]:
+    """The URLs in a role's env (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
+    return [value for value in role.env.values() if value.startswith(("http://", "https://"))]
 
 
-def _driver_clients() -> list[Manifest]:
-    """Clients of the driver: the operator, in any namespace, and monitoring."""
-    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
-    return [operator, *_monitoring_peers()]
+def _egress_to(urls: Iterable[str]) -> list[Manifest]:
+    """Egress to any address on the ports of URLs and sources: a NetworkPolicy cannot name hosts."""
+    ports = sorted({port for port in map(_port_of, urls) if port})
+    return [{"ports": [{"protocol": "TCP", "port": port} for port in ports]}] if ports else []
 
 
-def _egress_anywhere(ports: set[int]) -> list[Manifest]:
-    """Egress to any address on some ports: a NetworkPolicy cannot name hosts."""
-    return [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}] if ports else []
-
-
-def _head_ports(job: RLJob) -> set[int]:
-    data = job.spec.data
-    ports = _model_ports(job, job.spec.head)
-    for source in filter(None, (data.train, data.eval)):
-        ports |= _source_ports(source.source)
-    if job.spec.tracking.wandb_project:
-        ports.add(_HTTPS_PORT)
-    return ports.union(*(_url_ports(reward.http.url) for reward in job.spec.rewards if reward.http))
-
-
-def _model_ports(job: RLJob, role: Role) -> set[int]:
-    return _source_ports(job.spec.model.source) | _env_ports(role)
-
-
-def _source_ports(source: str) -> set[int]:
-    return {_HTTPS_PORT} if parse_source(source).kind == "hf" else set()
-
-
-def _env_ports(role: Role) -> set[int]:
-    """Ports of the URLs in a role's env (HF_ENDPOINT, HTTPS_PROXY, MLFLOW_TRACKING_URI, a judge's base URL)."""
-    return set().union(*(_url_ports(v) for v in role.env.values() if v.startswith(("http://", "https://"))))
-
-
-def _url_ports(url: str) -> set[int]:
-    """The port of a URL; empty for templates such as http://$(HOST):$(PORT), which the kubelet expands."""
+def _port_of(url: str) -> int | None:
+    """None for paths, claims, and templates such as http://$(HOST):$(PORT), which the kubelet expands."""
     try:
         parts = urlsplit(url)
-        return {parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT)}
+        return parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
-        return set()
+        return None
 
 
 def build_disruption_budgets(job: RLJob) -> list[Manifest]:
@@ -180,13 +160,6 @@ def build_reward_budget(service: RewardService) -> Manifest:
 
 
 def _build_budget(owner: Owner, name: str, selector: dict[str, str], amount: dict[str, int]) -> Manifest:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": build_metadata(owner, name, selector),
-        "spec": amount
-        | {
-            "selector": {"matchLabels": selector},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a Pod that never becomes ready must not block a drain
-        },
-    }
+    # A Pod that never becomes ready must not block a drain.
+    spec = amount | {"selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return build_child("policy/v1", "PodDisruptionBudget", owner, name, selector, spec=spec)

@@ -36,7 +36,7 @@ from rljob_operator.children.common import (
     ANNOTATION_CONFIG_HASH,
     ANNOTATION_JOB_UID,
     HEAD,
-    build_metadata,
+    build_child,
     child_name,
     digest,
 )
@@ -132,17 +132,13 @@ def build_workload(
         "selector": parts.labels,
         "ports": ports,
     }
-    metadata = build_metadata(owner, name, parts.labels)
     if kind != "Job":  # a Job generates its selector
         spec = spec | {"selector": {"matchLabels": parts.labels}}
+    api_version = "batch/v1" if kind == "Job" else "apps/v1"
+    spec = spec | {"template": _build_pod_template(owner, parts)}
     return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
-        {
-            "apiVersion": "batch/v1" if kind == "Job" else "apps/v1",
-            "kind": kind,
-            "metadata": metadata,
-            "spec": spec | {"template": _build_pod_template(owner, parts)},
-        },
+        build_child("v1", "Service", owner, name, parts.labels, spec=service),
+        build_child(api_version, kind, owner, name, parts.labels, spec=spec),
     ]
 
 

@@ -30,7 +30,6 @@ from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import REWARD, build_selector, child_name, digest, reward_name
 from rljob_operator.defaults import Defaults
 
-_PORTS = {"http": PORT_REWARD}
 _STARTUP_SECONDS = 600
 """A function may load a model when it is imported."""
 _DRAIN_SECONDS = 10
@@ -136,7 +135,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         ],
         labels=service.selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
-        ports=_PORTS,
+        ports={"http": PORT_REWARD},
         env=pods.build_token_env(service.token_secret)
         + reward_vllm.build_server_env(reward)
         + _build_judge_env(service),

@@ -13,7 +13,6 @@ from rljob_operator.children import pods
 from rljob_operator.children.common import ROLLOUT, build_selector, child_name, digest
 from rljob_operator.defaults import Defaults
 
-_PORTS = {"http": PORT_ROLLOUT}
 _STARTUP_SECONDS = 600
 """vLLM loads and compiles before it listens."""
 _FAILURE_THRESHOLD = 6
@@ -27,17 +26,13 @@ _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
 def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The rollouts' Service and Deployment."""
+    rollout = job.spec.rollout
     spec = {
-        "replicas": job.spec.rollout.replicas,
+        "replicas": rollout.replicas,
         # No surge: GPUs for one more replica are rarely free.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
     }
-    return pods.build_workload(job, "Deployment", child_name(job, ROLLOUT), _build_parts(job, token, defaults), spec)
-
-
-def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
-    rollout = job.spec.rollout
-    return pods.PodParts(
+    parts = pods.PodParts(
         role=ROLLOUT,
         spec=rollout,
         spec_path="spec.rollout",
@@ -52,7 +47,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
             "seed": job.spec.schedule.seed,
             "token": digest(token),
         },
-        ports=_PORTS,
+        ports={"http": PORT_ROLLOUT},
         env=pods.build_job_env(job, run_dir=False),
         probes=pods.build_probes("http", _STARTUP_SECONDS, _FAILURE_THRESHOLD),
         volumes=[
@@ -64,3 +59,4 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
         drain_seconds=_PRE_STOP_SECONDS,
         gpus=rollout.gpus_per_replica,
     )
+    return pods.build_workload(job, "Deployment", child_name(job, ROLLOUT), parts, spec)

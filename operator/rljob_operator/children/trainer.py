@@ -13,21 +13,14 @@ from rljob_operator.children import pods
 from rljob_operator.children.common import TRAINER, build_selector, child_name, digest
 from rljob_operator.defaults import Defaults
 
-_PORTS = {"weights": PORT_WEIGHTS}
 _GRACE_SECONDS = 60
 
 
 def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     """The trainers' Service and StatefulSet."""
-    name = child_name(job, TRAINER)
-    spec = {"replicas": job.spec.trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
-    parts = _build_parts(job, token, defaults)
-    return pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)
-
-
-def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
-    trainer = job.spec.trainer
-    return pods.PodParts(
+    name, trainer = child_name(job, TRAINER), job.spec.trainer
+    spec = {"replicas": trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
+    parts = pods.PodParts(
         role=TRAINER,
         spec=trainer,
         spec_path="spec.trainer",
@@ -39,7 +32,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
             "gpusPerReplica": trainer.gpus_per_replica,
             "token": digest(token),
         },
-        ports=_PORTS,
+        ports={"weights": PORT_WEIGHTS},
         env=pods.build_job_env(job, run_dir=True),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
         volumes=[
@@ -52,3 +45,4 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults) -> pods.PodParts:
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,
     )
+    return pods.build_workload(job, "StatefulSet", name, parts, spec, publish_not_ready=True)

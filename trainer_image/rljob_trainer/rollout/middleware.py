@@ -7,9 +7,10 @@ and ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns. Adds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 
-from starlette.datastructures import QueryParams
+from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +19,6 @@ from rljob_api.wire.protocol import RolloutWeights
 from rljob_trainer.rollout.puller import ReplicaState
 
 _OPEN_PATHS = frozenset({UrlPath.READY, UrlPath.METRICS})
-_MAX_WAIT_SECONDS = 60.0
 _WEBSOCKET_POLICY_VIOLATION = 1008
 
 
@@ -47,8 +47,8 @@ class RolloutMiddleware:
             await PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     def _is_authorized(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._authorization)
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self._authorization)
 
     async def _respond(self, scope: Scope) -> Response | None:
         """Return the response to an authorized request; None if vLLM should respond."""
@@ -63,34 +63,22 @@ class RolloutMiddleware:
         return None
 
     async def _respond_weights(self, query: QueryParams) -> Response:
-        """Respond with the weights served. With ?want=G:V, first wait until they are that new, up to the timeout."""
-        try:
-            if "want" in query:
-                await self._wait_for(query["want"], float(query.get("timeout", "30")))
-        except ValueError:
-            return PlainTextResponse("want must be GENERATION:VERSION, and timeout a number of seconds", 400)
-        return Response(self._state.serving.model_dump_json(), media_type="application/json")
-
-    async def _wait_for(self, want: str, timeout: float) -> None:
-        generation, _, version = want.rpartition(":")
-        number = int(version)
-        try:
-            async with asyncio.timeout(min(timeout, _MAX_WAIT_SECONDS)):
-                await self._state.wait_until(lambda: self._state.has_reached(generation, number))
-        except TimeoutError:
-            pass
+        """Respond with the weights served. With ?want=G:V, first wait until they are G:V, up to the timeout."""
+        state = self._state
+        if want := query.get("want"):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(float(query.get("timeout", "30"))):
+                    await state.wait_until(lambda: state.serving.key == want)
+        return Response(state.serving.model_dump_json(), media_type="application/json")
 
     def _label(self, send: Send) -> Send:
-        begin = self._state.serving
+        begin = _key(self._state.serving)
 
         async def send_labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                end = self._state.serving
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (HEADER_WEIGHTS.encode(), _key(end).encode()),
-                    (HEADER_WEIGHTS_BEGIN.encode(), _key(begin).encode()),
-                ]
+                headers = MutableHeaders(scope=message)
+                headers[HEADER_WEIGHTS] = _key(self._state.serving)
+                headers[HEADER_WEIGHTS_BEGIN] = begin
             await send(message)
 
         return send_labelled

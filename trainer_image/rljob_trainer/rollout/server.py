@@ -99,7 +99,7 @@ def main() -> int:
     # loading.
     signal.signal(signal.SIGTERM, _raise_on_signal)
     try:
-        job = _load_job(os.environ)
+        job = load_job(os.environ[contract.ENV_JOB_FILE])
         arguments = build_arguments(job, os.environ)
         for name, value in build_environment(job).items():
             os.environ.setdefault(name, value)
@@ -128,13 +128,6 @@ def _log_to_stderr() -> None:
     ours.handlers = [handler]
 
 
-def _load_job(environment: Mapping[str, str]) -> RLJob:
-    required = (contract.ENV_JOB_FILE, contract.ENV_TOKEN, contract.ENV_POD_IP, contract.ENV_HEAD)
-    if missing := [name for name in required if not environment.get(name)]:
-        raise UserError(f"environment: {', '.join(missing)} must be set; the operator sets it in each rollout Pod")
-    return load_job(environment[contract.ENV_JOB_FILE])
-
-
 def _run(job: RLJob, arguments: list[str]) -> int:
     import uvloop
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -155,7 +148,7 @@ async def _serve(job: RLJob, args: Namespace) -> int:
 
     _, socket = setup_server(args, reuse_port=False)
     engine = _start_engine(args)
-    state = ReplicaState(job.spec.schedule.max_staleness)
+    state = ReplicaState()
     try:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
@@ -214,26 +207,10 @@ def _import_model_class(args: Namespace) -> None:
 
 async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState) -> None:
     client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], open_scratch_folder())
-    puller = WeightPuller(
-        state,
-        wait_until_warm=lambda: _generate_once(engine),
-        fetch_manifest=client.fetch_manifest,
-        fetch_file=client.fetch_file,
-        apply=EngineLoader(engine, job.spec.rollout.update_mode).load,
-    )
     try:
-        await puller.run()
+        await WeightPuller(state, client, EngineLoader(engine, job.spec.rollout.update_mode)).run()
     finally:
         await client.close()
-
-
-async def _generate_once(engine: Any) -> None:
-    """Send a first request, which pays for lazy initialization, so that no trajectory does."""
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(max_tokens=2, logprobs=0, ignore_eos=True)
-    async for _ in engine.generate({"prompt_token_ids": [1, 2, 3]}, parameters, request_id="warm-up"):
-        pass
 
 
 def _stop_server(puller: asyncio.Task[None]) -> None:

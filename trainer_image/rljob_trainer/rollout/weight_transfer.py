@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from rljob_api.errors import TransientError
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.rollout.puller import ApplyResult, Download
+from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.weights.checksum import Digest
 
 _POLL_SECONDS = 30
@@ -34,12 +33,14 @@ class WeightClient:
 
     def __init__(self, head: str, token: str, folder: Path) -> None:
         self._head, self._folder = head, folder
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
+        headers = {"Authorization": f"Bearer {token}"}
+        self._session = aiohttp.ClientSession(headers=headers, raise_for_status=True)
 
     async def close(self) -> None:
         await self._session.close()
 
     async def fetch_manifest(self, after: str) -> WeightManifest | None:
+        """Return a manifest other than `after`; None after a timeout. TransientError if the head is unreachable."""
         addresses = await asyncio.to_thread(resolve, self._head)
         if not addresses:
             raise TransientError(f"the head {self._head!r} has no address")
@@ -49,37 +50,28 @@ class WeightClient:
             async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT) as response:
                 if response.status == 204:
                     return None
-                if response.status != 200:
-                    raise TransientError(f"{url}: status {response.status}: {(await response.text())[:200]}")
                 return WeightManifest.model_validate_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValidationError) as error:
             raise TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
-    async def fetch_file(self, manifest: WeightManifest) -> Download:
+    async def fetch_file(self, manifest: WeightManifest) -> Path:
         """Delete the previous file, so that memory holds one, and download the new one. It gets its final name once its
         size and sha256 match the manifest."""
-        started_at = time.perf_counter()
         for old in self._folder.iterdir():
             old.unlink()
         path = self._folder / f"{manifest.generation}-{manifest.version}.safetensors"
         partial = path.with_suffix(".partial")
-        try:
-            async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
-                if response.status != 200:
-                    raise TransientError(f"{manifest.url}: status {response.status}")
-                received = await _receive(response, partial, manifest.num_bytes)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TransientError(f"{manifest.url}: {type(error).__name__}: {error}") from error
+        async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
+            received = await _receive(response, partial)
         expected = (manifest.num_bytes, manifest.sha256)
         if received != expected:
             raise TransientError(f"{manifest.url}: expected {expected} (bytes, sha256), got {received}")
-        partial.replace(path)
-        return Download(path, time.perf_counter() - started_at)
+        return partial.replace(path)
 
 
-async def _receive(response: aiohttp.ClientResponse, path: Path, max_bytes: int) -> tuple[int, str]:
-    """Write the body to `path`, and return its size and sha256. Stop once it is longer than `max_bytes`."""
-    digest, num_bytes = hashlib.sha256(), 0
+async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, str]:
+    """Write the body to `path`, and return its size and sha256."""
+    digest = hashlib.sha256()
     with path.open("wb") as file:
 
         def write(chunk: bytes) -> None:
@@ -87,22 +79,28 @@ async def _receive(response: aiohttp.ClientResponse, path: Path, max_bytes: int)
             digest.update(chunk)
 
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                break
             # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
             await asyncio.to_thread(write, chunk)
-    return num_bytes, digest.hexdigest()
+        return file.tell(), digest.hexdigest()
 
 
 class EngineLoader:
-    """Loads a file into vLLM's engine, in place."""
+    """Warms up vLLM's engine, and loads files into it in place."""
 
     def __init__(self, engine: Any, update_mode: Literal["keep", "finish"]) -> None:
         self._engine = engine
         self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]
 
-    async def load(self, path: Path, manifest: WeightManifest) -> ApplyResult:
+    async def warm_up(self) -> None:
+        """Send a first request, which pays for lazy initialization, so that no trajectory does."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(max_tokens=2, logprobs=0, ignore_eos=True)
+        async for _ in self._engine.generate({"prompt_token_ids": [1, 2, 3]}, parameters, request_id="warm-up"):
+            pass
+
+    async def load(self, path: Path, manifest: WeightManifest) -> RolloutWeights:
+        """Pause the engine, load the file, and resume. After an exception, the engine's weights are undefined."""
         engine = self._engine
         begin = time.perf_counter()
         try:
@@ -119,8 +117,14 @@ class EngineLoader:
             load_seconds = time.perf_counter() - load_begin
         finally:
             await engine.resume_generation()
-        checksum = sum(map(Digest.parse, digests), start=Digest())
-        return ApplyResult(str(checksum), pause_seconds=time.perf_counter() - begin, load_seconds=load_seconds)
+        return RolloutWeights(
+            generation=manifest.generation,
+            version=manifest.version,
+            sha256=manifest.sha256,
+            checksum=str(sum(map(Digest.parse, digests), start=Digest())),
+            pause_seconds=time.perf_counter() - begin,
+            load_seconds=load_seconds,
+        )
 
 
 def _build_update(path: Path, manifest: WeightManifest) -> Any:

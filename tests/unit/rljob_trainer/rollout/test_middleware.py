@@ -159,11 +159,6 @@ async def test_request_for_a_version_times_out_with_the_served_one(client: Clien
     assert (status, json.loads(body)["version"]) == (200, 1)
 
 
-@pytest.mark.parametrize("query", ["want=g", "want=", "want=g:x", "want=g:1&timeout=soon"])
-async def test_invalid_request_for_a_version_is_a_bad_request(client: Client, query: str) -> None:
-    assert (await asyncio.wait_for(client.request("/rljob/weights", GOOD, query), 5))[0] == 400
-
-
 async def test_response_headers_name_the_weights_at_begin_and_end(client: Client) -> None:
     _serve(client.state, 1)
     client.inner.during = lambda: _serve(client.state, 2)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rljob_api.errors import UserError
 
 DATA_SUFFIXES = (".jsonl", ".parquet")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-_MAX_ROWS = 50_000
-"""Later rows of a JSONL file are not checked."""
+_MAX_LINES = 50_000
+"""Later lines of a JSONL file are not checked."""
 _BYTES_PER_BIN_PARAMETER = 2
-
-
-@dataclass
-class DataFile:
-    """One file of rows."""
-
-    columns: list[str] = field(default_factory=list)
-    problem: str = ""
-    """Empty: the file is valid."""
 
 
 def find_data_files(path: Path) -> list[Path]:
@@ -33,61 +26,53 @@ def find_data_files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.suffix in DATA_SUFFIXES)
 
 
-def inspect_data(path: Path) -> DataFile:
-    """Return the columns of a JSONL or Parquet file, or its problem."""
-    if path.suffix == ".parquet":
-        return _inspect_parquet(path)
-    if path.suffix != ".jsonl":
-        return DataFile(problem=f"{path} is neither .jsonl nor .parquet")
-    return _inspect_jsonl(path)
+def read_columns(path: Path) -> list[str]:
+    """Return the columns that all rows of a JSONL or Parquet file have. Raise UserError if it is neither."""
+    if path.suffix not in DATA_SUFFIXES:
+        raise UserError(f"{path} is neither .jsonl nor .parquet")
+    columns = _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
+    if columns is None:
+        raise UserError(f"{path} has no rows")
+    return columns
 
 
-def _inspect_jsonl(path: Path) -> DataFile:
-    columns: dict[str, None] = {}
-    num_rows = 0
+def _read_jsonl(path: Path) -> list[str] | None:
+    columns: list[str] | None = None
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(itertools.islice(file, _MAX_LINES), start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except ValueError as error:
-                return DataFile(problem=f"{path}:{number}: is not JSON: {error}; each line must be one JSON object")
+                raise UserError(f"{path}:{number}: is not JSON: {error}; each line must be one JSON object") from None
             if not isinstance(row, dict):
-                return DataFile(problem=f"{path}:{number}: must be a JSON object, got {type(row).__name__}")
-            # Every row must have the column.
-            columns = dict.fromkeys(row) if num_rows == 0 else {name: None for name in columns if name in row}
-            num_rows += 1
-            if num_rows >= _MAX_ROWS:
-                break
-    return DataFile(list(columns)) if num_rows else DataFile(problem=f"{path} has no rows")
+                raise UserError(f"{path}:{number}: must be a JSON object, got {type(row).__name__}")
+            columns = list(row) if columns is None else [name for name in columns if name in row]
+    return columns
 
 
-def _inspect_parquet(path: Path) -> DataFile:
+def _read_parquet(path: Path) -> list[str] | None:
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow's errors have no common base
-        return DataFile(problem=f"{path} is not a Parquet file: {error}")
-    if not file.metadata.num_rows:
-        return DataFile(problem=f"{path} has no rows")
-    return DataFile(list(file.schema_arrow.names))
+        raise UserError(f"{path} is not a Parquet file: {error}") from None
+    return list(file.schema_arrow.names) if file.metadata.num_rows else None
 
 
 def find_model_problem(folder: Path) -> str:
     """Return why the folder is not a Hugging Face model; empty if it looks like one."""
-    if not folder.exists():
-        return f"folder {folder} not found"
     if not folder.is_dir():
-        return f"{folder} is a file; a model is a folder"
+        return f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found"
     if not (folder / "config.json").is_file():
         return f"{folder} is not a Hugging Face model folder: config.json is missing"
     try:
         config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
         return f"{folder}/config.json is not JSON: {error}"
-    if not isinstance(config, dict) or not config.get("model_type"):
+    if not config.get("model_type"):
         return f"{folder}/config.json has no model_type"
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         return f"{folder} has no weights (*.safetensors)"

@@ -1,7 +1,7 @@
 """Checks of a job before anything starts: its files, its rewards, and whether it fits this machine.
 
-Each check yields findings: a field's path, what is wrong and the remedy. Leaves types and rules to rljob_api, and what
-a cluster would refuse too to the operator. Invariant: a check reads; it starts and writes nothing.
+Leaves types and rules to rljob_api, and what a cluster would refuse too to the operator. Invariant: a check reads; it
+starts and writes nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.functions import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import DataSource
-from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
 from rljob_api.manifest.sources import parse_source
 from rljob_cli.check.findings import Finding
-from rljob_cli.check.inspect_files import count_parameters, find_data_files, find_model_problem, inspect_data
+from rljob_cli.check.inspect_files import count_parameters, find_data_files, find_model_problem, read_columns
 from rljob_cli.local.node.gpus import find_gpus
 from rljob_cli.local.secrets import find_reference
 from rljob_operator.plan.validate import find_model_sources
@@ -55,9 +55,9 @@ class Machine:
 
 
 def run_checks(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: Machine) -> list[Finding]:
-    """Return all findings, errors and warnings."""
     findings = [*_check_operator(job), *_check_claims(job, claims), *_check_model(job, claims)]
-    findings += _check_data(job, claims)
+    for path, data in _data_sources(job).items():
+        findings += _check_source(data, path, job.spec.data.template, claims)
     for index, reward in enumerate(job.spec.rewards):
         findings += check_reward(reward, f"spec.rewards[{index}]")
     findings += [*_check_gpus(job, machine), *_check_packages(job, machine)]
@@ -85,23 +85,22 @@ def _check_operator(job: RLJob) -> Iterator[Finding]:
         yield Finding("spec.suspend", "is true, so nothing would run; set it to false")
 
 
-def _sources(job: RLJob) -> list[tuple[str, str]]:
+def _data_sources(job: RLJob) -> dict[str, DataSource]:
     data = job.spec.data
-    sources = [("spec.model.source", job.spec.model.source), ("spec.data.train.source", data.train.source)]
-    sources += [("spec.data.eval.source", data.eval.source)] if data.eval else []
-    return [*sources, *_served_sources(job).items()]
+    return {"spec.data.train": data.train} | ({"spec.data.eval": data.eval} if data.eval else {})
 
 
-def _served_sources(job: RLJob) -> dict[str, str]:
-    """Return the model sources of rewards by field path."""
-    sources: dict[str, str] = {}
+def _model_sources(job: RLJob) -> dict[str, str]:
+    """Return the sources of the policy and of the models of rewards, by field path."""
+    sources = {"spec.model.source": job.spec.model.source}
     for index, reward in enumerate(job.spec.rewards):
         sources |= find_model_sources(f"spec.rewards[{index}]", reward)
     return sources
 
 
 def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
-    for path, source in _sources(job):
+    data = {f"{path}.source": data.source for path, data in _data_sources(job).items()}
+    for path, source in {**_model_sources(job), **data}.items():
         if not source.startswith("pvc://"):
             continue
         claim = source.removeprefix("pvc://").partition("/")[0]
@@ -112,19 +111,12 @@ def _check_claims(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
 
 
 def _check_model(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
-    for path, source in {"spec.model.source": job.spec.model.source, **_served_sources(job)}.items():
+    for path, source in _model_sources(job).items():
         folder = local_path(source, claims)
         problem = find_model_problem(folder) if folder else ""
         if problem:
             remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
             yield Finding(path, f"{problem}; {remedy}")
-
-
-def _check_data(job: RLJob, claims: Mapping[str, Path]) -> Iterator[Finding]:
-    data = job.spec.data
-    yield from _check_source(data.train, "spec.data.train", data.template, claims)
-    if data.eval:
-        yield from _check_source(data.eval, "spec.data.eval", data.template, claims)
 
 
 def _check_source(data: DataSource, path: str, template: str, claims: Mapping[str, Path]) -> Iterator[Finding]:
@@ -138,24 +130,21 @@ def _check_source(data: DataSource, path: str, template: str, claims: Mapping[st
     if not files:
         yield Finding(f"{path}.source", f"the folder {location} has neither .jsonl nor .parquet files")
     for file in files:
-        found = inspect_data(file)
-        if found.problem:
-            yield Finding(f"{path}.source", found.problem)
-        elif found.columns:
-            yield from _check_columns(data, path, template, file, found.columns)
+        try:
+            columns = read_columns(file)
+        except UserError as error:
+            yield Finding(f"{path}.source", str(error))
+        else:
+            yield from _check_columns(data, path, template, file, columns)
 
 
 def _check_columns(data: DataSource, path: str, template: str, file: Path, columns: list[str]) -> Iterator[Finding]:
-    wanted = [(f"{path}.prompt", data.prompt)]
-    wanted += [(f"{path}.answer", data.answer)] if data.answer is not None else []
-    for field_path, column in wanted:
-        if column not in columns:
+    for field_path, column in ((f"{path}.prompt", data.prompt), (f"{path}.answer", data.answer)):
+        if column is not None and column not in columns:
             near = difflib.get_close_matches(column, columns, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             yield Finding(field_path, f"{file} has no column {column}; it has {', '.join(columns)}{hint}")
-    names = {name for name in _TEMPLATE_FIELD.findall(template) if name}
-    unknown = sorted(names - {"prompt", *columns})
-    if unknown:
+    if unknown := sorted({*_TEMPLATE_FIELD.findall(template)} - {"", "prompt", *columns}):
         message = f"refers to {', '.join(unknown)}, which {file} does not have; it has {', '.join(columns)}"
         yield Finding("spec.data.template", message)
 
@@ -171,20 +160,8 @@ def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
     """Check a function's source, or a judge's parser, without executing it."""
     if reward.judge is not None:
         yield from _check_judge(reward, reward.judge, f"{path}.judge")
-    function = reward.function
-    if function is None:
-        return
-    if function.config_map_key_ref:
-        yield Finding(
-            f"{path}.function.configMapKeyRef", "needs a cluster; use function.file or function.inline for `rljob run`"
-        )
-    elif function.inline is not None:
-        name = f"{path}.function.inline"
-        for problem in check_function(function.inline, name, function, reward.scope):
-            line, _, message = problem.removeprefix(f"{name}:").partition(": ")
-            yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
-    elif function.file is not None:
-        yield from _check_function_file(Path(function.file), reward, f"{path}.function.file")
+    if reward.function is not None:
+        yield from _check_function(reward.function, reward.scope, f"{path}.function")
 
 
 def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Finding]:
@@ -198,35 +175,40 @@ def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Find
         )
 
 
-def _check_function_file(file: Path, reward: Reward, path: str) -> Iterator[Finding]:
-    assert reward.function is not None
-    if not file.is_file():
-        yield Finding(path, f"file {file} not found{_near_file(file)}")
-        return
-    try:
-        source = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        yield Finding(path, f"{file} cannot be read: {error}")
-        return
-    for problem in check_function(source, str(file), reward.function, reward.scope):
-        yield Finding(path, problem)
+def _check_function(function: FunctionReward, scope: Scope, path: str) -> Iterator[Finding]:
+    if function.inline is not None:
+        name = f"{path}.inline"
+        for problem in check_function(function.inline, name, function, scope):
+            line, _, message = problem.removeprefix(f"{name}:").partition(": ")
+            yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
+    elif function.file is None:
+        yield Finding(
+            f"{path}.configMapKeyRef", "needs a cluster; use function.file or function.inline for `rljob run`"
+        )
+    elif not (file := Path(function.file)).is_file():
+        yield Finding(f"{path}.file", f"file {file} not found{_near_file(file)}")
+    else:
+        try:
+            problems = check_function(file.read_text(encoding="utf-8"), str(file), function, scope)
+        except (OSError, UnicodeDecodeError) as error:
+            problems = [f"{file} cannot be read: {error}"]
+        yield from (Finding(f"{path}.file", problem) for problem in problems)
 
 
 def _check_gpus(job: RLJob, machine: Machine) -> Iterator[Finding]:
     """Report too many GPUs at the first field that requests some, rewards first."""
     spec = job.spec
-    requests: list[tuple[str, int, int]] = []
-    for index, reward in enumerate(spec.rewards):
-        if reward.served_model:
-            field_path = f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}.gpus"
-            requests.append((field_path, reward.replicas, reward.served_model.gpus))
+    wanted = {
+        f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}.gpus": reward.replicas * model.gpus
+        for index, reward in enumerate(spec.rewards)
+        if (model := reward.served_model)
+    }
     for name, role in (("trainer", spec.trainer), ("rollout", spec.rollout)):
-        requests.append((f"spec.{name}.gpusPerReplica", role.replicas, role.gpus_per_replica))
-    wanted = sum(replicas * gpus for _, replicas, gpus in requests)
-    if wanted > machine.num_gpus:
-        path = next(path for path, _, gpus in requests if gpus)
+        wanted[f"spec.{name}.gpusPerReplica"] = role.replicas * role.gpus_per_replica
+    if (total := sum(wanted.values())) > machine.num_gpus:
+        path = next(path for path, gpus in wanted.items() if gpus)
         remedy = f"set {path.rpartition('.')[2]}: 0 to run on CPUs, or run it on a cluster"
-        yield Finding(path, f"the job requests {wanted} GPUs, this machine has {machine.num_gpus}; {remedy}")
+        yield Finding(path, f"the job requests {total} GPUs, this machine has {machine.num_gpus}; {remedy}")
 
 
 def _check_packages(job: RLJob, machine: Machine) -> Iterator[Finding]:

@@ -9,36 +9,13 @@ import asyncio
 from collections.abc import Sequence
 
 import aiohttp
-from pydantic import BaseModel
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.reward import Reward, Scope
+from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 
 _CONNECT_SECONDS = 30.0
-
-
-class RewardClient:
-    """Sends at most as many concurrent requests as the server has slots."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, slots: int) -> None:
-        self._session = session
-        self._url = url
-        self._slots = asyncio.Semaphore(slots)
-
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        return ScoreResult.model_validate_json(await self._post(UrlPath.SCORE, request))
-
-    async def score_group(self, request: GroupRequest) -> list[ScoreResult]:
-        return GroupResult.model_validate_json(await self._post(UrlPath.SCORE_GROUP, request)).results
-
-    async def _post(self, path: UrlPath, request: BaseModel) -> bytes:
-        async with self._slots, self._session.post(self._url + path, json=request.model_dump(mode="json")) as response:
-            body = await response.read()
-            if response.status != 200:
-                raise UserError(f"the reward server answered {response.status}: {body.decode(errors='replace')}")
-            return body
 
 
 async def score_all(
@@ -48,22 +25,35 @@ async def score_all(
     compares = reward.judge is not None and reward.judge.compare is not None
     timeout = aiohttp.ClientTimeout(total=None if compares else reward.timeout_seconds + _CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        client = RewardClient(session, url, reward.slots)
-        return list(await asyncio.gather(*(_score_samples(client, reward.scope, group) for group in groups)))
+    slots = asyncio.Semaphore(reward.slots)
+    async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session:
 
+        async def post(path: UrlPath, request: ScoreRequest | GroupRequest) -> bytes:
+            async with slots, session.post(path, json=request.model_dump(mode="json")) as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise UserError(f"the reward server answered {response.status}: {body.decode(errors='replace')}")
+                return body
 
-async def _score_samples(client: RewardClient, scope: Scope, samples: Sequence[ScoreRequest]) -> list[ScoreResult]:
-    if scope == "group":
-        return await client.score_group(_build_group(samples, None))
-    results = list(await asyncio.gather(*map(client.score, samples)))
-    valid = [number for number, result in enumerate(results) if result.valid]
-    if scope == "sampleThenGroup" and valid:
-        request = _build_group([samples[number] for number in valid], [results[number] for number in valid])
-        for number, result in zip(valid, await client.score_group(request), strict=True):
-            results[number] = result
-    return results
+        async def score(sample: ScoreRequest) -> ScoreResult:
+            return ScoreResult.model_validate_json(await post(UrlPath.SCORE, sample))
 
+        async def score_together(
+            samples: Sequence[ScoreRequest], results: list[ScoreResult] | None
+        ) -> list[ScoreResult]:
+            first = samples[0]
+            request = GroupRequest(id=f"group-of-{first.id}", lane=first.lane, samples=list(samples), results=results)
+            return GroupResult.model_validate_json(await post(UrlPath.SCORE_GROUP, request)).results
 
-def _build_group(samples: Sequence[ScoreRequest], results: list[ScoreResult] | None) -> GroupRequest:
-    return GroupRequest(id=f"group-of-{samples[0].id}", lane=samples[0].lane, samples=list(samples), results=results)
+        async def score_group(samples: Sequence[ScoreRequest]) -> list[ScoreResult]:
+            if reward.scope == "group":
+                return await score_together(samples, None)
+            results = list(await asyncio.gather(*map(score, samples)))
+            valid = [number for number, result in enumerate(results) if result.valid]
+            if reward.scope == "sampleThenGroup" and valid:
+                together = await score_together([samples[n] for n in valid], [results[n] for n in valid])
+                for number, result in zip(valid, together, strict=True):
+                    results[number] = result
+            return results
+
+        return list(await asyncio.gather(*map(score_group, groups)))

@@ -36,11 +36,10 @@ from rljob_operator.backend import (
     key_of,
     utc_now,
 )
-from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.kube.cache import Cache, OwnerKey, newest_warnings, references_model
+from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings, references_model
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
-from rljob_operator.kube.driver import DriverClient, DriverEndpoint, find_driver
+from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.manifests import read_job, read_model
 from rljob_operator.kube.resources import (
     EVENT,
@@ -52,7 +51,6 @@ from rljob_operator.kube.resources import (
     resources_of_kind,
 )
 from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
-from rljob_operator.plan.observed_job import find_pods
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
 _CREATE_ONLY_VERSION = "1"
@@ -60,10 +58,6 @@ _CREATE_ONLY_VERSION = "1"
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
 """Deleted after their Pods."""
 _READERS: dict[Resource, Callable[[Manifest], Owner]] = {RLJOB: read_job, REWARD_MODEL: read_model}
-
-
-def resource_of_key(key: Key) -> Resource:
-    return RLJOB if isinstance(key, JobKey) else REWARD_MODEL
 
 
 class KubernetesBackend:
@@ -87,7 +81,7 @@ class KubernetesBackend:
         self._foreign: set[tuple[str, str, str]] = set()
 
     async def get_owner(self, key: Key) -> Owner | None:
-        resource = resource_of_key(key)
+        resource = _resource_of(key)
         manifest = self.cache.get(resource.key, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
         owner = None if manifest is None or is_deleted else _READERS[resource](manifest)
@@ -96,18 +90,18 @@ class KubernetesBackend:
 
     async def is_deleted(self, key: Key) -> bool:
         """Return whether an RLJob or RewardModel no longer exists on the API server, whatever the cache holds."""
-        resource = resource_of_key(key)
+        resource = _resource_of(key)
         await self._refresh(resource, key.namespace, key.name)
         return self.cache.get(resource.key, key.namespace, key.name) is None
 
     async def observe(self, owner: Owner) -> ObservedState:
-        observed = self._observe_owned(OwnerKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
+        observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
         driver = await self._get_driver_status(owner, observed, is_scaled=is_autoscaled(owner))
         return replace(observed, driver=driver, reward_models=self._find_models(owner))
 
-    def _observe_owned(self, owner: OwnerKey) -> ObservedState:
+    def _observe_owned(self, owner: ObjectKey) -> ObservedState:
         objects = self.cache.owned(owner)
         return ObservedState(
             children={key_of(o): o for o in objects if o["kind"] not in (POD.kind, EVENT.kind)},
@@ -137,7 +131,7 @@ class KubernetesBackend:
                 job = read_job(manifest)
             except InvalidOwnerError:
                 continue  # it has no Pods
-            observed = self._observe_owned(OwnerKey(*key))
+            observed = self._observe_owned(key)
             is_scaled = model.spec.autoscaling is not None
             driver = await self._get_driver_status(job, observed, is_scaled=is_scaled)
             demands += read_demands(job, replace(observed, driver=driver), model.metadata.name)
@@ -146,13 +140,7 @@ class KubernetesBackend:
     async def _get_driver_status(self, job: RLJob, observed: ObservedState, *, is_scaled: bool) -> DriverStatus | None:
         # A reward must be scaled before the step's requests arrive; progress may be older.
         max_age = DEMAND_POLL_SECONDS if is_scaled else PROGRESS_POLL_SECONDS
-        return await self.driver.get_status(self.find_driver(job, observed), max_age)
-
-    @staticmethod
-    def find_driver(job: RLJob, observed: ObservedState) -> DriverEndpoint | None:
-        """Return the running driver. The head of an earlier job of this name may still run; it is ignored."""
-        secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
-        return find_driver(find_pods(job, observed), read_token(secret) if secret else None)
+        return await self.driver.get_status(find_driver(job, observed), max_age)
 
     async def apply(self, manifest: Manifest) -> None:
         resource, metadata = resource_of(manifest), manifest["metadata"]
@@ -160,10 +148,10 @@ class KubernetesBackend:
         known = self.cache.get(*where)
         if known is None and where not in self._foreign and await self._create(resource, manifest):
             return
-        known = known or await self._get(resource, metadata["namespace"], metadata["name"])
+        known = known or await self._request("GET", resource, metadata["namespace"], metadata["name"])
         self._foreign.discard(where)
         name = _describe(resource, manifest)
-        if known is None:
+        if not known:
             raise TransientError(f"{name} was deleted during its reconcile")
         if not _shares_owner(known, manifest):
             self._foreign.add(where)
@@ -202,8 +190,7 @@ class KubernetesBackend:
     async def _refresh(self, resource: Resource, namespace: str, name: str) -> None:
         """Read an object whose cached version is outdated."""
         self.cache.forget(resource.key, namespace, name)
-        current = await self._get(resource, namespace, name)
-        if current is not None:
+        if current := await self._request("GET", resource, namespace, name):
             self.cache.upsert(resource.key, current, is_listed=True)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
@@ -220,7 +207,7 @@ class KubernetesBackend:
             return
         body = {"propagationPolicy": policy, "preconditions": {"uid": known["metadata"]["uid"]}}
         try:
-            answer = await self._write("DELETE", resource, namespace, name, body=body)
+            answer = await self._request("DELETE", resource, namespace, name, body=body)
         except TransientError:
             await self._refresh(resource, namespace, name)  # 409: another object has the name by now
             raise
@@ -239,7 +226,7 @@ class KubernetesBackend:
             return
         # The uid makes it a conflict if another Pod has taken the name.
         body = {"metadata": {"uid": known["metadata"]["uid"]}, "spec": {"schedulingGates": kept or None}}
-        if answer := await self._write("PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH):
+        if answer := await self._request("PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH):
             self.cache.upsert_own(POD, answer)
 
     async def update_status(self, owner: Owner, status: OwnerStatus) -> None:
@@ -257,7 +244,7 @@ class KubernetesBackend:
             "metadata": {"name": name, "namespace": namespace} | ({"resourceVersion": version} if version else {}),
             "status": status.to_manifest(),
         }
-        if answer := await self._write(
+        if answer := await self._request(
             "PATCH", resource, namespace, name, "status", query=_FORCED, body=body, content_type=SSA
         ):
             self.cache.upsert_own(resource, answer)
@@ -268,52 +255,34 @@ class KubernetesBackend:
         text = "\0".join((meta.uid, event.type, event.reason, event.message))
         name = f"{meta.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         try:
-            await self._call("POST", EVENT, meta.namespace, None, body=_build_event(owner, event, name, now))
+            await self._call("POST", EVENT, meta.namespace, body=_build_event(owner, event, name, now))
         except ApiError as error:
             if error.code != HTTPStatus.CONFLICT:
                 raise translate(error, "create", "events", f"Event {meta.namespace}/{name}") from error
-            old = await self._get(EVENT, meta.namespace, name) or {}
+            old = await self._request("GET", EVENT, meta.namespace, name)
             change = {"count": int(old.get("count") or 0) + 1, "lastTimestamp": now}
-            await self._write("PATCH", EVENT, meta.namespace, name, body=change, content_type=MERGE_PATCH)
+            await self._request("PATCH", EVENT, meta.namespace, name, body=change, content_type=MERGE_PATCH)
 
-    async def _get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
-        try:
-            return await self.api.request("GET", resource.path(namespace, name))
-        except ApiError as error:
-            if error.code == HTTPStatus.NOT_FOUND:
-                return None
-            raise translate(error, "get", resource.plural, f"{resource.kind} {namespace}/{name}") from error
-
-    async def _write(
-        self,
-        method: str,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        subresource: str | None = None,
-        **request: Any,
+    async def _request(
+        self, method: str, resource: Resource, namespace: str, name: str, *subresource: str, **request: Any
     ) -> Manifest:
         """Return the answer; empty if the object does not exist."""
         try:
-            return await self._call(method, resource, namespace, name, subresource, **request)
+            return await self._call(method, resource, namespace, name, *subresource, **request)
         except ApiError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 return {}
-            what = f"{resource.plural}/{subresource}" if subresource else resource.plural
+            what = "/".join((resource.plural, *subresource))
             raise translate(error, method.lower(), what, f"{resource.kind} {namespace}/{name}") from error
 
-    async def _call(
-        self,
-        method: str,
-        resource: Resource,
-        namespace: str,
-        name: str | None,
-        subresource: str | None = None,
-        **request: Any,
-    ) -> Manifest:
-        if not self._may_write():
+    async def _call(self, method: str, resource: Resource, namespace: str, *path: str, **request: Any) -> Manifest:
+        if method != "GET" and not self._may_write():
             raise TransientError("this replica is not the leader")
-        return await self.api.request(method, resource.path(namespace, name, subresource), **request)
+        return await self.api.request(method, resource.path(namespace, *path), **request)
+
+
+def _resource_of(key: Key) -> Resource:
+    return RLJOB if isinstance(key, JobKey) else REWARD_MODEL
 
 
 def _build_event(owner: Owner, event: Event, name: str, now: str) -> Manifest:

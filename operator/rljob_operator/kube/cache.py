@@ -38,18 +38,10 @@ class ObjectKey(NamedTuple):
     name: str
 
 
-class OwnerKey(NamedTuple):
-    """Names the RLJob or RewardModel that objects belong to."""
-
-    kind: str
-    namespace: str
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     version: int
-    owner: OwnerKey | None
+    owner: ObjectKey | None
     data: bytes
 
 
@@ -61,17 +53,17 @@ class Cache:
         self._writes: dict[ObjectKey, asyncio.Event] = {}
         self._unconfirmed: dict[ObjectKey, float] = {}
         self._kinds: defaultdict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
-        self._owned: defaultdict[OwnerKey, set[ObjectKey]] = defaultdict(set)
+        self._owned: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
         self._deleted: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
         self._unmatched: FIFOCache[ObjectKey, Manifest] = FIFOCache(MAX_UNMATCHED_WARNINGS)
         """The newest Event of each unknown object."""
         self.num_changes = 0
         """A logical clock: `last_change` is read by it."""
-        self._changed: dict[OwnerKey, int] = {}
+        self._changed: dict[ObjectKey, int] = {}
         self._last_drop = 0
 
-    def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> set[OwnerKey]:
+    def upsert(self, kind: str, manifest: Manifest, *, is_listed: bool = False) -> set[ObjectKey]:
         """Store an object unless a newer version is known.
 
         Returns its owner, and the previous one if its labels changed; nothing if nothing changed.
@@ -82,11 +74,8 @@ class Cache:
         if version <= known:
             return set()
         owner = owner_of(kind, manifest)
-        if kind == "Event":
-            owner = self._owner_of_event(manifest)
-            if owner is None:
-                self._keep_unmatched(manifest)
-                return set()
+        if kind == "Event" and (owner := self._owner_of_event(manifest)) is None:
+            return set()
         if old and old.owner and old.owner != owner:
             self._unlink(old.owner, key)
         self._kinds[kind][key] = _Entry(version, owner, _pack(manifest))
@@ -95,7 +84,8 @@ class Cache:
             self._owned[owner].add(key)
             self._touch(owner)
         if kind == "Event":
-            self._bound_events()
+            while len(self._kinds[kind]) > MAX_WARNINGS:
+                self._drop(next(iter(self._kinds[kind])))
         elif unmatched := self._unmatched.pop(key, None):
             self.upsert("Event", unmatched, is_listed=True)
         return {of for of in (owner, old.owner if old else None) if of}
@@ -134,7 +124,7 @@ class Cache:
         self._unconfirmed = {key: since for key, since in self._unconfirmed.items() if key in self._kinds[key.kind]}
         return max((self._clock() - since for since in self._unconfirmed.values()), default=0.0)
 
-    def remove(self, kind: str, manifest: Manifest) -> set[OwnerKey]:
+    def remove(self, kind: str, manifest: Manifest) -> set[ObjectKey]:
         """Record a deletion as of the manifest's resourceVersion. Return the owner of the object."""
         key, version = _key(kind, manifest), _version(manifest)
         old = self._kinds[kind].get(key)
@@ -150,10 +140,10 @@ class Cache:
 
     def replace(
         self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str
-    ) -> set[OwnerKey]:
+    ) -> set[ObjectKey]:
         """Store a LIST of one kind. Return the owners of all changes that the watches had missed."""
         kind, at = resource.key, int(version)
-        changed, seen = set[OwnerKey](), set()
+        changed, seen = set[ObjectKey](), set()
         if kind == "Event":  # the LIST contains those that still exist
             for key in [key for key in self._unmatched if namespace in (None, key.namespace)]:
                 del self._unmatched[key]
@@ -177,12 +167,12 @@ class Cache:
         entry = self._kinds[kind].get(key)
         return _unpack(kind, entry) if entry else None
 
-    def owned(self, owner: OwnerKey) -> list[Manifest]:
+    def owned(self, owner: ObjectKey) -> list[Manifest]:
         """Return the children, Pods and warnings of a job or a RewardModel."""
         keys = sorted(self._owned.get(owner, ()))
-        return [_unpack(key.kind, self._kinds[key.kind][key]) for key in keys if key[:3] != owner[:3]]
+        return [_unpack(key.kind, self._kinds[key.kind][key]) for key in keys if key != owner]
 
-    def last_change(self, owner: OwnerKey) -> int:
+    def last_change(self, owner: ObjectKey) -> int:
         """Return `num_changes` of the last change of an owner or its objects; never too early.
 
         For an owner without objects, that of the last owner that lost all of its objects.
@@ -192,46 +182,37 @@ class Cache:
     def names(self, resource: Resource) -> list[ObjectKey]:
         return list(self._kinds[resource.key])
 
-    def __len__(self) -> int:
-        return sum(map(len, self._kinds.values()))
-
     def _listed_at(self, key: ObjectKey) -> int:
         """Return the version of the last LIST: an older event of an object that it lacks is outdated."""
         return max(self._listed.get((key.kind, None), 0), self._listed.get((key.kind, key.namespace), 0))
 
-    def _drop(self, key: ObjectKey) -> OwnerKey | None:
+    def _drop(self, key: ObjectKey) -> ObjectKey | None:
         entry = self._kinds[key.kind].pop(key, None)
-        if entry and entry.owner:
-            self._unlink(entry.owner, key)
-            return entry.owner
-        return None
+        if owner := entry.owner if entry else None:
+            self._unlink(owner, key)
+        return owner
 
-    def _unlink(self, owner: OwnerKey, key: ObjectKey) -> None:
+    def _unlink(self, owner: ObjectKey, key: ObjectKey) -> None:
         self._owned[owner].discard(key)
         self._touch(owner)
         if not self._owned[owner]:
             del self._owned[owner]
             self._last_drop = self._changed.pop(owner)
 
-    def _touch(self, owner: OwnerKey) -> None:
+    def _touch(self, owner: ObjectKey) -> None:
         self.num_changes += 1
         self._changed[owner] = self.num_changes
 
-    def _owner_of_event(self, event: Manifest) -> OwnerKey | None:
-        """Return the owner of the Pod or workload that an Event is about."""
-        key = _involved_object(event)
-        entry = self._kinds[key.kind].get(key) if key.kind not in _OWNERS else None
-        return entry.owner if entry else None
-
-    def _keep_unmatched(self, event: Manifest) -> None:
+    def _owner_of_event(self, event: Manifest) -> ObjectKey | None:
+        """Return the owner of the Pod or workload that an Event is about. If it is not known yet, keep the Event."""
         involved = _involved_object(event)
-        if involved.kind in BY_KEY and involved.kind not in _OWNERS:
+        if involved.kind in _OWNERS or involved.kind not in BY_KEY:
+            return None
+        entry = self._kinds[involved.kind].get(involved)
+        owner = entry.owner if entry else None
+        if owner is None:
             self._unmatched[involved] = event
-
-    def _bound_events(self) -> None:
-        events = self._kinds["Event"]
-        while len(events) > MAX_WARNINGS:
-            self._drop(next(iter(events)))
+        return owner
 
 
 def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
@@ -243,16 +224,15 @@ def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
     return tuple(newest.values())
 
 
-def owner_of(kind: str, manifest: Manifest) -> OwnerKey | None:
+def owner_of(kind: str, manifest: Manifest) -> ObjectKey | None:
     """Return the RLJob or RewardModel that an object is, or that its labels name."""
     metadata = manifest["metadata"]
     namespace, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
     if kind in _OWNERS:
-        return OwnerKey(kind, namespace, metadata["name"])
-    if name := labels.get(LABEL_JOB):
-        return OwnerKey(RLJOB.kind, namespace, name)
-    if name := labels.get(LABEL_REWARD_MODEL):
-        return OwnerKey(REWARD_MODEL.kind, namespace, name)
+        return ObjectKey(kind, namespace, metadata["name"])
+    for label, resource in ((LABEL_JOB, RLJOB), (LABEL_REWARD_MODEL, REWARD_MODEL)):
+        if name := labels.get(label):
+            return ObjectKey(resource.kind, namespace, name)
     return None
 
 

@@ -98,8 +98,7 @@ class KubeApi:
         data = json.dumps(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
         async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:
-            answer = _parse_json(await response.read())
-        return answer if isinstance(answer, dict) else {}
+            return _parse_json(await response.read())
 
     async def read_text(self, path: str, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> str:
         """Return the body of a response that is not JSON, such as a proxied Pod's metrics."""
@@ -134,7 +133,6 @@ class KubeApi:
             ) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     answer = _parse_json(await response.read())
-                    answer = answer if isinstance(answer, dict) else {}
                     message = str(answer.get("message") or f"HTTP {response.status}")
                     raise ApiError(response.status, str(answer.get("reason", "")), message)
                 yield response
@@ -200,11 +198,13 @@ def _proxy_of_environment(server: str) -> str | None:
     return urllib.request.getproxies().get(url.scheme)
 
 
-def _parse_json(raw: bytes) -> Any:
+def _parse_json(raw: bytes) -> Manifest:
+    """Return an object; empty if the body is empty or another kind of JSON."""
     try:
-        return json.loads(raw) if raw else {}
+        answer = json.loads(raw or b"{}")
     except ValueError:
         return {"message": raw.decode(errors="replace")[:300]}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _ssl_context(found: Configuration) -> ssl.SSLContext | None:

@@ -7,17 +7,20 @@ hangs delays a reconcile by TIMEOUT_SECONDS.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import aiohttp
 from cachetools import TTLCache
 from pydantic import ValidationError
 
+from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, Manifest
-from rljob_operator.children.common import HEAD
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Manifest, ObservedState
+from rljob_operator.children.common import HEAD, child_name
+from rljob_operator.children.config import read_token
+from rljob_operator.plan.observed_job import find_pods
 
 TIMEOUT_SECONDS = 2.0
 _MAX_CONCURRENT_REQUESTS = 4
@@ -87,9 +90,11 @@ class DriverClient:
             await self._session.close()
 
 
-def find_driver(pods: Iterable[Manifest], token: str | None) -> DriverEndpoint | None:
-    """Return the running driver among a job's Pods, if any."""
-    pod = next(filter(_runs_driver, pods), None)
+def find_driver(job: RLJob, observed: ObservedState) -> DriverEndpoint | None:
+    """Return the running driver. The head of an earlier job of this name may still run; it is ignored."""
+    secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
+    token = read_token(secret) if secret else None
+    pod = next(filter(_runs_driver, find_pods(job, observed)), None)
     return DriverEndpoint(pod["metadata"]["uid"], pod["status"]["podIP"], token) if pod and token else None
 
 

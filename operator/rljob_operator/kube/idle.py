@@ -16,8 +16,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, Key, ObservedState, Owner, Plan
 from rljob_operator.kube.backend import KubernetesBackend
-from rljob_operator.kube.cache import OwnerKey
-from rljob_operator.kube.driver import DriverEndpoint
+from rljob_operator.kube.cache import ObjectKey
+from rljob_operator.kube.driver import DriverEndpoint, find_driver
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.loop.reconcile import OnUnchanged
 
@@ -31,7 +31,7 @@ _SPREAD_SECONDS = 300
 class _IdleState:
     seen_at: int
     """The cache's count of changes before the reconcile."""
-    owners: tuple[OwnerKey, ...]
+    owners: tuple[ObjectKey, ...]
     """The job and the RewardModels whose objects the reconcile read."""
     driver: DriverEndpoint | None
     driver_status: DriverStatus | None
@@ -73,10 +73,10 @@ class IdleTracker:
         self, key: Key, seen_at: int, job: RLJob, observed: ObservedState, valid_until: datetime, now: datetime
     ) -> _IdleState:
         models = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
-        owners = [OwnerKey(RLJOB.kind, key.namespace, key.name)]
-        owners += [OwnerKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
+        owners = [ObjectKey(RLJOB.kind, key.namespace, key.name)]
+        owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
         latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
-        driver = self._backend.find_driver(job, observed)
+        driver = find_driver(job, observed)
         return _IdleState(seen_at, tuple(owners), driver, _without_demand(observed.driver), min(latest, valid_until))
 
 

@@ -19,7 +19,6 @@ from rljob_operator.kube.client import ApiError, KubeApi
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 15
 # Fractions of the Lease's duration, as in client-go.
 _RENEW_DEADLINE = 2 / 3
 _RETRY = 2 / 15
@@ -34,7 +33,7 @@ class Lease:
         namespace: str,
         name: str,
         identity: str,
-        seconds: int = LEASE_SECONDS,
+        seconds: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds

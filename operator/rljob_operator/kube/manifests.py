@@ -8,6 +8,7 @@ metadata and, if it can be read, the old status are used.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -27,30 +28,23 @@ _REMEDY = "the CRDs accept it; upgrade the operator to their version, or change 
 
 def read_job(manifest: Manifest) -> RLJob:
     """Raises InvalidOwnerError and UnknownFieldsError."""
-    try:
-        return RLJob.model_validate(manifest)
-    except ValidationError as error:
-        raise _translate(_build_unreadable(RLJob, RLJobStatus, manifest), error) from None
+    return _read(RLJob, RLJobStatus, manifest)
 
 
 def read_model(manifest: Manifest) -> RewardModel:
     """Raises InvalidOwnerError and UnknownFieldsError."""
+    return _read(RewardModel, RewardModelStatus, manifest)
+
+
+def _read(type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest) -> _Owner:
     try:
-        return RewardModel.model_validate(manifest)
+        return type_.model_validate(manifest)
     except ValidationError as error:
-        raise _translate(_build_unreadable(RewardModel, RewardModelStatus, manifest), error) from None
-
-
-def _build_unreadable(
-    type_: type[_Owner], status_type: type[RLJobStatus | RewardModelStatus], manifest: Manifest
-) -> _Owner:
-    """Return an owner without a spec."""
-    fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"])}
-    try:
-        fields["status"] = status_type.model_validate(manifest.get("status") or {})
-    except ValidationError:
-        fields["status"] = status_type()
-    return type_.model_construct(**fields)
+        status = status_type()
+        with contextlib.suppress(ValidationError):
+            status = status_type.model_validate(manifest.get("status") or {})
+        fields: dict[str, Any] = {"metadata": ObjectMeta.model_validate(manifest["metadata"]), "status": status}
+        raise _translate(type_.model_construct(**fields), error) from None
 
 
 def _translate(owner: Owner, error: ValidationError) -> InvalidOwnerError | UnknownFieldsError:

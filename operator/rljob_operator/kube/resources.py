@@ -8,13 +8,6 @@ from rljob_api import API_VERSION
 from rljob_api.wire.contract import LABEL_MANAGED_BY, MANAGED_BY
 from rljob_operator.backend import Manifest
 
-MANAGED_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-WARNING_SELECTOR = "type=Warning"
-
-
-def group_of(api_version: str) -> str:
-    return api_version.rpartition("/")[0]
-
 
 @dataclass(frozen=True)
 class Resource:
@@ -23,8 +16,9 @@ class Resource:
     kind: str
     api_version: str
     plural: str
-    is_child: bool = True
-    """Has the operator's label, by which it is listed and watched."""
+    label_selector: str | None = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+    """With field_selector: which objects are listed and watched. Children have the operator's label."""
+    field_selector: str | None = None
     is_optional: bool = False
     """Its CRD may be missing in a cluster: listed and watched only if it exists."""
 
@@ -35,19 +29,11 @@ class Resource:
 
     @property
     def group(self) -> str:
-        return group_of(self.api_version)
+        return self.api_version.rpartition("/")[0]
 
     @property
     def version(self) -> str:
         return self.api_version.rpartition("/")[2]
-
-    @property
-    def label_selector(self) -> str | None:
-        return MANAGED_SELECTOR if self.is_child else None
-
-    @property
-    def field_selector(self) -> str | None:
-        return WARNING_SELECTOR if self.kind == "Event" else None
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """Return '/apis/batch/v1/namespaces/ns/jobs/name/status'. Without a namespace it is that of all namespaces."""
@@ -57,10 +43,10 @@ class Resource:
         return "/" + "/".join(parts)
 
 
-RLJOB = Resource("RLJob", API_VERSION, "rljobs", is_child=False)
-REWARD_MODEL = Resource("RewardModel", API_VERSION, "rewardmodels", is_child=False)
+RLJOB = Resource("RLJob", API_VERSION, "rljobs", label_selector=None)
+REWARD_MODEL = Resource("RewardModel", API_VERSION, "rewardmodels", label_selector=None)
 POD = Resource("Pod", "v1", "pods")
-EVENT = Resource("Event", "v1", "events", is_child=False)
+EVENT = Resource("Event", "v1", "events", label_selector=None, field_selector="type=Warning")
 CHILDREN = (
     Resource("Secret", "v1", "secrets"),
     Resource("ConfigMap", "v1", "configmaps"),
@@ -81,8 +67,8 @@ BY_KEY = {resource.key: resource for resource in WATCHED}
 
 
 def resource_of(manifest: Manifest) -> Resource:
-    """Return the resource of a manifest's kind and group."""
-    return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group_of(manifest["apiVersion"]))
+    group = manifest["apiVersion"].rpartition("/")[0]
+    return next(r for r in resources_of_kind(manifest["kind"]) if r.group == group)
 
 
 def resources_of_kind(kind: str) -> tuple[Resource, ...]:

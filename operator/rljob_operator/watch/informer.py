@@ -16,7 +16,7 @@ from typing import Any
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey, Key, RewardModelKey
-from rljob_operator.kube.cache import Cache, OwnerKey, references_model
+from rljob_operator.kube.cache import Cache, ObjectKey, references_model
 from rljob_operator.kube.client import ApiError, KubeApi, translate
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.watch.kopf_watches import run_watches
@@ -44,7 +44,8 @@ class Informer:
     ) -> None:
         self._api, self._cache, self._resync_seconds, self._on_watching = api, cache, resync_seconds, on_watching
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
-        self._changed: asyncio.Queue[Key] = asyncio.Queue()
+        self._changed: asyncio.Queue[Key | None] = asyncio.Queue()
+        """None: a task of `keys` has ended."""
         self._absent: frozenset[Resource] = frozenset()
         self.has_listed = False
         self._to_relist: set[Resource] = set()
@@ -52,34 +53,31 @@ class Informer:
 
     async def keys(self) -> AsyncIterator[Key]:
         """List, then watch forever. Raises TransientError when the LISTs or the watches fail."""
-        await self.list_all()
+        changed = self._changed = asyncio.Queue()
+        await self._list_all()
         self.has_listed = True
         watches = run_watches(
             self._api, self._scopes, self._watched(), self._on_event, self._on_kopf_list, self._on_watching
         )
         tasks = [asyncio.create_task(watches), asyncio.create_task(self._resync())]
-        getter: asyncio.Task[Key] | None = None
+        for task in tasks:
+            task.add_done_callback(lambda _: changed.put_nowait(None))
         try:
-            for key in self.all_keys():
+            for key in self._all_keys():
                 yield key
-            while True:
-                getter = asyncio.create_task(self._changed.get())
-                await asyncio.wait([getter, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                if not getter.done():
-                    broken = next(task for task in tasks if task.done())
-                    raise TransientError(f"watching ended: {broken.exception() or 'kopf stopped'}")
-                yield getter.result()
+            while next_key := await changed.get():
+                yield next_key
+            broken = next(task for task in tasks if task.done())
+            raise TransientError(f"watching ended: {broken.exception() or 'kopf stopped'}")
         finally:
-            pending = [*tasks, *([getter] if getter else [])]
-            for task in pending:
+            for task in tasks:
                 task.cancel()
-            await wait_for_all(pending)
+            await wait_for_all(tasks)
 
-    def all_keys(self) -> list[Key]:
-        jobs = [JobKey(key.namespace, key.name) for key in self._cache.names(RLJOB)]
-        return [*jobs, *(RewardModelKey(key.namespace, key.name) for key in self._cache.names(REWARD_MODEL))]
+    def _all_keys(self) -> list[Key]:
+        return [_key_of(owner) for resource in (RLJOB, REWARD_MODEL) for owner in self._cache.names(resource)]
 
-    async def list_all(self) -> None:
+    async def _list_all(self) -> None:
         """Replace the content of the cache, kind by kind."""
         absent = await self._list(WATCHED)
         was, self._absent = self._absent, frozenset(absent)
@@ -87,17 +85,14 @@ class Informer:
             self.has_listed = False
             raise WatchedKindsChangedError("an optional CRD was installed or removed")
 
-    def handle_event(self, kind: str, event: Any) -> None:
-        """Store a watch event, and queue the keys that it concerns."""
-        body = dict(event["object"])
-        self._cache.confirm_write(kind, body)
-        change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
-        for owner in change(kind, body):
-            self._enqueue(owner)
-
     async def _on_event(self, resource: Resource, event: Any) -> None:
+        """Store a watch event, and queue the keys that it concerns."""
         await self._cache.wait_written(resource.key, event["object"])
-        self.handle_event(resource.key, event)
+        body = dict(event["object"])
+        self._cache.confirm_write(resource.key, body)
+        change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
+        for owner in change(resource.key, body):
+            self._enqueue(owner)
 
     def _on_kopf_list(self, plural: str) -> None:
         if listed := {resource for resource in self._watched() if resource.plural == plural}:
@@ -132,13 +127,13 @@ class Informer:
                     async with asyncio.timeout_at(due):
                         await self._list_after_kopf()
                 due = asyncio.get_running_loop().time() + self._resync_seconds
-                await self.list_all()
+                await self._list_all()
             except WatchedKindsChangedError:
                 raise
             except TransientError as error:
                 log.warning("resync: %s; next in %.0f s", error, self._resync_seconds)
                 continue
-            for key in self.all_keys():
+            for key in self._all_keys():
                 self._changed.put_nowait(key)
 
     async def _list_after_kopf(self) -> None:
@@ -156,19 +151,20 @@ class Informer:
                     raise
                 log.warning("LIST after a watch's: %s", error)
 
-    def _enqueue(self, owner: OwnerKey) -> None:
+    def _enqueue(self, owner: ObjectKey) -> None:
+        """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status."""
+        self._changed.put_nowait(_key_of(owner))
         if owner.kind == RLJOB.kind:
-            self._changed.put_nowait(JobKey(owner.namespace, owner.name))
-            self._enqueue_models_of(owner)
-            return
-        self._changed.put_nowait(RewardModelKey(owner.namespace, owner.name))
-        for key in self._cache.names(RLJOB):
-            if key.namespace == owner.namespace and references_model(self._cache.get(*key), owner.name):
-                self._changed.put_nowait(JobKey(key.namespace, key.name))
+            job = self._cache.get(*owner)
+            others = [key for key in self._near(owner, REWARD_MODEL) if references_model(job, key.name)]
+        else:
+            others = [j for j in self._near(owner, RLJOB) if references_model(self._cache.get(*j), owner.name)]
+        for other in others:
+            self._changed.put_nowait(_key_of(other))
 
-    def _enqueue_models_of(self, job: OwnerKey) -> None:
-        """A change of a job changes the demand for its RewardModels, and which drivers report their latency."""
-        manifest = self._cache.get(*job)
-        for key in self._cache.names(REWARD_MODEL):
-            if key.namespace == job.namespace and references_model(manifest, key.name):
-                self._changed.put_nowait(RewardModelKey(key.namespace, key.name))
+    def _near(self, owner: ObjectKey, resource: Resource) -> list[ObjectKey]:
+        return [key for key in self._cache.names(resource) if key.namespace == owner.namespace]
+
+
+def _key_of(owner: ObjectKey) -> Key:
+    return (JobKey if owner.kind == RLJOB.kind else RewardModelKey)(owner.namespace, owner.name)

@@ -15,7 +15,7 @@ import aiohttp
 import kopf
 
 from rljob_operator.kube.client import KubeApi
-from rljob_operator.kube.resources import EVENT, WATCHED, Resource
+from rljob_operator.kube.resources import WATCHED, Resource
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled
 
 OnEvent = Callable[[Resource, Any], Awaitable[None]]
@@ -86,41 +86,16 @@ def _register(resource: Resource, registry: kopf.OperatorRegistry, on_event: OnE
         await on_event(resource, event)
 
 
-class _NoDiffs(kopf.DiffBaseStorage):
+class _NoDiffs(kopf.StatusDiffBaseStorage):
     """Without it, copying and comparing objects took a quarter of the CPU of a burst."""
 
     def build(self, **_: Any) -> Any:
         return {}
 
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        raise AssertionError("kopf must not write into objects")
-
-
-class _NoProgress(kopf.ProgressStorage):
-    """Event handlers have no state to store."""
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        raise AssertionError("kopf must not write into objects")
-
-    def purge(self, **_: Any) -> None:
-        pass
-
-    def touch(self, **_: Any) -> None:
-        pass
-
-    def clear(self, *, essence: Any) -> Any:
-        return essence
-
 
 def _build_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.persistence.diffbase_storage, settings.persistence.progress_storage = _NoDiffs(), _NoProgress()
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.persistence.finalizer = "rljob.dev/never-set"
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
@@ -133,6 +108,6 @@ def _build_settings() -> kopf.OperatorSettings:
         key = (resource.group, resource.version, resource.plural)
         if resource.label_selector:
             settings.watching.label_selectors[key] = resource.label_selector
-        if resource is EVENT and resource.field_selector:
+        if resource.field_selector:
             settings.watching.field_selectors[key] = resource.field_selector
     return settings

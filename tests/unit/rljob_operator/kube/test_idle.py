@@ -8,13 +8,13 @@ from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, JobKey
 from rljob_operator.children.common import WORKLOAD_KINDS
 from rljob_operator.kube.backend import KubernetesBackend
-from rljob_operator.kube.cache import Cache, OwnerKey
+from rljob_operator.kube.cache import Cache, ObjectKey
 from rljob_operator.kube.idle import MAX_IDLE_SECONDS, IdleTracker
 from rljob_operator.kube.resources import EVENT, RLJOB
 from rljob_operator.loop.reconcile import reconcile
 
 KEY = JobKey("ns", "gsm8k")
-OWNER = OwnerKey(RLJOB.kind, *KEY)
+OWNER = ObjectKey(RLJOB.kind, *KEY)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SCORE = {"function": {"inline": "def score(sample):\n    return 1.0\n"}}
 

@@ -131,7 +131,7 @@ async def test_cancelled_informer_leaves_no_tasks_when_cancelled_repeatedly(serv
 
 
 @pytest.mark.parametrize("autoscaling", [{"autoscaling": {"maxReplicas": 8}}, {}])
-def test_change_of_a_job_queues_the_reward_models_that_it_references(autoscaling):
+async def test_change_of_a_job_queues_the_reward_models_that_it_references(autoscaling):
     cache, rewards = Cache(), [{"name": "correct", "rewardModelRef": {"name": "math"}}]
     informer = Informer(None, cache, (), 600)
 
@@ -141,6 +141,6 @@ def test_change_of_a_job_queues_the_reward_models_that_it_references(autoscaling
     cache.upsert(REWARD_MODEL.kind, build("math", autoscaling, 1))
     cache.upsert(REWARD_MODEL.kind, build("other", {"autoscaling": {"maxReplicas": 8}}, 2))
     cache.upsert(RLJOB.kind, build("a", {"rewards": rewards}, 3))
-    informer.handle_event(RLJOB.kind, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
+    await informer._on_event(RLJOB, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
     keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
     assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]

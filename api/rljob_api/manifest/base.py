@@ -46,7 +46,9 @@ PATTERN_MESSAGES = {
     REQUIREMENT_PATTERN: "must be one requirement, such as math-verify==0.8.0",
 }
 
-PRESERVE_UNKNOWN_FIELDS: Final[dict[str, JsonValue]] = {"x-kubernetes-preserve-unknown-fields": True}
+Url = Annotated[str, Field(pattern=URL_PATTERN, max_length=2048)]
+FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+"""A mapping with any fields."""
 
 
 def list_map(key: str) -> dict[str, JsonValue]:
@@ -68,6 +70,18 @@ class Rule:
     """The check in Python, on a validated object."""
     cel: str
     """The same check in CEL, over `self`. Empty if the field's schema already enforces it."""
+
+
+def exactly_one(*fields: str, remedy: str = "set one and remove the others") -> Rule:
+    """Return the rule that exactly one of these optional fields (in camelCase) is set."""
+
+    def holds(model: Spec) -> bool:
+        names = yaml_fields(type(model))
+        return [getattr(model, names[field][0]) for field in fields].count(None) == len(fields) - 1
+
+    given = [f"has(self.{field})" for field in fields]
+    cel = " != ".join(given) if len(given) == 2 else f"[{', '.join(given)}].filter(given, given).size() == 1"
+    return Rule(("",), f"must have exactly one of {', '.join(fields)}", remedy, holds, cel)
 
 
 DEFER_RULES: Final = {"rules": "later"}

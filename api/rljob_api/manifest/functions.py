@@ -44,15 +44,6 @@ SIGNATURE_VARIANTS: Final = (
     SignatureVariant("openrlhf", "queries", ("queries", "prompts", "labels"), True),
 )
 
-_EXPECTED: Final = (
-    "verl (data_source, solution_str, ground_truth, extra_info), "
-    "TRL (prompts, completions, **columns) or OpenRLHF (queries, prompts, labels)"
-)
-_EXPECTED_OF_GROUPS: Final = (
-    "verl (data_sources, solution_strs, ground_truths, extra_infos), "
-    "TRL (prompts, completions, **columns) or OpenRLHF (queries, prompts, labels)"
-)
-
 
 def detect_signature_variant(parameter_names: Iterable[str]) -> SignatureVariant | None:
     """Return the variant of a function with these parameters; None if none or several match."""
@@ -64,17 +55,15 @@ def detect_signature_variant(parameter_names: Iterable[str]) -> SignatureVariant
 def check_function(source: str, filename: str, spec: FunctionReward, scope: Scope = "sample") -> list[str]:
     """Return the problems of a reward function's source, each beginning with `filename:line:`."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source, filename)
     except SyntaxError as error:
-        line = f":{error.lineno}" if error.lineno else ""
-        return [f"{filename}{line}: the reward function has a syntax error: {error.msg}"]
-    except (ValueError, RecursionError, MemoryError) as error:
+        return [f"{filename}:{error.lineno or 1}: the reward function has a syntax error: {error.msg}"]
+    except ValueError as error:  # null bytes
         return [f"{filename}: the reward function cannot be parsed: {error}"]
-    defined = _top_level_names(tree)
-    find = _find_class if scope == "sampleThenGroup" else _find_entrypoint
-    name = find(defined, spec.entrypoint)
+    # The last statement that binds each name; "*" for a star import.
+    defined = {name: statement for statement in _statements(tree) for name in _bound_names(statement)}
+    name = _find_entrypoint(defined, spec.entrypoint, scope)
     if name is None:
         # `from x import *` may define any name; the reward server checks it.
         return [] if "*" in defined else [f"{filename}:1: {_missing_entrypoint(defined, spec.entrypoint, scope)}"]
@@ -83,34 +72,30 @@ def check_function(source: str, filename: str, spec: FunctionReward, scope: Scop
 
 
 def _entrypoint_problems(name: str, node: ast.stmt, spec: FunctionReward, scope: Scope) -> Iterator[str]:
-    if isinstance(node, FunctionNode) and scope != "sampleThenGroup":
-        yield from _signature_problems(node, spec, scope)
-    elif isinstance(node, ast.ClassDef) and scope == "sampleThenGroup":
-        missing = [method for method in CLASS_METHODS if method not in _methods(node)]
-        if missing and not node.bases:
-            yield f"the class {name} has no {' and no '.join(missing)}, which scope: sampleThenGroup requires"
+    required_class = f"a class with {' and '.join(CLASS_METHODS)}"
+    if isinstance(node, FunctionNode):
+        if scope == "sampleThenGroup":
+            yield f"{name} is a function; scope: sampleThenGroup requires {required_class}"
+        else:
+            yield from _signature_problems(node, spec, scope)
     elif isinstance(node, ast.ClassDef):
-        yield (
-            f"{name} is a class; the entry point must be a function, except with scope: sampleThenGroup, "
-            f"which requires a class with {' and '.join(CLASS_METHODS)}"
-        )
-    elif isinstance(node, FunctionNode):
-        yield f"{name} is a function; scope: sampleThenGroup requires a class with {' and '.join(CLASS_METHODS)}"
+        missing = [method for method in CLASS_METHODS if method not in _methods(node)]
+        if scope != "sampleThenGroup":
+            yield (
+                f"{name} is a class; the entry point must be a function, except with scope: sampleThenGroup, "
+                f"which requires {required_class}"
+            )
+        elif missing and not node.bases:
+            yield f"the class {name} has no {' and no '.join(missing)}, which scope: sampleThenGroup requires"
 
 
-def _top_level_names(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Return name -> last statement that binds it at module level; `*` for a star import."""
-    return {name: statement for statement in _statements(tree.body) for name in _bound_names(statement)}
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope, including those inside if, try and with."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.If | ast.Try | ast.With):
-            for part in ("body", "handlers", "orelse", "finalbody"):
-                for inner in getattr(statement, part, []):
-                    yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements of a module or class, including those inside if, try and with."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, FunctionNode | ast.ClassDef):
+            yield from _statements(node)
 
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:
@@ -119,34 +104,29 @@ def _bound_names(statement: ast.stmt) -> Iterator[str]:
     elif isinstance(statement, ast.Import | ast.ImportFrom):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
     elif isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for target in targets:
-            yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+        yield from (node.id for node in names if isinstance(node.ctx, ast.Store))
 
 
-def _find_entrypoint(defined: dict[str, ast.stmt], entrypoint: str | None) -> str | None:
-    candidates = (entrypoint,) if entrypoint else DEFAULT_ENTRYPOINTS
+def _find_entrypoint(defined: dict[str, ast.stmt], entrypoint: str | None, scope: Scope) -> str | None:
+    candidates: Iterable[str] = DEFAULT_ENTRYPOINTS
+    if entrypoint:
+        candidates = (entrypoint,)
+    elif scope == "sampleThenGroup":
+        classes = {name: node for name, node in defined.items() if isinstance(node, ast.ClassDef)}
+        complete = (name for name, node in classes.items() if _methods(node).issuperset(CLASS_METHODS))
+        # Inherited methods are unknown here; the reward server checks them.
+        candidates = (*complete, *(name for name, node in classes.items() if node.bases))
     return next((name for name in candidates if name in defined), None)
 
 
-def _find_class(defined: dict[str, ast.stmt], entrypoint: str | None) -> str | None:
-    if entrypoint:
-        return entrypoint if entrypoint in defined else None
-    classes = [(name, node) for name, node in defined.items() if isinstance(node, ast.ClassDef)]
-    complete = [name for name, node in classes if _methods(node).issuperset(CLASS_METHODS)]
-    # Inherited methods are unknown here; the reward server checks them.
-    return next(iter(complete or [name for name, node in classes if node.bases]), None)
-
-
 def _methods(node: ast.ClassDef) -> set[str]:
-    return {name for statement in _statements(node.body) for name in _bound_names(statement)}
+    return {name for statement in _statements(node) for name in _bound_names(statement)}
 
 
 def _missing_entrypoint(defined: dict[str, ast.stmt], entrypoint: str | None, scope: Scope) -> str:
-    wanted: tuple[type[ast.stmt], ...] = (ast.FunctionDef, ast.AsyncFunctionDef)
-    kind = "function"
-    if scope == "sampleThenGroup":
-        wanted, kind = (ast.ClassDef,), "class"
+    kind = "class" if scope == "sampleThenGroup" else "function"
+    wanted = ast.ClassDef if kind == "class" else FunctionNode
     names = [name for name, node in defined.items() if isinstance(node, wanted)]
     found = f"it defines {', '.join(names)}" if names else f"it defines no {kind}"
     if entrypoint is not None:
@@ -165,15 +145,19 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) 
     if arguments.posonlyargs:
         yield f"{shown} has positional-only parameters, but rewards are called by keyword; remove the '/'"
         return
-    expected = _EXPECTED_OF_GROUPS if scope == "group" else _EXPECTED
+    verl = next(v for v in SIGNATURE_VARIANTS if v.convention == "verl" and v.takes_groups == (scope == "group"))
+    expected = (
+        f"verl ({', '.join(verl.arguments)}), "
+        "TRL (prompts, completions, **columns) or OpenRLHF (queries, prompts, labels)"
+    )
     variant = _choose_variant(keyword_parameters, spec, scope)
     if variant is None:
         yield f"{shown} does not match a convention of reward functions; rename its parameters to those of {expected}"
         return
     # With an explicit signature, a function with **kwargs accepts the marker, too.
     if variant.marker not in keyword_parameters and arguments.kwarg is None:
-        passed_names = ", ".join(variant.arguments)
-        yield f"{shown} does not match signature: {variant.convention}, which passes ({passed_names})"
+        passed = ", ".join(variant.arguments)
+        yield f"{shown} does not match signature: {variant.convention}, which passes ({passed})"
         return
     if scope == "group" and not variant.takes_groups:
         yield f"{shown} takes one sample, but scope: group passes lists; use one of {expected}, or remove scope"
@@ -183,8 +167,7 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) 
         yield f"{shown} does not accept {', '.join(unknown)}; remove it from function.kwargs, or add the parameter"
     if variant.convention == "trl":
         return  # other parameters are columns of the data
-    passed = {*variant.arguments, *spec.kwargs}
-    missing = [name for name in _required(arguments) if name not in passed]
+    missing = [name for name in _required(arguments) if name not in (*variant.arguments, *spec.kwargs)]
     if missing:
         yield (
             f"{shown} requires {', '.join(missing)}, which the {variant.convention} convention does not pass; "
@@ -202,18 +185,16 @@ def _choose_variant(parameter_names: list[str], spec: FunctionReward, scope: Sco
 
 
 def _required(arguments: ast.arguments) -> list[str]:
-    num_without_default = len(arguments.args) - len(arguments.defaults)
-    positional = [parameter.arg for parameter in arguments.args[:num_without_default]]
+    positional = arguments.args[: len(arguments.args) - len(arguments.defaults)]
     keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return positional + [parameter.arg for parameter, default in keyword_only if default is None]
+    required = positional + [parameter for parameter, default in keyword_only if default is None]
+    return [parameter.arg for parameter in required]
 
 
 def _show_parameters(arguments: ast.arguments) -> str:
     """Return the parameter names as written, without annotations and defaults."""
     shown = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
-    if arguments.vararg:
-        shown.append(f"*{arguments.vararg.arg}")
+    shown += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
     shown += [parameter.arg for parameter in arguments.kwonlyargs]
-    if arguments.kwarg:
-        shown.append(f"**{arguments.kwarg.arg}")
+    shown += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
     return ", ".join(shown)

@@ -10,33 +10,18 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from rljob_api.manifest import job_sections as sections
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
-from rljob_api.manifest.job_sections import (
-    MAX_SECONDS,
-    Algorithm,
-    Checkpoint,
-    Data,
-    Evaluation,
-    Model,
-    Schedule,
-    Scheduling,
-    SingleTurnAgent,
-    Tracking,
-)
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import API_VERSION
 
 
-def _divides_prompts(spec: RLJobSpec) -> bool:
-    return spec.schedule.prompts_per_step % spec.schedule.mini_batches == 0
-
-
 def _divides_over_ranks(spec: RLJobSpec) -> bool:
-    samples = spec.schedule.prompts_per_step // spec.schedule.mini_batches * spec.algorithm.group_size
-    # A batch that does not divide into mini-batches is reported once, by the rule above.
-    return not _divides_prompts(spec) or samples % spec.trainer.num_ranks == 0
+    prompts, remainder = divmod(spec.schedule.prompts_per_step, spec.schedule.mini_batches)
+    # A batch that does not divide into mini-batches is reported once, by its own rule.
+    return remainder > 0 or prompts * spec.algorithm.group_size % spec.trainer.num_ranks == 0
 
 
 def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
@@ -54,7 +39,7 @@ _RULES: Final = (
         ("schedule.miniBatches", "schedule.promptsPerStep"),
         "must divide schedule.promptsPerStep",
         "change either",
-        _divides_prompts,
+        lambda spec: spec.schedule.prompts_per_step % spec.schedule.mini_batches == 0,
         "self.schedule.promptsPerStep % self.schedule.miniBatches == 0",
     ),
     Rule(
@@ -136,21 +121,15 @@ def _unchanged_unless_suspended(path: str) -> ClusterRule:
 
 
 _IMMUTABLE: Final = (
-    _unchanged("model"),
-    _unchanged("data.train"),
-    _unchanged("algorithm"),
-    _unchanged("schedule.promptsPerStep"),
-    _unchanged("schedule.miniBatches"),
-    _unchanged("schedule.maxStaleness"),
-    _unchanged("schedule.seed"),
+    *map(_unchanged, ("model", "data.train", "algorithm")),
+    *(_unchanged(f"schedule.{field}") for field in ("promptsPerStep", "miniBatches", "maxStaleness", "seed")),
     ClusterRule(
         "managedBy",
         "is immutable; create a new RLJob instead",
         "has(self.managedBy) == has(oldSelf.managedBy) && "
         "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
     ),
-    _unchanged_unless_suspended("trainer.replicas"),
-    _unchanged_unless_suspended("trainer.gpusPerReplica"),
+    *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica")),
 )
 
 
@@ -160,29 +139,29 @@ class RLJobSpec(Spec):
     RULES: ClassVar[tuple[Rule, ...]] = _RULES
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = _IMMUTABLE
 
-    model: Model
+    model: sections.Model
     """The model to train."""
-    data: Data
+    data: sections.Data
     """Training and evaluation data."""
     rewards: list[Reward] = Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory."""
-    algorithm: Algorithm = Algorithm()
-    schedule: Schedule = Schedule()
-    agent: SingleTurnAgent = SingleTurnAgent()
+    algorithm: sections.Algorithm = sections.Algorithm()
+    schedule: sections.Schedule = sections.Schedule()
+    agent: sections.SingleTurnAgent = sections.SingleTurnAgent()
     head: HeadRole = HeadRole()
     trainer: TrainerRole = TrainerRole()
     rollout: RolloutRole = RolloutRole()
-    evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
-    tracking: Tracking = Tracking()
-    scheduling: Scheduling = Scheduling()
+    evaluation: sections.Evaluation = sections.Evaluation()
+    checkpoint: sections.Checkpoint = sections.Checkpoint()
+    tracking: sections.Tracking = sections.Tracking()
+    scheduling: sections.Scheduling = sections.Scheduling()
     suspend: bool = False
     """Whether the job is suspended. true deletes the Pods and keeps the checkpoint; false resumes from it."""
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that manages this job, if not RLJob's operator (set by Kueue's MultiKueue). Immutable."""
-    active_deadline_seconds: int | None = Field(default=None, ge=1, le=MAX_SECONDS)
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=sections.MAX_SECONDS)
     """Seconds after the start when the job fails. Null: no deadline."""
-    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rljob_api.manifest.base import (
     MODULE_PATTERN,
     PART_NAME_PATTERN,
-    PRESERVE_UNKNOWN_FIELDS,
     REQUIREMENT_PATTERN,
-    URL_PATTERN,
+    FreeForm,
     ObjectMeta,
     ObjectName,
     PathText,
     Rule,
     ShortText,
     Spec,
+    Url,
+    exactly_one,
     list_map,
+    yaml_fields,
 )
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
@@ -42,16 +44,7 @@ class FunctionReward(Spec):
     """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
     module."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            ("",),
-            "must have exactly one of inline, file, configMapKeyRef, module",
-            "set one and remove the others",
-            lambda f: [f.inline, f.file, f.config_map_key_ref, f.module].count(None) == 3,
-            "[has(self.inline), has(self.file), has(self.configMapKeyRef), has(self.module)]"
-            ".filter(given, given).size() == 1",
-        ),
-    )
+    RULES: ClassVar = (exactly_one("inline", "file", "configMapKeyRef", "module"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=262144)] | None = None
     """Python source of the function, at most 256 KiB."""
@@ -75,7 +68,7 @@ class FunctionReward(Spec):
     `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. With scope group each argument is a list
     with one element per sample, and verl's parameters are data_sources, solution_strs, ground_truths, extra_infos.
     auto: detected from the parameter names."""
-    kwargs: dict[str, Any] = Field(default={}, json_schema_extra=PRESERVE_UNKNOWN_FIELDS)
+    kwargs: FreeForm = {}
     """Additional keyword arguments of each call, or of the constructor of a class."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
     """Maximum address space of each process of the function, in MiB."""
@@ -94,7 +87,7 @@ class FunctionReward(Spec):
 class HttpReward(Spec):
     """An external endpoint. RLJob deploys nothing for it."""
 
-    url: str = Field(pattern=URL_PATTERN, max_length=2048)
+    url: Url
     """URL that requests are posted to."""
     protocol: Literal["rljob", "openrlhf"] = "rljob"
     """rljob: the request is a ScoreRequest, the response a ScoreResult. openrlhf: `{query, prompts, labels}` and
@@ -172,48 +165,33 @@ class RewardBase(RewardServer):
         return self.model or (self.judge.model if self.judge else None)
 
 
-def _num_kinds(reward: RewardBase) -> int:
-    return 4 - [reward.function, reward.model, reward.judge, reward.http].count(None)
+def _limit_suffices(name: str, num_requests: int) -> Rule:
+    """Return the rule that each replica's share of a limit suffices for `num_requests` per vote of a question."""
+    attribute = yaml_fields(EndpointLimits)[name][0]
 
+    def holds(reward: RewardBase) -> bool:
+        if reward.judge is None or reward.judge.endpoint is None:
+            return True
+        limit = getattr(reward.judge.endpoint.limits, attribute)
+        replicas = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
+        return limit is None or limit >= num_requests * reward.judge.votes * replicas
 
-def _limit_suffices(reward: RewardBase, limit: float | None, factor: int) -> bool:
-    """Whether each replica's share of a limit suffices for all votes of a question."""
-    replicas = reward.autoscaling.max_replicas if reward.autoscaling else reward.replicas
-    return limit is None or reward.judge is None or limit >= factor * reward.judge.votes * replicas
-
-
-def _limits_of(reward: RewardBase) -> EndpointLimits:
-    return reward.judge.endpoint.limits if reward.judge and reward.judge.endpoint else EndpointLimits()
-
-
-def _limit_cel(name: str, factor: int) -> str:
-    field = f"self.judge.endpoint.limits.{name}"
-    votes = "(has(self.judge.votes) ? self.judge.votes : 1)"
-    replicas = "(has(self.autoscaling) ? self.autoscaling.maxReplicas : has(self.replicas) ? self.replicas : 1)"
-    return (
+    field = f"judge.endpoint.limits.{name}"
+    factor = f"{num_requests} x " if num_requests > 1 else ""
+    return Rule(
+        (field, "judge.votes", "replicas"),
+        f"must be at least {factor}votes x replicas: each replica gets an equal share",
+        "raise it, or lower replicas (autoscaling.maxReplicas) or judge.votes",
+        holds,
         "!has(self.judge) || !has(self.judge.endpoint) || !has(self.judge.endpoint.limits) || "
-        f"!has({field}) || {field} >= {factor} * {votes} * {replicas}"
+        f"!has(self.{field}) || self.{field} >= {num_requests} * (has(self.judge.votes) ? self.judge.votes : 1) * "
+        "(has(self.autoscaling) ? self.autoscaling.maxReplicas : has(self.replicas) ? self.replicas : 1)",
     )
 
 
-_LIMIT_REMEDY = "raise it, or lower replicas (autoscaling.maxReplicas) or judge.votes"
-_LIMITS = (
-    Rule(
-        ("judge.endpoint.limits.concurrency", "judge.votes", "replicas"),
-        "must be at least votes x replicas: each replica gets an equal share",
-        _LIMIT_REMEDY,
-        lambda reward: _limit_suffices(reward, _limits_of(reward).concurrency, 1),
-        _limit_cel("concurrency", 1),
-    ),
-    Rule(
-        ("judge.endpoint.limits.requestsPerMinute", "judge.votes", "replicas"),
-        "must be at least 2 x votes x replicas: each replica gets an equal share",
-        _LIMIT_REMEDY,
-        lambda reward: _limit_suffices(reward, _limits_of(reward).requests_per_minute, 2),
-        _limit_cel("requestsPerMinute", 2),
-    ),
-)
-_SCOPE = (
+_SHARED_RULES = (
+    _limit_suffices("concurrency", 1),
+    _limit_suffices("requestsPerMinute", 2),
     Rule(
         ("scope", "model"),
         "must be sample for a model: a classifier scores one text at a time",
@@ -243,32 +221,20 @@ _SCOPE = (
         lambda reward: not reward.cache or reward.scope != "group",
         "!has(self.cache) || !self.cache || !has(self.scope) || self.scope != 'group'",
     ),
-)
-_NO_PODS_TO_SCALE = Rule(
-    ("autoscaling", "http"),
-    "must not be set together with http",
-    "remove it: RLJob deploys no Pods for an endpoint",
-    lambda reward: reward.autoscaling is None or reward.http is None,
-    "!has(self.autoscaling) || !has(self.http)",
+    Rule(
+        ("autoscaling", "http"),
+        "must not be set together with http",
+        "remove it: RLJob deploys no Pods for an endpoint",
+        lambda reward: reward.autoscaling is None or reward.http is None,
+        "!has(self.autoscaling) || !has(self.http)",
+    ),
 )
 
 
 class RewardModelSpec(RewardBase):
     """A reward service. Exactly one of function, model, judge and http."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *RewardServer.RULES,
-        Rule(
-            ("",),
-            "must have exactly one of function, model, judge, http",
-            "set one and remove the others",
-            lambda reward: _num_kinds(reward) == 1,
-            "[has(self.function), has(self.model), has(self.judge), has(self.http)].filter(given, given).size() == 1",
-        ),
-        *_LIMITS,
-        *_SCOPE,
-        _NO_PODS_TO_SCALE,
-    )
+    RULES: ClassVar = (*RewardServer.RULES, exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)
 
 
 class RewardModelRef(Spec):
@@ -282,19 +248,10 @@ class Reward(RewardBase):
     """One reward of a job: exactly one of function, model, judge, http and rewardModelRef. The job's score is the
     weighted sum of its rewards."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar = (
         *RewardServer.RULES,
-        Rule(
-            ("",),
-            "must have exactly one of function, model, judge, http, rewardModelRef",
-            "set one and remove the others",
-            lambda reward: _num_kinds(reward) + (reward.reward_model_ref is not None) == 1,
-            "[has(self.function), has(self.model), has(self.judge), has(self.http), has(self.rewardModelRef)]"
-            ".filter(given, given).size() == 1",
-        ),
-        *_LIMITS,
-        *_SCOPE,
-        _NO_PODS_TO_SCALE,
+        exactly_one("function", "model", "judge", "http", "rewardModelRef"),
+        *_SHARED_RULES,
         Rule(
             ("autoscaling", "rewardModelRef"),
             "must not be set together with rewardModelRef",

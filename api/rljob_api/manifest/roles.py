@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from rljob_api.manifest.base import PRESERVE_UNKNOWN_FIELDS, QUANTITY_PATTERN, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.base import QUANTITY_PATTERN, FreeForm, PathText, Rule, ShortText, Spec
 
 
 def _integer_to_text(value: Any) -> Any:
@@ -106,7 +106,7 @@ class Role(Spec):
     """Nodes on which the role's Pods may run."""
     env: dict[str, EnvValue] = Field(default={}, max_length=128)
     """Additional environment of the main container. Names that begin with RLJOB_ are reserved."""
-    template: dict[str, Any] = Field(default={}, json_schema_extra=PRESERVE_UNKNOWN_FIELDS)
+    template: FreeForm = {}
     """A partial PodTemplateSpec, merged over the generated one (maps by key, containers and volumes by name)."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
     """Maximum restarts of the role after failures; one more failure fails the job."""

@@ -11,16 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import (
-    PRESERVE_UNKNOWN_FIELDS,
-    URL_PATTERN,
-    LongText,
-    ObjectName,
-    PathText,
-    Rule,
-    ShortText,
-    Spec,
-)
+from rljob_api.manifest.base import FreeForm, LongText, ObjectName, PathText, Rule, ShortText, Spec, Url, exactly_one
 from rljob_api.manifest.roles import Resources
 from rljob_api.manifest.sources import ModelSource
 
@@ -87,7 +78,7 @@ class EndpointLimits(Spec):
 class JudgeEndpoint(Spec):
     """An external OpenAI-compatible endpoint."""
 
-    url: str = Field(pattern=URL_PATTERN, max_length=2048)
+    url: Url
     """Base URL, such as https://api.openai.com/v1. RLJob appends /chat/completions."""
     model: ShortText
     """The `model` of every request."""
@@ -101,19 +92,11 @@ class JudgeEndpoint(Spec):
 class JudgeParser(Spec):
     """How an answer becomes a score: exactly one of regex and jsonSchema."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            ("",),
-            "must have exactly one of regex, jsonSchema",
-            "set one and remove the other",
-            lambda parser: (parser.regex is None) != (parser.json_schema is None),
-            "has(self.regex) != has(self.jsonSchema)",
-        ),
-    )
+    RULES: ClassVar = (exactly_one("regex", "jsonSchema", remedy="set one and remove the other"),)
 
     regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Python regular expression. The score is the group `score`, else the first group, of the last match."""
-    json_schema: dict[str, Any] | None = Field(default=None, json_schema_extra=PRESERVE_UNKNOWN_FIELDS)
+    json_schema: FreeForm | None = None
     """JSON schema of the answer, sent as structured output (response_format)."""
     score_path: ShortText = "score"
     """Path of the score in a jsonSchema answer: keys and indices joined by dots. Other numbers on the same level become
@@ -129,7 +112,7 @@ class JudgeSampling(Spec):
     """Softmax temperature. 0 is greedy."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum tokens of an answer, including its reasoning."""
-    extra_body: dict[str, Any] = Field(default={}, json_schema_extra=PRESERVE_UNKNOWN_FIELDS)
+    extra_body: FreeForm = {}
     """Additional fields of each request (top_p, seed, reasoning_effort)."""
 
 
@@ -137,12 +120,8 @@ class JudgeReward(Spec):
     """A chat model that judges: exactly one of model (served as a sidecar of the reward server) and endpoint."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            ("",),
-            "must have exactly one of model, endpoint",
-            "set model to a checkpoint to serve, or endpoint to an existing endpoint",
-            lambda judge: (judge.model is None) != (judge.endpoint is None),
-            "has(self.model) != has(self.endpoint)",
+        exactly_one(
+            "model", "endpoint", remedy="set model to a checkpoint to serve, or endpoint to an existing endpoint"
         ),
         Rule(
             ("votes", "sampling.temperature"),

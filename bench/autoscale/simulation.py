@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rljob_api.wire.protocol import RewardDemand
 from rljob_operator.backend import Demand
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.rewards.forecast import DemandForecaster
@@ -115,19 +114,15 @@ class Job:
         ordered = sorted(self.latencies)
         mean = sum(ordered) / len(ordered) if ordered else None
         in_flight = self.progress.num_generated - self.progress.num_scored
-        names = ("samples", "expected", "is_open", "is_first", "due_seconds")
-        fields = {name: getattr(forecast, name) for name in names}
-        reported = RewardDemand(
-            **fields,
-            starts_in_seconds=forecast.starts_in_seconds,
-            elapsed_seconds=forecast.elapsed_seconds,
-            window_seconds=forecast.window_seconds(mean),
-            in_flight=in_flight,
-            waiting=in_flight - num_executing,
-            oldest_in_flight_seconds=oldest,
-            latency_seconds=mean,
-            latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
-        )
+        measured = {
+            "window_seconds": forecast.window_seconds(mean),
+            "in_flight": in_flight,
+            "waiting": in_flight - num_executing,
+            "oldest_in_flight_seconds": oldest,
+            "latency_seconds": mean,
+            "latency_p95_seconds": ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
+        }
+        reported = forecast.demand.model_copy(update=measured)
         return Demand(self.spec.name, reported)
 
 
@@ -303,9 +298,7 @@ class Simulation:
     def _ended(self, job: Job) -> Callable[[], None]:
         def act() -> None:
             progress = job.progress
-            progress.num_generated += 1
             progress.ended_at.append(self.now)
-            progress.generated_at = self.now
             if job.first_ended_at is None:
                 job.first_ended_at = self.now
                 self._record_ready()

@@ -39,6 +39,11 @@ def make_request(i, completion=None, **fields):
     return ScoreRequest(id=f"s{i}", prompt="p", completion=str(i) if completion is None else completion, **fields)
 
 
+async def score_alone(rewards, request):
+    """Return the results of all rewards for a sample that is its own group."""
+    return await rewards.open_group(request.id, request.lane, 1).score(0, request)
+
+
 class RewardServer:
     """A reward whose score is the completion, a number, unless `fault` returns something else."""
 

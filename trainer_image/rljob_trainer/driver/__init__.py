@@ -1,1 +1,1 @@
-"""The training loop and the parts of a step. It knows neither HTTP servers, Ray nor vLLM: `ports` has what it needs."""
+"""The training loop and the parts of a step. It knows neither Ray nor vLLM, see `ports`."""

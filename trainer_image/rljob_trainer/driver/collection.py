@@ -11,21 +11,20 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Collection as Names
 from dataclasses import dataclass
-from typing import Any
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.protocol import Lane, ScoreRequest
 from rljob_trainer.agents import AgentLoop
-from rljob_trainer.driver.ports import Rollouts
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import Group, Prompt, Trajectory
+from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
-from rljob_trainer.rewards.groups import GroupScorer
+from rljob_trainer.rewards.groups import GroupScorer, run_all
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +54,13 @@ class CollectionPlan:
     def group_id(self, group: int) -> str:
         return f"{self.incarnation}/{self.lane}/{self.step}/{group}"
 
-    def sample_id(self, group: int, sample: int) -> str:
-        return f"{self.group_id(group)}/{sample}"
-
 
 class Collector:
     """What all collections of a job share."""
 
-    def __init__(self, agent: AgentLoop, rollouts: Rollouts, rewards: RewardClients, specs: Sequence[Reward]) -> None:
+    def __init__(
+        self, agent: AgentLoop, rollouts: RolloutClient, rewards: RewardClients, specs: Sequence[Reward]
+    ) -> None:
         self.agent, self.rollouts, self.rewards, self.specs = agent, rollouts, rewards, specs
         self.progress = CollectionProgress()
         """Of the newest collection."""
@@ -81,9 +79,8 @@ class Collection:
 
     def __init__(self, collector: Collector, prompts: Sequence[Prompt], plan: CollectionPlan) -> None:
         self.plan = plan
-        self.progress = CollectionProgress(
-            plan.lane, len(prompts) * plan.group_size, started_at=time.monotonic(), group_size=plan.group_size
-        )
+        num_samples = len(prompts) * plan.group_size
+        self.progress = CollectionProgress(plan.lane, num_samples, plan.group_size, started_at=time.monotonic())
         self._collector = collector
         self._groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
         self._tasks: list[asyncio.Task[Trajectory]] = []
@@ -127,16 +124,13 @@ class Collection:
                 return
             log.warning("rescoring %d groups: %s", len(stale), ", ".join(sorted(set().union(*(n for _, n in stale)))))
             self.progress.num_scored -= sum(len(group.trajectories) for group, _ in stale)
-            await _run_all([self._rescore(group, names) for group, names in stale])
+            await run_all([self._rescore(group, names) for group, names in stale])
 
     async def _sample(self, group: Group, sample: int, scorer: GroupScorer) -> Trajectory:
         collector, plan = self._collector, self.plan
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
         trajectory = await collector.agent.run(
-            group.prompt,
-            group.index,
-            sample,
-            lambda token_ids: collector.rollouts.complete(token_ids, plan.sampling, seed),
+            group.prompt, group.index, sample, lambda tokens: collector.rollouts.complete(tokens, plan.sampling, seed)
         )
         trajectory.ended_at = time.monotonic()
         self.progress.record_ended(trajectory)
@@ -146,18 +140,14 @@ class Collection:
 
     async def _score(self, prompt: Prompt, trajectory: Trajectory, scorer: GroupScorer) -> None:
         request = build_request(prompt, trajectory, self.plan)
-        try:
-            results = await scorer.score(trajectory.sample, request, trajectory.ended_at)
-        except BaseExceptionGroup as error:
-            raise _first_cause(error) from error
+        results = await scorer.score(trajectory.sample, request, trajectory.ended_at)
         trajectory.results = {**trajectory.results, **results}
         trajectory.score = weighted_score(trajectory, self._collector.specs)
         self.progress.record_scored(trajectory, time.monotonic())
 
     async def _rescore(self, group: Group, names: Names[str]) -> None:
-        """Rescore a group with the rewards `names`; keep the results of the others."""
         scorer = self._open_scorer(group, names)
-        await _run_all([self._score(group.prompt, trajectory, scorer) for trajectory in group.trajectories])
+        await run_all([self._score(group.prompt, trajectory, scorer) for trajectory in group.trajectories])
         for name in names:
             self._collector.rewards.clients[name].num_rescored += len(group.trajectories)
 
@@ -169,7 +159,7 @@ class Collection:
 def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) -> ScoreRequest:
     """Return the request that the rewards receive for a trajectory."""
     return ScoreRequest(
-        id=plan.sample_id(trajectory.group, trajectory.sample),
+        id=f"{plan.group_id(trajectory.group)}/{trajectory.sample}",
         lane=plan.lane,
         prompt=prompt.prompt,
         completion=trajectory.text,
@@ -177,20 +167,3 @@ def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) 
         data_source=prompt.data_source,
         extra_info={**prompt.extra_info, "truncated": trajectory.truncated, "num_tokens": trajectory.num_sampled},
     )
-
-
-async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all of `work` concurrently. The first error cancels the rest and is raised unwrapped."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for each in work:
-                tasks.create_task(each)
-    except BaseExceptionGroup as error:
-        raise _first_cause(error) from error
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the first error inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -84,7 +84,7 @@ class Ledger:
 
         The rest counts as scoring: the driver waited only for rewards.
         """
-        generate = progress.generated_at - progress.started_at
+        generate = progress.generate_seconds
         self.add_seconds("generate", generate)
         self.add_seconds("update", update_seconds)
         self.add_seconds("score", total_seconds - generate - update_seconds)
@@ -131,7 +131,7 @@ class Ledger:
         """Return the step's line in metrics.jsonl."""
         spec, step, served = self._job.spec, self.history.step + 1, self._served.values()
         phases = self._close_phases()
-        generate = phases.get("generate", 0.0)
+        num_tokens, generate = sum(t.num_sampled for t in progress.trajectories), phases.get("generate", 0.0)
         return {
             "type": "step",
             "step": step,
@@ -139,11 +139,11 @@ class Ledger:
             **summarize_step(
                 outcome.groups,
                 outcome.updates,
-                progress.latencies,
+                list(progress.latency_by_sample.values()),
                 rewards=spec.rewards,
                 zero_std_threshold=spec.algorithm.zero_std_threshold,
             ),
-            "tokens_per_second": progress.num_tokens / generate if generate else None,
+            "tokens_per_second": num_tokens / generate if generate else None,
             "pause_seconds": mean(weights.pause_seconds for weights in served),
             "transfer_seconds": mean(weights.transfer_seconds for weights in served),
             "weight_version": step,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from rljob_api.wire.protocol import DriverStatus
-from rljob_trainer.driver.ports import Rollouts
 from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
 
@@ -18,7 +18,7 @@ def describe_live(
     status: DriverStatus,
     progress: CollectionProgress,
     rewards: RewardClients,
-    rollouts: Rollouts,
+    rollouts: RolloutClient,
     forecaster: DemandForecaster,
 ) -> DriverStatus:
     """Complete `status` with what holds now."""
@@ -47,7 +47,7 @@ def _is_last(status: DriverStatus, progress: CollectionProgress) -> bool:
     return status.phase == "done" or num_done >= status.total_steps > 0
 
 
-def _describe_collection(progress: CollectionProgress, rewards: RewardClients, rollouts: Rollouts) -> str:
+def _describe_collection(progress: CollectionProgress, rewards: RewardClients, rollouts: RolloutClient) -> str:
     num_open = progress.num_samples - progress.num_generated
     if num_open:
         queued = f", {rollouts.num_waiting} of them for a free rollout" if rollouts.num_waiting else ""

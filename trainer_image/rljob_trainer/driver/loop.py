@@ -28,7 +28,7 @@ from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
-from rljob_trainer.driver.ports import Rollouts, StartTrainer, Trainer, TrainerGroupDiedError
+from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
@@ -37,6 +37,7 @@ from rljob_trainer.episodes.types import Prompt
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import checkpoint_exists, disk_errors, resume, save_checkpoint
 from rljob_trainer.history.tracking import Trackers
+from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
 
@@ -51,7 +52,7 @@ class DriverComponents:
     """Everything that the loop drives."""
 
     start_trainer: StartTrainer
-    rollouts: Rollouts
+    rollouts: RolloutClient
     rewards: RewardClients
     collector: Collector
     board: StatusBoard

@@ -1,4 +1,4 @@
-"""What the driver needs from the trainer group and from the rollouts, and how the trainer group fails."""
+"""What the driver needs from the trainer group, and how it fails."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from rljob_api.errors import TransientError
-from rljob_api.manifest.roles import Sampling
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
-from rljob_trainer.episodes.types import Completion, TrainSample, UpdateMetrics
+from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
 
 
 class TrainerGroupDiedError(TransientError):
@@ -33,15 +32,3 @@ class StartTrainer(Protocol):
     """Returns a trainer group that is ready. `report` gets what the start waits for."""
 
     async def __call__(self, *, generation: str, checkpoint: Path | None, report: Callable[[str], None]) -> Trainer: ...
-
-
-class Rollouts(Protocol):
-    """All rollout replicas, as one."""
-
-    on_mismatch: Callable[[str], None]
-
-    @property
-    def num_waiting(self) -> int: ...
-    async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion: ...
-    async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]: ...
-    def describe_wait(self) -> str: ...

@@ -30,8 +30,6 @@ class StatusBoard:
         self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
 
     def set_phase(self, phase: str, waits_for: str = "") -> None:
-        if phase != self.status.phase:
-            log.debug("%s", phase)
         self.update(phase=phase, waits_for=waits_for)
 
     def waits_for(self, message: str) -> None:

@@ -7,7 +7,6 @@ on-policy; every ratio is to the weights that sampled.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,8 @@ from dataclasses import dataclass, field
 from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.driver.collection import Collection
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.episodes.batches import build_samples
+from rljob_trainer.episodes.batches import Logprobs, build_samples
 from rljob_trainer.episodes.types import Group, TrainSample, Trajectory, UpdateMetrics
-
-Logprobs = dict[tuple[int, int], list[float]]
-"""(group, sample) -> [tokens]"""
 
 
 @dataclass
@@ -57,7 +53,10 @@ async def run_updates(
             outcome.update_seconds += time.monotonic() - started_at
         set_phase("score")
         await collection.rescore_stale(chunk)
-        samples = build_chunk_samples(chunk, spec, old_logprobs)
+        samples = build_samples(chunk, spec.rewards, spec.algorithm, old_logprobs)
+        trajectories = [trajectory for group in chunk for trajectory in group.trajectories]
+        for sample, trajectory in zip(samples, trajectories, strict=True):
+            trajectory.advantage = sample.advantage if any(sample.loss_mask) else None
         set_phase("update")
         started_at = time.monotonic()
         for start in range(0, len(samples), update_size):
@@ -69,20 +68,6 @@ async def run_updates(
             set_phase("score")
     outcome.groups.sort(key=lambda group: group.index)
     return outcome
-
-
-def build_chunk_samples(chunk: Sequence[Group], spec: RLJobSpec, old_logprobs: Logprobs | None) -> list[TrainSample]:
-    """Return the samples of `chunk`, and record each advantage in its trajectory for the trajectory log."""
-    trajectories = [trajectory for group in chunk for trajectory in group.trajectories]
-    samples = build_samples(chunk, spec.rewards, spec.algorithm)
-    for sample, trajectory in zip(samples, trajectories, strict=True):
-        trajectory.advantage = sample.advantage if any(sample.loss_mask) else None
-    if old_logprobs is None:
-        return samples
-    return [
-        dataclasses.replace(sample, old_logprobs=old_logprobs[t.group, t.sample])
-        for sample, t in zip(samples, trajectories, strict=True)
-    ]
 
 
 async def iter_chunks(groups: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:

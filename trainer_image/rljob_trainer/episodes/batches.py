@@ -14,6 +14,9 @@ from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import compute_advantages
 from rljob_trainer.episodes.types import Group, TrainSample, Trajectory
 
+Logprobs = dict[tuple[int, int], list[float]]
+"""(group, sample) -> [tokens]"""
+
 
 def weighted_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | None:
     """Return the weighted sum of a trajectory's rewards; None if one is missing or invalid, or the sum overflows."""
@@ -35,7 +38,9 @@ def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]
     return [trajectory.score for trajectory in group.trajectories]
 
 
-def build_samples(groups: Sequence[Group], rewards: Sequence[Reward], algorithm: Algorithm) -> list[TrainSample]:
+def build_samples(
+    groups: Sequence[Group], rewards: Sequence[Reward], algorithm: Algorithm, old_logprobs: Logprobs | None = None
+) -> list[TrainSample]:
     """Return the training samples of `groups` in their order. The loss mask of a masked sample is all zeros."""
     scores = [usable_scores(group, rewards) for group in groups]
     advantages = compute_advantages(
@@ -47,6 +52,7 @@ def build_samples(groups: Sequence[Group], rewards: Sequence[Reward], algorithm:
             loss_mask=[0] * len(trajectory.token_ids) if score is None else trajectory.loss_mask,
             rollout_logprobs=trajectory.logprobs,
             advantage=advantage,
+            old_logprobs=old_logprobs[trajectory.group, trajectory.sample] if old_logprobs else None,
         )
         for group, group_scores, group_advantages in zip(groups, scores, advantages, strict=True)
         for trajectory, score, advantage in zip(group.trajectories, group_scores, group_advantages, strict=True)

@@ -15,40 +15,34 @@ class CollectionProgress:
 
     lane: Lane = "train"
     num_samples: int = 0
-    num_generated: int = 0
-    num_scored: int = 0
-    num_tokens: int = 0
+    group_size: int = 1
     started_at: float = 0.0
-    generated_at: float = 0.0
-    """When the last trajectory ended."""
     ended_at: list[float] = field(default_factory=list)
-    """[generated] When each trajectory ended."""
+    """[generated] When each trajectory ended, ascending."""
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """[generated] Ended ones, scored or not."""
+    num_scored: int = 0
     scored_at: float = 0.0
     """When the last reward arrived."""
     latency_by_sample: dict[tuple[int, int], float] = field(default_factory=dict)
     """(group, sample) -> seconds from its trajectory's end to its last reward."""
-    trajectories: list[Trajectory] = field(default_factory=list)
-    """Ended ones, scored or not."""
     all_generated: asyncio.Event = field(default_factory=asyncio.Event)
     """Also set when a sample fails, because the rest may then never be generated."""
     failure: BaseException | None = None
     """Error of the first sample that failed."""
-    group_size: int = 1
-    group_ended_at: list[float] = field(default_factory=list)
-    """When the last trajectory of each group ended."""
-    _num_open: dict[int, int] = field(default_factory=dict)
-    """By group: trajectories that have not ended, once one has."""
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.ended_at)
+
+    @property
+    def generate_seconds(self) -> float:
+        """From the start to the end of the newest trajectory."""
+        return self.ended_at[-1] - self.started_at if self.ended_at else 0.0
 
     def record_ended(self, trajectory: Trajectory) -> None:
-        """Record that a conversation has ended."""
-        self.generated_at = trajectory.ended_at
         self.ended_at.append(trajectory.ended_at)
-        self.num_generated += 1
-        self.num_tokens += trajectory.num_sampled
         self.trajectories.append(trajectory)
-        self._num_open[trajectory.group] = self._num_open.get(trajectory.group, self.group_size) - 1
-        if not self._num_open[trajectory.group]:
-            self.group_ended_at.append(trajectory.ended_at)
         if self.num_generated == self.num_samples:
             self.all_generated.set()
 
@@ -69,8 +63,3 @@ class CollectionProgress:
         await self.all_generated.wait()
         if self.failure is not None:
             raise self.failure
-
-    @property
-    def latencies(self) -> list[float]:
-        """[scored]"""
-        return list(self.latency_by_sample.values())

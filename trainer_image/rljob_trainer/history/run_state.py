@@ -98,11 +98,6 @@ def checkpoint_exists(run_dir: Path, step: int) -> bool:
     return (checkpoint_folder(run_dir, step) / FILE_COMPLETE).exists()
 
 
-def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the newest complete checkpoint."""
-    return next(reversed(_complete_checkpoints(run_dir)), None)
-
-
 def _complete_checkpoints(run_dir: Path) -> list[Path]:
     """Return the folders of complete checkpoints, oldest first: by number, as names of 7 digits sort differently."""
     folders = (file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{FILE_COMPLETE}"))
@@ -111,7 +106,7 @@ def _complete_checkpoints(run_dir: Path) -> list[Path]:
 
 def resume(run_dir: Path) -> tuple[History, Path | None]:
     """Return the newest complete checkpoint and its history, or a new history. Truncate all files to it."""
-    folder = newest_checkpoint(run_dir)
+    folder = next(reversed(_complete_checkpoints(run_dir)), None)
     history = History()
     if folder is not None:
         try:
@@ -154,7 +149,9 @@ async def save_checkpoint(
         folder.mkdir(parents=True)
         await save_trainer(folder)
         metrics = run_dir / FILE_METRICS
-        history.metrics_bytes = _sync(metrics) if metrics.exists() else 0
+        metrics.touch()
+        _sync(metrics)
+        history.metrics_bytes = metrics.stat().st_size
         write_durably(folder / FILE_DRIVER, history.model_dump_json(indent=1))
         write_durably(folder / FILE_COMPLETE, "")
     for old in _complete_checkpoints(run_dir)[:-keep]:
@@ -163,31 +160,27 @@ async def save_checkpoint(
     return folder
 
 
-def _sync(path: Path) -> int:
-    """Flush a file to the disk, and return its size."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+def _sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_durably(path: Path, text: str) -> None:
     """Write a file atomically: after a crash of the process or the node it is complete, or it does not exist."""
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text, encoding="utf-8")
     rename_durably(temporary, path)
 
 
 def rename_durably(temporary: Path, path: Path) -> None:
-    """Rename a file that is flushed to the disk, and flush the rename."""
+    """Flush a file to the disk and rename it, and flush the rename."""
+    _sync(temporary)
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _sync(path.parent)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ job that uses them.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -56,19 +57,22 @@ class TensorBoard:
         self._writer.close()
 
 
+def _import_client(package: str, field: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"spec.tracking.{field} is set, but {package} is not installed; install rljob-trainer[{package}]"
+        ) from error
+
+
 class WeightsAndBiases:
     """One run per job; a resumed job continues it."""
 
     def __init__(self, project: str, job: RLJob) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "spec.tracking.wandbProject is set, but wandb is not installed; install rljob-trainer[wandb]"
-            ) from error
         name = f"{job.metadata.namespace}-{job.metadata.name}"
         run_id = job.metadata.uid or name
-        self._run: Any = wandb.init(
+        self._run = _import_client("wandb", "wandbProject").init(
             project=project, name=job.metadata.name, id=run_id, resume="allow", config=job.to_manifest()["spec"]
         )
 
@@ -83,15 +87,9 @@ class MlFlow:
     """One run per start of the driver: MLflow assigns the ids, so a restarted driver cannot continue a run."""
 
     def __init__(self, experiment: str, job: RLJob) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise UserError(
-                "spec.tracking.mlflowExperiment is set, but mlflow is not installed; install rljob-trainer[mlflow]"
-            ) from error
-        self._mlflow: Any = mlflow
-        mlflow.set_experiment(experiment)
-        mlflow.start_run(run_name=job.metadata.name)
+        self._mlflow = _import_client("mlflow", "mlflowExperiment")
+        self._mlflow.set_experiment(experiment)
+        self._mlflow.start_run(run_name=job.metadata.name)
 
     def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         self._mlflow.log_metrics({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -121,8 +120,6 @@ def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group]) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     pq.write_table(table, temporary, compression="zstd")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
     rename_durably(temporary, path)
 
 

@@ -124,21 +124,15 @@ class RewardClient:
         mean = sum(ordered) / len(ordered) if ordered else None
         executions = [pending for pending in self.in_flight if not pending.is_group_step]
         sent_at = [pending.sent_at for pending in executions if pending.sent_at is not None]
-        return RewardDemand(
-            samples=forecast.samples,
-            expected=forecast.expected,
-            is_open=forecast.is_open,
-            is_first=forecast.is_first,
-            starts_in_seconds=forecast.starts_in_seconds,
-            elapsed_seconds=forecast.elapsed_seconds,
-            due_seconds=forecast.due_seconds,
-            window_seconds=forecast.window_seconds(mean),
-            in_flight=len(executions),
-            waiting=len(executions) - len(sent_at),
-            oldest_in_flight_seconds=now - min(sent_at) if sent_at else 0.0,
-            latency_seconds=mean,
-            latency_p95_seconds=ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
-        )
+        measured = {
+            "window_seconds": forecast.window_seconds(mean),
+            "in_flight": len(executions),
+            "waiting": len(executions) - len(sent_at),
+            "oldest_in_flight_seconds": now - min(sent_at) if sent_at else 0.0,
+            "latency_seconds": mean,
+            "latency_p95_seconds": ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
+        }
+        return forecast.demand.model_copy(update=measured)
 
     def describe_wait(self) -> str:
         """Describe the wait for results: its age, and what is missing. Empty if nothing is in flight."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 import aiohttp
 
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.protocol import Lane, RewardDemand, ScoreRequest
-from rljob_trainer.episodes.types import ScoredResult, Trajectory
+from rljob_api.wire.protocol import Lane, RewardDemand
+from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.rewards.client import RewardClient
 from rljob_trainer.rewards.forecast import DemandForecast
 from rljob_trainer.rewards.groups import GroupScorer
@@ -46,10 +46,6 @@ class RewardClients:
         """Return a scorer for one group. `names`: the rewards that score it; None for all."""
         clients = {name: client for name, client in self.clients.items() if names is None or name in names}
         return GroupScorer(clients, group_id, lane, size)
-
-    async def score(self, request: ScoreRequest) -> dict[str, ScoredResult]:
-        """Return the results of all rewards for a sample that is its own group."""
-        return await self.open_group(request.id, request.lane, 1).score(0, request)
 
     def find_stale(self, trajectories: Iterable[Trajectory]) -> set[str]:
         """Return the rewards that scored any of `trajectories` with another version than the pinned one."""

@@ -7,10 +7,10 @@ client measures the latency of a score; the operator computes replicas. Pure: th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import Lane
+from rljob_api.wire.protocol import Lane, RewardDemand
 from rljob_trainer.episodes.progress import CollectionProgress
 
 _MAX_ENDS = 256
@@ -21,15 +21,10 @@ _MIN_GENERATED_SHARE = 0.1
 
 @dataclass(frozen=True)
 class DemandForecast:
-    """The current collection, or the next one. See RewardDemand."""
+    """The current collection, or the next one."""
 
-    samples: int = 0
-    expected: int = 0
-    is_open: bool = False
-    is_first: bool = False
-    starts_in_seconds: float = 0.0
-    elapsed_seconds: float = 0.0
-    due_seconds: float | None = None
+    demand: RewardDemand = field(default_factory=RewardDemand)
+    """Without what only the client of a reward measures."""
     ends: tuple[float, ...] = ()
     """Ascending seconds from the start at which samples of the previous collection ended; empty: unknown."""
     group_size: int = 1
@@ -38,14 +33,15 @@ class DemandForecast:
 
     def in_groups(self) -> DemandForecast:
         """Return the forecast for a reward that scores groups: it counts groups, which end with their last samples."""
-        size = max(1, self.group_size)
-        samples, expected = -(-self.samples // size), -(-self.expected // size)
-        return replace(self, samples=samples, expected=expected, ends=self.group_ends, group_size=1)
+        size, demand = self.group_size, self.demand
+        counts = {"samples": -(-demand.samples // size), "expected": -(-demand.expected // size)}
+        return DemandForecast(demand.model_copy(update=counts), self.group_ends)
 
     def window_seconds(self, latency_seconds: float | None) -> float | None:
-        if self.due_seconds is None or not self.ends:
-            return self.due_seconds
-        return measure_window(self.ends, self.due_seconds, latency_seconds or 0.0)
+        due_seconds = self.demand.due_seconds
+        if due_seconds is None or not self.ends:
+            return due_seconds
+        return measure_window(self.ends, due_seconds, latency_seconds or 0.0)
 
 
 def measure_window(ends: Sequence[float], due_seconds: float, latency_seconds: float) -> float:
@@ -66,9 +62,8 @@ class DemandForecaster:
     def __init__(self, samples_per_step: int, mini_batches: int, group_size: int = 1) -> None:
         """`mini_batches`: parts of a step that are updated on as soon as they are scored."""
         self._samples_per_step, self._mini_batches, self._group_size = samples_per_step, mini_batches, group_size
-        self._due: dict[Lane, float] = {}
-        self._ends: dict[Lane, tuple[float, ...]] = {}
-        self._group_ends: dict[Lane, tuple[float, ...]] = {}
+        self._measured: dict[Lane, DemandForecast] = {}
+        """Of the last collection: the times alone."""
         self._scored_at: float | None = None
         self._pause_seconds: float | None = None
 
@@ -89,43 +84,33 @@ class DemandForecaster:
 
     def record_end(self, progress: CollectionProgress, update_seconds: float) -> None:
         """Record a collection with its updates. The last mini-batch determines when the GPUs needed the last scores."""
-        lane = progress.lane
-        ends = sorted(end - progress.started_at for end in progress.ended_at)
-        if not ends:
+        if not progress.ended_at:
             return
-        self._due[lane] = ends[-1] + update_seconds * self._early_share(lane)
-        self._ends[lane] = _subsample(ends)
-        self._group_ends[lane] = _subsample(sorted(end - progress.started_at for end in progress.group_ended_at))
+        due_seconds = progress.generate_seconds + update_seconds * self._early_share(progress.lane)
+        last_by_group = {trajectory.group: trajectory.ended_at for trajectory in progress.trajectories}
+        self._measured[progress.lane] = DemandForecast(
+            RewardDemand(due_seconds=due_seconds),
+            ends=_subsample([end - progress.started_at for end in progress.ended_at]),
+            group_ends=_subsample(sorted(end - progress.started_at for end in last_by_group.values())),
+        )
         self._scored_at = progress.scored_at
 
     def predict(self, progress: CollectionProgress, now: float, *, is_open: bool, is_last: bool) -> DemandForecast:
         """Return the forecast. `is_open`: `progress` is of the current collection. `is_last`: none follows it."""
         lane: Lane = progress.lane if is_open else "train"
+        measured = self._measured.get(lane, DemandForecast())
         # After the last collection these still describe it: the next job starts with them.
-        known = DemandForecast(
-            is_first=lane not in self._due,
-            due_seconds=self._due.get(lane),
-            ends=self._ends.get(lane, ()),
-            group_size=progress.group_size if is_open else self._group_size,
-            group_ends=self._group_ends.get(lane, ()),
-        )
+        demand = RewardDemand(is_first=lane not in self._measured, due_seconds=measured.demand.due_seconds)
         if is_open:
-            elapsed = now - progress.started_at
-            return replace(
-                known,
-                samples=progress.num_samples,
-                expected=progress.num_samples - progress.num_scored,
-                is_open=True,
-                elapsed_seconds=elapsed,
-                due_seconds=known.due_seconds or self._predict_due(progress, elapsed),
-            )
-        if is_last:
-            return known
-        pause = 0.0
-        if self._pause_seconds is not None and self._scored_at is not None:
-            pause = max(0.0, self._pause_seconds - (now - self._scored_at))
-        num_samples = self._samples_per_step
-        return replace(known, samples=num_samples, expected=num_samples, starts_in_seconds=pause)
+            demand.samples, demand.is_open = progress.num_samples, True
+            demand.expected = progress.num_samples - progress.num_scored
+            demand.elapsed_seconds = now - progress.started_at
+            demand.due_seconds = demand.due_seconds or self._predict_due(progress, demand.elapsed_seconds)
+        elif not is_last:
+            demand.samples = demand.expected = self._samples_per_step
+            if self._pause_seconds is not None and self._scored_at is not None:
+                demand.starts_in_seconds = max(0.0, self._pause_seconds - (now - self._scored_at))
+        return replace(measured, demand=demand, group_size=progress.group_size if is_open else self._group_size)
 
     def _predict_due(self, progress: CollectionProgress, elapsed: float) -> float | None:
         """Predict when the scores of the first collection are due from its generated share.
@@ -133,7 +118,7 @@ class DemandForecaster:
         Assume that updates take as long as generation.
         """
         if progress.num_samples and progress.num_generated == progress.num_samples:
-            generate = progress.generated_at - progress.started_at
+            generate = progress.generate_seconds
         else:
             share = progress.num_generated / progress.num_samples if progress.num_samples else 0.0
             if share < _MIN_GENERATED_SHARE:

@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest, ScoreResult
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.rewards.client import RewardClient
 
+_Result = TypeVar("_Result")
 _Member = tuple[ScoreRequest, ScoredResult | None]
 """A sample of a group, and its own result if the reward scores samples first."""
+
+
+async def run_all(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run all of `work` concurrently, and return the results. The first error cancels the rest; it is not wrapped."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]
 
 
 class GroupScorer:
@@ -40,11 +52,8 @@ class GroupScorer:
         Call it exactly once for each position of the group.
         """
         ended_at = time.monotonic() if ended_at is None else ended_at
-        async with asyncio.TaskGroup() as tasks:
-            running = {
-                name: tasks.create_task(self._score_by(name, position, request, ended_at)) for name in self._clients
-            }
-        return {name: task.result() for name, task in running.items()}
+        results = await run_all([self._score_by(name, position, request, ended_at) for name in self._clients])
+        return dict(zip(self._clients, results, strict=True))
 
     async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> ScoredResult:
         client = self._clients[name]

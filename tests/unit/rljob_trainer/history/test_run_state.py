@@ -13,7 +13,6 @@ from rljob_trainer.history import run_state as state
 from rljob_trainer.history.run_state import (
     History,
     check_disk_space,
-    newest_checkpoint,
     resume,
     save_checkpoint,
     trajectory_file,
@@ -80,8 +79,7 @@ async def test_incomplete_checkpoint_does_not_count_and_is_removed(tmp_path):
 
     with pytest.raises(ConnectionResetError):
         await save_checkpoint(tmp_path, History(step=4), dies, keep=2)
-    assert newest_checkpoint(tmp_path) == good
-    resume(tmp_path)
+    assert resume(tmp_path)[1] == good
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
@@ -104,7 +102,7 @@ async def test_metrics_are_flushed_before_a_checkpoint_is_complete(tmp_path, mon
 async def test_newest_checkpoints_are_kept(tmp_path, steps):
     for step in steps:
         newest = await save_checkpoint(tmp_path, History(step=step), save_nothing, keep=2)
-    assert newest_checkpoint(tmp_path) == newest
+    assert resume(tmp_path)[1] == newest
     assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {f"step-{n:06d}" for n in steps[1:]}
 
 

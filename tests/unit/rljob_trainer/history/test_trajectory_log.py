@@ -108,7 +108,7 @@ async def test_interrupted_write_keeps_the_previous_file(tmp_path, monkeypatch):
     def die(descriptor):
         raise OSError("the node failed")
 
-    monkeypatch.setattr(trajectory_log.os, "fsync", die)
+    monkeypatch.setattr("os.fsync", die)
     with pytest.raises(OSError, match="the node failed"):
         await write(tmp_path, group_of(sample(0, text="new", correct=valid(0.0))))
     [file] = list_trajectory_files(tmp_path)

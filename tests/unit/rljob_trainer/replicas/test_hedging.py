@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.reward import Hedging
 from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
+from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 
 def make_tracker(hedging=None, latencies=range(1, 101)):
@@ -91,25 +92,23 @@ def test_budget_holds_after_every_event(events, percent):
         assert num_hedged <= num_sent * percent / 100 + 1e-6
 
 
-async def warm_up(rewards, make_request, num=25):
+async def warm_up(rewards, num=25):
     """Give the tracker enough latencies and a budget."""
     for i in range(num):
-        await rewards.score(make_request(f"warm{i}", "1"))
+        await score_alone(rewards, make_request(f"warm{i}", "1"))
 
 
 async def test_slowest_request_is_hedged_and_first_valid_result_wins(reward_harness):
-    from tests.support.reward_harness import make_request, make_reward, until
-
     slow, quick = await reward_harness.serve(), await reward_harness.serve()
     reward_harness.list(slow, quick)
     spec = make_reward(hedging={"percentile": 95, "maxPercent": 10})
     async with reward_harness.rewards(spec) as rewards:
         await until(lambda: len(rewards.clients["r"].replicas.fleet.replicas) == 2)
-        await warm_up(rewards, make_request)
+        await warm_up(rewards)
         slow.open.clear()
         found = []
         while not (hedges := rewards.clients["r"].hedges).num_wins:
-            found.append((await rewards.score(make_request(len(found), "7")))["r"])
+            found.append((await score_alone(rewards, make_request(len(found), "7")))["r"])
         assert all(result.score == 7.0 for result in found)
         assert found[-1].attempts == 2
         assert hedges.num_hedges >= hedges.num_wins == 1, "on a busy machine the quick one can be slow, too"
@@ -120,18 +119,16 @@ async def test_slowest_request_is_hedged_and_first_valid_result_wins(reward_harn
 
 
 async def test_no_request_is_hedged_while_others_wait_for_a_place(reward_harness):
-    from tests.support.reward_harness import make_request, make_reward, until
-
     first, second = await reward_harness.serve(), await reward_harness.serve()
     reward_harness.list(first, second)
     spec = make_reward(slots=1, hedging={"percentile": 50, "maxPercent": 100})
     async with reward_harness.rewards(spec) as rewards, asyncio.TaskGroup() as tasks:
         client = rewards.clients["r"]
         await until(lambda: len(client.replicas.fleet.replicas) == 2)
-        await warm_up(rewards, make_request)
+        await warm_up(rewards)
         first.open.clear()
         second.open.clear()
-        scored = [tasks.create_task(rewards.score(make_request(i, "1"))) for i in range(8)]
+        scored = [tasks.create_task(score_alone(rewards, make_request(i, "1"))) for i in range(8)]
         await until(lambda: client.replicas.num_waiting >= 4)
         num_before = client.hedges.num_hedges
         await until(lambda: client.hedges.next_due(client.replicas.now()) is not None)

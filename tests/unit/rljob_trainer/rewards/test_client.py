@@ -13,15 +13,16 @@ from aiohttp import web
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
-from rljob_api.wire.protocol import InvalidReason, ScoreRequest
+from rljob_api.wire.protocol import InvalidReason, RewardDemand, ScoreRequest
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.client import RewardClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecast
 from tests.support.driver_harness import NETWORK
+from tests.support.reward_harness import score_alone
 
 ADDRESSES = (f"{NETWORK}.251.1", f"{NETWORK}.251.2")
-FORECAST = DemandForecast(samples=5120, expected=5000, is_open=True, due_seconds=40.0)
+FORECAST = DemandForecast(RewardDemand(samples=5120, expected=5000, is_open=True, due_seconds=40.0))
 REQUEST = ScoreRequest(id="r", prompt="1+1=", completion="2", ground_truth="2")
 
 
@@ -137,7 +138,7 @@ async def test_token_of_a_reward_model_is_sent(monkeypatch):
     async with Servers([lambda: result(0.5)]) as servers, open_session() as session, asyncio.timeout(20):
         rewards = RewardClients([spec, reward(name="s")], session)
         await rewards.start()
-        await rewards.score(REQUEST)
+        await score_alone(rewards, REQUEST)
         await rewards.close()
     assert sorted(headers["Authorization"] for headers in servers.headers) == ["Bearer secret", "Bearer shared"]
 
@@ -237,7 +238,7 @@ async def test_several_rewards_score_concurrently():
     async with Servers([lambda: result(0.5)]), open_session() as session, asyncio.timeout(20):
         rewards = RewardClients(specs, session)
         await rewards.start()
-        found = await rewards.score(REQUEST)
+        found = await score_alone(rewards, REQUEST)
         await rewards.close()
     assert {name: r.score for name, r in found.items()} == {"r": 0.5, "s": 0.5}
 
@@ -290,7 +291,7 @@ async def test_samples_wait_while_scaled_to_zero():
         servers.go.set()
         rewards = RewardClients([scaled], session, unavailable_timeout_seconds=0.0)
         await rewards.start()
-        asked = [tasks.create_task(rewards.score(REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
+        asked = [tasks.create_task(score_alone(rewards, REQUEST.model_copy(update={"id": f"r{i}"}))) for i in range(5)]
         await until(lambda: rewards.clients["r"].replicas.num_waiting == 5)
         assert "no replica exists yet" in rewards.describe_wait(5, 5)
         demand = rewards.demand(FORECAST)["r"]

@@ -10,11 +10,15 @@ N = 100
 
 def collected(ends, lane="train", started_at=1000.0, scored_at=None):
     """Return a finished collection whose samples ended `ends` seconds after its start."""
-    progress = CollectionProgress(lane, len(ends), len(ends), len(ends), started_at=started_at)
-    progress.ended_at = [started_at + end for end in ends]
-    progress.generated_at = max(progress.ended_at)
-    progress.scored_at = scored_at if scored_at is not None else progress.generated_at
-    return progress
+    ended_at = [started_at + end for end in ends]
+    return CollectionProgress(
+        lane,
+        len(ends),
+        started_at=started_at,
+        ended_at=ended_at,
+        num_scored=len(ends),
+        scored_at=scored_at or ended_at[-1],
+    )
 
 
 def evenly(seconds, count=N):
@@ -22,7 +26,8 @@ def evenly(seconds, count=N):
 
 
 def started(num_generated=0, num_scored=0, lane="train"):
-    return CollectionProgress(lane, N, num_generated, num_scored, started_at=2000.0)
+    ended_at = [2001.0] * num_generated
+    return CollectionProgress(lane, N, started_at=2000.0, ended_at=ended_at, num_scored=num_scored)
 
 
 def test_window_of_evenly_spaced_samples_is_their_generation():
@@ -47,30 +52,37 @@ def test_window_never_grows_with_later_samples(shift):
 def test_scores_are_due_at_the_end_of_generation_without_mini_batches():
     forecaster = DemandForecaster(N, mini_batches=1)
     forecaster.record_end(collected(evenly(40)), update_seconds=200)
-    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).due_seconds == 40
+    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds == 40
 
 
 def test_scores_are_due_after_the_updates_of_earlier_mini_batches():
     forecaster = DemandForecaster(N, mini_batches=4)
     forecaster.record_end(collected(evenly(40)), update_seconds=200)
-    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).due_seconds == 40 + 150
+    assert forecaster.predict(started(), 2005.0, is_open=True, is_last=False).demand.due_seconds == 40 + 150
 
 
 def test_forecast_of_an_open_collection_counts_the_remaining_samples():
     forecast = DemandForecaster(N, 1).predict(
         started(num_generated=60, num_scored=30), 2012.0, is_open=True, is_last=True
     )
-    assert (forecast.samples, forecast.expected, forecast.is_open, forecast.elapsed_seconds) == (N, N - 30, True, 12)
+    assert (
+        forecast.demand.samples,
+        forecast.demand.expected,
+        forecast.demand.is_open,
+        forecast.demand.elapsed_seconds,
+    ) == (N, N - 30, True, 12)
 
 
 def test_first_collection_is_predicted_from_its_generated_share():
     forecaster = DemandForecaster(N, 1)
-    assert forecaster.predict(started(5), 2010.0, is_open=True, is_last=False).due_seconds is None, "too few samples"
+    assert forecaster.predict(started(5), 2010.0, is_open=True, is_last=False).demand.due_seconds is None, (
+        "too few samples"
+    )
     forecast = forecaster.predict(started(25), 2010.0, is_open=True, is_last=False)
-    assert (forecast.due_seconds, forecast.window_seconds(3.0)) == (40, 40)
+    assert (forecast.demand.due_seconds, forecast.window_seconds(3.0)) == (40, 40)
     assert forecaster.predict(started(), 2010.0, is_open=True, is_last=False).window_seconds(None) is None
     parts = DemandForecaster(N, 4).predict(started(25), 2010.0, is_open=True, is_last=False)
-    assert parts.due_seconds == 40 + 30, "three of four updates, which are assumed to take as long as generation"
+    assert parts.demand.due_seconds == 40 + 30, "three of four updates, which are assumed to take as long as generation"
 
 
 def test_forecast_between_collections_predicts_the_next_start():
@@ -78,16 +90,15 @@ def test_forecast_between_collections_predicts_the_next_start():
     forecaster.record_begin(1000.0)
     progress = collected(evenly(40), scored_at=1060.0)
     forecaster.record_end(progress, 100)
-    early = forecaster.predict(progress, 1100.0, is_open=False, is_last=False)
+    early = forecaster.predict(progress, 1100.0, is_open=False, is_last=False).demand
     assert (early.samples, early.expected, early.starts_in_seconds) == (N, N, 0), "the pause is unknown"
-    assert (early.is_first, DemandForecaster(N, 1).predict(progress, 1100.0, is_open=True, is_last=False).is_first) == (
-        False,
-        True,
-    )
+    assert not early.is_first
+    assert DemandForecaster(N, 1).predict(progress, 1100.0, is_open=True, is_last=False).demand.is_first
     forecaster.record_begin(1160.0)
     forecaster.record_end(progress := collected(evenly(40), started_at=1160.0, scored_at=1220.0), 100)
-    assert forecaster.predict(progress, 1250.0, is_open=False, is_last=False).starts_in_seconds == 70
-    assert forecaster.predict(progress, 1999.0, is_open=False, is_last=False).starts_in_seconds == 0, "it is late"
+    for now, starts_in_seconds in ((1250.0, 70), (1999.0, 0)):
+        forecast = forecaster.predict(progress, now, is_open=False, is_last=False)
+        assert forecast.demand.starts_in_seconds == starts_in_seconds
 
 
 def test_trainer_restart_does_not_count_as_a_pause():
@@ -97,19 +108,19 @@ def test_trainer_restart_does_not_count_as_a_pause():
     forecaster.record_begin(1160.0)
     forecaster.record_end(progress, 100)
     forecaster.record_interruption()
-    assert forecaster.predict(progress, 1900.0, is_open=False, is_last=False).starts_in_seconds == 0, (
+    assert forecaster.predict(progress, 1900.0, is_open=False, is_last=False).demand.starts_in_seconds == 0, (
         "as soon as possible"
     )
     forecaster.record_begin(3000.0)
     forecaster.record_end(progress := collected(evenly(40), started_at=3000.0, scored_at=3060.0), 100)
-    assert forecaster.predict(progress, 3070.0, is_open=False, is_last=False).starts_in_seconds == 90
+    assert forecaster.predict(progress, 3070.0, is_open=False, is_last=False).demand.starts_in_seconds == 90
 
 
 def test_nothing_is_expected_after_the_last_collection():
     forecaster = DemandForecaster(N, 1)
     forecaster.record_end(progress := collected(evenly(40)), 100)
     forecast = forecaster.predict(progress, 1100.0, is_open=False, is_last=True)
-    assert (forecast.samples, forecast.due_seconds, forecast.is_first) == (0, 40, False), (
+    assert (forecast.demand.samples, forecast.demand.due_seconds, forecast.demand.is_first) == (0, 40, False), (
         "the measured times are still reported"
     )
 
@@ -119,8 +130,8 @@ def test_evaluation_has_a_separate_forecast():
     forecaster.record_end(collected(evenly(40)), 200)
     forecaster.record_end(collected(evenly(8), lane="eval"), 0)
     evaluation = forecaster.predict(started(lane="eval"), 2001.0, is_open=True, is_last=False)
-    assert (evaluation.due_seconds, evaluation.window_seconds(1.0)) == (8, pytest.approx(8, rel=0.05))
-    assert forecaster.predict(started(), 2001.0, is_open=True, is_last=False).due_seconds == 190
+    assert (evaluation.demand.due_seconds, evaluation.window_seconds(1.0)) == (8, pytest.approx(8, rel=0.05))
+    assert forecaster.predict(started(), 2001.0, is_open=True, is_last=False).demand.due_seconds == 190
 
 
 def test_large_collection_is_stored_as_a_subsample():

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_REWARD
-from rljob_api.wire.protocol import InvalidReason
+from rljob_api.wire.protocol import InvalidReason, RewardDemand
 from rljob_trainer.rewards.forecast import DemandForecast
 from tests.support.reward_harness import make_request, make_reward, until
 
@@ -105,16 +105,15 @@ async def test_fail_job_fails_every_sample_of_the_group(reward_harness):
         tasks = [asyncio.create_task(scorer.score(i, make_request(i))) for i in range(2)]
         await asyncio.wait(tasks)
     for task in tasks:
-        assert task.exception().subgroup(UserError), "each has the cause, and none was cancelled"
+        assert isinstance(task.exception(), UserError), "each has the cause, and none was cancelled"
 
 
 async def test_demand_of_a_group_reward_counts_executions(reward_harness):
     server = await reward_harness.serve()
     reward_harness.list(server)
     server.open.clear()
-    forecast = DemandForecast(
-        samples=80, expected=30, is_open=True, due_seconds=100.0, group_size=4, ends=(1.0, 2.0), group_ends=(90.0, 95.0)
-    )
+    demand = RewardDemand(samples=80, expected=30, is_open=True, due_seconds=100.0)
+    forecast = DemandForecast(demand, ends=(1.0, 2.0), group_size=4, group_ends=(90.0, 95.0))
     async with reward_harness.rewards(make_reward(scope="group"), make_reward(name="s")) as rewards:
         scoring = asyncio.create_task(score_group(rewards, [make_request(i) for i in range(4)]))
         await until(lambda: server.groups and len(server.asked) == 4)
@@ -134,7 +133,7 @@ async def test_demand_of_sample_then_group_counts_samples_only(reward_harness):
     reward_harness.list(server)
     async with reward_harness.rewards(make_reward(scope="sampleThenGroup")) as rewards:
         await score_group(rewards, [make_request(i) for i in range(4)])
-        demand = rewards.demand(DemandForecast(samples=80, expected=30, group_size=4))["r"]
+        demand = rewards.demand(DemandForecast(RewardDemand(samples=80, expected=30), group_size=4))["r"]
     assert (demand.samples, demand.expected, demand.latency_seconds) == (80, 30, 1.0)
 
 

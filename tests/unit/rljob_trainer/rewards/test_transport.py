@@ -8,11 +8,11 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_trainer.replicas import http as http_client
 from rljob_trainer.rewards.client import RewardClient
 from rljob_trainer.rewards.forecast import DemandForecast
-from tests.support.reward_harness import make_request, make_reward, until
+from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 
 async def score(rewards, i=1):
-    return (await rewards.score(make_request(i)))["r"]
+    return (await score_alone(rewards, make_request(i)))["r"]
 
 
 async def test_sample_ends_at_its_deadline_without_replicas(reward_harness):

@@ -9,7 +9,7 @@ from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.episodes.types import Prompt, Trajectory
 from rljob_trainer.history.metrics import count_versions
 from rljob_trainer.rewards.version_pin import VersionPin
-from tests.support.reward_harness import make_request, make_reward, until
+from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 PLAN = CollectionPlan("train", 1, 2, Sampling(), 0, "g")
 PROMPTS = [Prompt(i, f"p{i}", [1], ground_truth=str(i)) for i in range(6)]
@@ -41,7 +41,7 @@ async def test_collection_uses_the_version_of_most_replicas(reward_harness):
     async with reward_harness.rewards(make_reward()) as rewards:
         await until(lambda: len(client_of(rewards).replicas.fleet.versions()) == 3)
         rewards.begin()
-        found = await asyncio.gather(*[rewards.score(make_request(i)) for i in range(30)])
+        found = await asyncio.gather(*[score_alone(rewards, make_request(i)) for i in range(30)])
     assert {each["r"].version for each in found} == {"v1"}
     assert not servers[2].asked, "it stays known, but gets no request"
     assert all(server.asked for server in servers[:2])
@@ -50,7 +50,7 @@ async def test_collection_uses_the_version_of_most_replicas(reward_harness):
 async def test_collection_waits_for_the_first_known_version(reward_harness):
     async with reward_harness.rewards(make_reward()) as rewards, asyncio.TaskGroup() as tasks:
         rewards.begin()
-        scored = tasks.create_task(rewards.score(make_request(1)))
+        scored = tasks.create_task(score_alone(rewards, make_request(1)))
         await until(lambda: client_of(rewards).replicas.num_waiting == 1)
         reward_harness.list(await reward_harness.serve("v7"))
         assert (await scored)["r"].version == "v7"
@@ -66,7 +66,7 @@ async def test_wait_description_contains_the_missing_version(reward_harness):
         rewards.begin()
         reward_harness.list(servers[1])
         await until(lambda: client.replicas.fleet.versions() == ["v2"])
-        scored = tasks.create_task(rewards.score(make_request(1)))
+        scored = tasks.create_task(score_alone(rewards, make_request(1)))
         await until(lambda: rewards.describe_wait(1, 1).endswith("no replica serves version v1"))
         pin._absent_seconds = 0.0
         assert (await scored)["r"].version == "v2"
@@ -79,7 +79,7 @@ async def test_result_does_not_count_when_its_address_has_a_new_version(reward_h
         await until(lambda: len(client_of(rewards).replicas.fleet.versions()) == 2)
         rewards.begin()
         reused.version = "v2"
-        found = await asyncio.gather(*[rewards.score(make_request(i)) for i in range(20)])
+        found = await asyncio.gather(*[score_alone(rewards, make_request(i)) for i in range(20)])
         assert client_of(rewards).replicas.fleet.replicas[reused.address].serves == "v2"
     assert {each["r"].version for each in found} == {"v1"}
     assert all(each["r"].valid for each in found), "a stale result uses up no retry"

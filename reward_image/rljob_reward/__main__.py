@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +73,9 @@ def _serve(options: argparse.Namespace) -> None:
     reward = _prepare(load_reward(options.config, options.function, images), options.scratch)
     if options.check:
         started = uvloop.run(lifecycle.check(reward))
-        print(f"{reward.name}: {started.entrypoint}, {started.signature} signature, version {reward.version[:12]}")
+        print(
+            f"{reward.config.name}: {started.entrypoint}, {started.signature} signature, version {reward.version[:12]}"
+        )
         return
     host = options.host or os.environ.get(contract.ENV_POD_IP)
     token = os.environ.get(contract.ENV_TOKEN)
@@ -97,7 +98,7 @@ def _prepare(reward: ServedReward, scratch: Path) -> ServedReward:
         return reward
     lines = reward.backend.requirements
     python = requirements.ensure_environment(lines) if lines else ""
-    return replace(reward, backend=reward.backend._replace(python=python, scratch=str(scratch)))
+    return reward._replace(backend=reward.backend._replace(python=python, scratch=str(scratch)))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class InProcessReward:
     """A Scorer with a judge or a classifier, without HTTP."""
 
     def __init__(self, reward: Any) -> None:
-        self.metrics = Metrics(reward.name, reward.slots)
+        self.metrics = Metrics(reward.config.name, reward.config.slots)
         self.scorer = Scorer(reward, self.metrics)
 
     async def score(self, completion: str, **fields: Any) -> ScoreResult:
@@ -87,7 +87,7 @@ async def run_reward(folder: Path, reward: dict[str, Any]) -> AsyncIterator[InPr
     path.write_text(yaml.safe_dump(reward))
     running = InProcessReward(load_reward(path))
     try:
-        await running.scorer.start()
+        await running.scorer.pool.start_first()
         yield running
     finally:
         await running.scorer.close()

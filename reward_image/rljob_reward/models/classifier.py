@@ -7,56 +7,42 @@ vLLM's defaults. Invariant: tokens are cut only if tooLong says so.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.scorers import ModelReward
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest
 from rljob_reward.models import vllm_sidecar
+from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
-from rljob_reward.models.rate_limiter import UnlimitedRateLimiter
+from rljob_reward.models.rate_limiter import RateLimiter
 from rljob_reward.models.texts import describe, to_messages
 from rljob_reward.models.upstream import UpstreamClient
-from rljob_reward.models.vllm_sidecar import VllmSidecar
 from rljob_reward.results import StartupReport
 
 _TRUNCATION_SIDES = {"truncateLeft": "left", "truncateRight": "right"}
 _MODEL_LENGTH = -1
 """vLLM's truncate_prompt_tokens: truncate to the model's length."""
-_WARM_UP_SECONDS = 600.0
 
 
-class Classifier:
+class Classifier(ModelBackend):
     """A sequence classifier on the vLLM sidecar."""
 
     def __init__(self, model: ModelReward, metrics: UpstreamMetrics) -> None:
+        super().__init__(RateLimiter(), uses_sidecar=True)
         self._model = model
         self._metrics = metrics
-        self.limiter = UnlimitedRateLimiter()
-        self._sidecar = VllmSidecar()
         self._upstream = UpstreamClient(
-            self._sidecar.session, f"{vllm_sidecar.URL}/classify", self.limiter, metrics, name="the model's vLLM"
+            self._session, f"{vllm_sidecar.URL}/classify", self.limiter, metrics, name="the model's vLLM"
         )
 
-    @property
-    def can_serve(self) -> bool:
-        return self._sidecar.is_up
-
-    @property
-    def enforces_timeout(self) -> bool:
-        return False
-
     async def start(self) -> StartupReport:
-        """Send one request to check that the model can classify, and how many outputs it has."""
-        await self._sidecar.wait_until_ready()
+        """Check that the model can classify, and how many outputs it has."""
         probe = ScoreRequest(id="warm-up", prompt="Hello", completion="Hello")
-        try:
-            logits = await self._classify(probe, ExecutionProgress(time.monotonic() + _WARM_UP_SECONDS))
-        except NoScoreError as error:
-            raise UserError(f"model: the warm-up request failed: {error}") from error
+        logits = await self._warm_up(partial(self._classify, probe), "model")
         if problem := find_label_problem(self._model.label, len(logits)):
             raise UserError(f"model.label {problem}")
         return StartupReport(entrypoint=self._model.source, signature="model")
@@ -89,9 +75,6 @@ class Classifier:
             prompt = "\n".join(str(message.get("content") or "") for message in messages)
             return payload | {"input": f"{prompt}{request.completion}"}
         return payload | {"messages": [*messages, {"role": "assistant", "content": request.completion}]}
-
-    async def close(self) -> None:
-        await self._sidecar.close()
 
 
 def find_label_problem(label: int | None, num_outputs: int) -> str:

@@ -9,44 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from rljob_api.wire.protocol import InvalidReason
+from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
-from rljob_reward.models.rate_limiter import RateLimiter
 from rljob_reward.results import MAX_MESSAGE_CHARACTERS, ExecutionResult, SampleReply, StartupReport, failure
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
-
-
-class ModelBackend(Protocol):
-    """A classifier or a judge."""
-
-    @property
-    def limiter(self) -> RateLimiter:
-        """Admits executions."""
-        ...
-
-    @property
-    def can_serve(self) -> bool: ...
-
-    @property
-    def enforces_timeout(self) -> bool:
-        """Whether it enforces timeoutSeconds itself."""
-        ...
-
-    async def start(self) -> StartupReport:
-        """Wait until the model's server answers. Raises UserError if the reward cannot be served."""
-        ...
-
-    async def score(self, body: bytes, progress: ExecutionProgress) -> Sequence[Score | NoScoreError]:
-        """Score the samples of one request. Raises NoScoreError if it applies to all samples."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class ModelSlot:
@@ -60,13 +32,9 @@ class ModelSlot:
         self._progress = ExecutionProgress(0.0)
         self.task: asyncio.Task[None] | None = None
 
-    def reserve(self) -> None:
-        """Start an execution at the rate limiter; execute() follows."""
-        self._progress = ExecutionProgress(0.0, self._backend.limiter.admit())
-
     def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
         self._callback = callback
-        self._progress.deadline = time.monotonic() + self._timeout_seconds
+        self._progress = ExecutionProgress(time.monotonic() + self._timeout_seconds, self._backend.limiter.admit())
         self.task = asyncio.get_running_loop().create_task(self._run(body))
         self.task.add_done_callback(self._on_done)  # also called for a task that is cancelled before it starts
 
@@ -150,9 +118,7 @@ class ModelSlotPool:
             since, limit = self._limited_since
             self._limited_since = None
             self._metrics.record_wait(limit, time.monotonic() - since)
-        slot = self._idle.pop()
-        slot.reserve()
-        return slot
+        return self._idle.pop()
 
     def ensure(self, demand: int) -> None:
         """If slots are idle despite demand, the rate limiter is the cause: check it again when it may admit."""

@@ -46,11 +46,9 @@ class VllmSidecar:
         self.is_up = True
         self._poll = asyncio.get_running_loop().create_task(self._poll_health())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._poll is not None:
             self._poll.cancel()
-            await asyncio.gather(self._poll, return_exceptions=True)
-        await self.session.close()
 
     async def _poll_health(self) -> None:
         while True:

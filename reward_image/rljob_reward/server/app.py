@@ -28,7 +28,6 @@ from rljob_reward.server.served_reward import ServedReward
 
 _OPEN_PATHS = {contract.UrlPath.READY.value, contract.UrlPath.METRICS.value}
 _JSON = (b"content-type", b"application/json")
-_SHUTTING_DOWN = "the server is shutting down; use another replica"
 
 
 class ScoreEndpoint(NamedTuple):
@@ -104,8 +103,6 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         path = scope["path"]
         if path not in _OPEN_PATHS and not self._authorized(scope):
             await _refuse(send, 401, "needs `Authorization: Bearer $RLJOB_TOKEN`")
@@ -121,16 +118,14 @@ class App:
         return hmac.compare_digest(given, self._authorization)
 
     async def _score(self, endpoint: ScoreEndpoint, receive: Receive, send: Send) -> None:
-        if self.draining:
-            return await _refuse(send, 503, _SHUTTING_DOWN)
-        scope = self._reward.scope
+        scope = self._reward.config.scope
         if scope not in endpoint.scopes:
             return await _refuse(send, 422, f"this reward has scope: {scope}; {endpoint.remedy}")
         body = await _read_body(receive, endpoint.max_body_bytes)
         if body is None:
             return await _refuse(send, 413, f"the request body must have at most {endpoint.max_body_bytes} bytes")
-        if self.draining:  # draining may have started while the body arrived
-            return await _refuse(send, 503, _SHUTTING_DOWN)
+        if self.draining:
+            return await _refuse(send, 503, "the server is shutting down; use another replica")
         client = Client(receive)
         try:
             request = endpoint.request.model_validate_json(body)
@@ -147,11 +142,11 @@ class App:
     async def _info(self, request: Request) -> Response:
         return JSONResponse(
             {
-                "name": self._reward.name,
+                "name": self._reward.config.name,
                 "signature": self._report.signature,
                 "entrypoint": self._report.entrypoint,
-                "scope": self._reward.scope,
-                "slots": self._reward.slots,
+                "scope": self._reward.config.scope,
+                "slots": self._reward.config.slots,
                 "version": self._reward.version,
                 "not_enforced": self._report.missing,
             }

@@ -40,20 +40,6 @@ class Response(NamedTuple):
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
 
-    __slots__ = (
-        "arrived",
-        "body",
-        "content",
-        "id",
-        "is_group",
-        "key",
-        "lane",
-        "sample_ids",
-        "started",
-        "timeout",
-        "waiters",
-    )
-
     def __init__(self, request: Request, body: bytes, waiter: Waiter) -> None:
         self.id = request.id
         self.lane: Lane = request.lane

@@ -44,9 +44,9 @@ class _Http(uvicorn.Server):
 
 async def check(reward: ServedReward) -> StartupReport:
     """Start one worker and end it again. Raise UserError if the function cannot be served."""
-    scorer = Scorer(reward, Metrics(reward.name, reward.slots))
+    scorer = Scorer(reward, Metrics(reward.config.name, reward.config.slots))
     try:
-        return await scorer.start()
+        return await scorer.pool.start_first()
     finally:
         await scorer.close()
 
@@ -55,7 +55,7 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
     """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying."""
     _raise_open_files_limit()
     listener = _bind(host, port)
-    metrics = Metrics(reward.name, reward.slots)
+    metrics = Metrics(reward.config.name, reward.config.slots)
     scorer = Scorer(reward, metrics)
     stop = _catch_signals()
     orphans = Orphans(scorer.pool.owns)
@@ -69,8 +69,8 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        what = f"{report.signature}, scope {reward.scope}"
-        logger.info("reward %s (%s) on http://%s:%d", reward.name, what, host, port)
+        what = f"{report.signature}, scope {reward.config.scope}"
+        logger.info("reward %s (%s) on http://%s:%d", reward.config.name, what, host, port)
         ends: set[asyncio.Future[Any]] = {serving, stop, scorer.fatal_error}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _drain(app, scorer, grace_seconds)
@@ -86,7 +86,7 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
 
 async def _start_unless_stopped(stop: asyncio.Future[None], scorer: Scorer) -> StartupReport | None:
     """Start the first worker; None if `stop` came first. An import may take minutes."""
-    starting = asyncio.create_task(scorer.start())
+    starting = asyncio.create_task(scorer.pool.start_first())
     first: set[asyncio.Future[Any]] = {starting, stop}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if starting.done():

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from functools import partial
-from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from rljob_api.wire.protocol import Lane
+from rljob_reward.server.execution import Execution
 from rljob_reward.server.lanes import LANES, Lanes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VALID = "valid"
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-
-
-class Queued(Hashable, Protocol):
-    """A request in the lanes."""
-
-    @property
-    def arrived(self) -> float:
-        """time.perf_counter() at its arrival."""
-
-
-_Item = TypeVar("_Item", bound=Queued)
 
 
 class Metrics:
@@ -62,7 +50,7 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, ("reward", *labels), registry=self.registry)
 
-    def watch(self, lanes: Lanes[_Item]) -> None:
+    def watch(self, lanes: Lanes[Execution]) -> None:
         """Read slots in use and queues at each scrape."""
         in_use = self._gauge("rljob_reward_slots_in_use", "Requests that execute now.", "lane")
         waiting = self._gauge("rljob_reward_queue_length", "Requests that wait.", "lane")
@@ -93,6 +81,6 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _age_of_oldest(lanes: Lanes[_Item], lane: Lane) -> float:
+def _age_of_oldest(lanes: Lanes[Execution], lane: Lane) -> float:
     oldest = lanes.oldest_waiting(lane)
     return 0.0 if oldest is None else time.perf_counter() - oldest.arrived

@@ -21,26 +21,29 @@ def build_pool(
     on_fatal_error: Callable[[TransientError], None],
 ) -> SlotPool:
     """Return the pool of this reward's kind."""
-    backend = reward.backend
+    config, backend = reward.config, reward.backend
     if isinstance(backend, FunctionSettings):
         return WorkerPool(
             backend,
-            reward.slots,
+            config.slots,
             on_idle=on_idle,
             on_restart=metrics.record_restart,
             on_fatal_error=on_fatal_error,
         )
+    from rljob_reward.models.backend import ModelBackend
     from rljob_reward.models.metrics import UpstreamMetrics
-    from rljob_reward.models.model_slots import ModelBackend, ModelSlotPool
+    from rljob_reward.models.model_slots import ModelSlotPool
 
     model: ModelBackend
-    upstream_metrics = UpstreamMetrics(metrics.registry, metrics.reward)
+    upstream_metrics = UpstreamMetrics(metrics.registry, config.name)
     if isinstance(backend, JudgeReward):
         from rljob_reward.models.judge.judge import Judge
 
-        model = Judge(backend, reward.slots, reward.replicas, reward.timeout_seconds, upstream_metrics)
+        # With autoscaling, the largest number of Pods shares the endpoint's limits until they are counted.
+        replicas = config.autoscaling.max_replicas if config.autoscaling else max(1, config.replicas)
+        model = Judge(backend, config.slots, replicas, config.timeout_seconds, upstream_metrics)
     else:
         from rljob_reward.models.classifier import Classifier
 
         model = Classifier(backend, upstream_metrics)
-    return ModelSlotPool(model, upstream_metrics, reward.slots, reward.timeout_seconds, on_idle=on_idle)
+    return ModelSlotPool(model, upstream_metrics, config.slots, config.timeout_seconds, on_idle=on_idle)

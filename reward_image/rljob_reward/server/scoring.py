@@ -13,7 +13,7 @@ from functools import partial
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import InvalidReason, Lane
-from rljob_reward.results import ExecutionResult, StartupReport, failure
+from rljob_reward.results import ExecutionResult, failure
 from rljob_reward.server.execution import Execution, Request, Waiter
 from rljob_reward.server.known_requests import KnownRequests
 from rljob_reward.server.lanes import LANES, Lanes
@@ -45,12 +45,13 @@ class Scorer:
     """The reward of this server."""
 
     def __init__(self, reward: ServedReward, metrics: Metrics) -> None:
-        self._reward = reward
+        self._config = reward.config
+        self._version = reward.version
         self._metrics = metrics
-        self._lanes: Lanes[Execution] = Lanes(reward.slots, reward.queue_length)
+        self._lanes: Lanes[Execution] = Lanes(self._config.slots, self._config.queue_length)
         metrics.watch(self._lanes)
         self._loop = asyncio.get_running_loop()
-        self._known = KnownRequests(metrics, cache=reward.cache)
+        self._known = KnownRequests(metrics, cache=self._config.cache)
         self._mean_seconds = 0.0
         self._next_dispatch: asyncio.TimerHandle | None = None
         self._next_abandoned_check: dict[Lane, float] = {}
@@ -58,10 +59,6 @@ class Scorer:
         self._idle.set()
         self.fatal_error: asyncio.Future[TransientError] = self._loop.create_future()
         self.pool = build_pool(reward, metrics, on_idle=self._dispatch, on_fatal_error=self._set_fatal_error)
-
-    async def start(self) -> StartupReport:
-        """Start the first slot. Raise UserError if the reward cannot be served."""
-        return await self.pool.start_first()
 
     def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
         """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused."""
@@ -96,7 +93,7 @@ class Scorer:
             self.fatal_error.set_result(error)
 
     def _retry_after(self, lane: Lane) -> int:
-        seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._reward.slots
+        seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
         return max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds)))
 
     def _drop_abandoned(self, lane: Lane) -> None:
@@ -142,12 +139,12 @@ class Scorer:
     def _start(self, execution: Execution, slot: Slot) -> None:
         execution.started = time.perf_counter()
         if not self.pool.enforces_timeout:
-            execution.timeout = self._loop.call_later(self._reward.timeout_seconds, self._kill_late, slot)
+            execution.timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late, slot)
         slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
 
     def _kill_late(self, slot: Slot) -> None:
-        seconds = self._reward.timeout_seconds
-        message = f"the {self._reward.kind} ran longer than {seconds:g} s (timeoutSeconds) and was killed"
+        seconds = self._config.timeout_seconds
+        message = f"the {self._config.kind} ran longer than {seconds:g} s (timeoutSeconds) and was killed"
         slot.kill(InvalidReason.TIMEOUT, message)
 
     def _finish(self, execution: Execution, result: ExecutionResult) -> None:
@@ -161,7 +158,7 @@ class Scorer:
         now = time.perf_counter()
         started = now if execution.started is None else execution.started
         queue_seconds, execute_seconds = started - execution.arrived, now - started
-        response = execution.build_response(result, queue_seconds, execute_seconds, self._reward.version)
+        response = execution.build_response(result, queue_seconds, execute_seconds, self._version)
         self._known.finish(execution, response)
         if execution.started is not None:
             self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)

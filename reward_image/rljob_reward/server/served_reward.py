@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -23,26 +22,14 @@ from rljob_reward.worker.settings import FunctionSettings
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
 
-@dataclass(frozen=True)
-class ServedReward:
+class ServedReward(NamedTuple):
     """One reward, ready to be started."""
 
-    name: str
-    slots: int
-    queue_length: int
-    timeout_seconds: float
+    config: Reward
     backend: FunctionSettings | JudgeReward | ModelReward
     """What its pool needs; for a function, the settings of a worker."""
     version: str
     """sha256 of source, settings and images: scores of different versions are not comparable."""
-    replicas: int = 1
-    """Configured number of Pods; with autoscaling the maximum."""
-    cache: bool = False
-    """Whether equal requests share a result."""
-    kind: str = "function"
-    """For messages: function, judge or model."""
-    scope: Scope = "sample"
-    """Whether requests carry samples, groups, or first one and then the other."""
 
 
 def load_reward(config_path: Path, function_path: Path | None = None, images: str = "") -> ServedReward:
@@ -58,16 +45,7 @@ def load_reward(config_path: Path, function_path: Path | None = None, images: st
     else:
         raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
     return ServedReward(
-        name=reward.name,
-        slots=reward.slots,
-        queue_length=reward.queue_length,
-        timeout_seconds=reward.timeout_seconds,
-        replicas=reward.autoscaling.max_replicas if reward.autoscaling else max(1, reward.replicas),
-        cache=reward.cache,
-        backend=backend,
-        version=_digest(settings | {"timeout_seconds": reward.timeout_seconds, "images": images}),
-        kind=reward.kind,
-        scope=reward.scope,
+        reward, backend, version=_digest(settings | {"timeout_seconds": reward.timeout_seconds, "images": images})
     )
 
 

@@ -36,10 +36,9 @@ class ReplicaCounter:
             await self._refresh()
             self._poll = asyncio.get_running_loop().create_task(self._poll_replicas())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._poll is not None:
             self._poll.cancel()
-            await asyncio.gather(self._poll, return_exceptions=True)
 
     async def _poll_replicas(self) -> None:
         while True:

@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models.metrics import UpstreamMetrics
 from rljob_reward.models.model_slots import ModelSlotPool
-from rljob_reward.models.rate_limiter import UnlimitedRateLimiter
+from rljob_reward.models.rate_limiter import RateLimiter
 from rljob_reward.results import ExecutionResult, StartupReport
 
 
 class BrokenBackend:
     """Raises `error` from every call."""
 
-    limiter = UnlimitedRateLimiter()
+    limiter = RateLimiter()
     can_serve = True
     enforces_timeout = False
 

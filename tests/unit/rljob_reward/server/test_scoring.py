@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, failure
 from rljob_reward.server import scoring
@@ -92,7 +93,11 @@ def build_scorer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scorer]:
         monkeypatch.setattr(
             scoring, "build_pool", lambda reward, metrics, *, on_idle, on_fatal_error: FakePool(slots, on_idle)
         )
-        return Scorer(ServedReward("test", slots, queue_length, timeout_seconds, SETTINGS, "1"), Metrics("test", slots))
+        function = {"inline": "def reward(prompts, completions): ..."}
+        config = Reward(
+            name="test", slots=slots, queue_length=queue_length, timeout_seconds=timeout_seconds, function=function
+        )
+        return Scorer(ServedReward(config, SETTINGS, "1"), Metrics("test", slots))
 
     return build
 

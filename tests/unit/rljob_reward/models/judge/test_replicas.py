@@ -41,7 +41,7 @@ async def count(until: int) -> list[int]:
     await counter.start()
     async with asyncio.timeout(10):
         await reached.wait()
-    await counter.close()
+    counter.close()
     return counts
 
 

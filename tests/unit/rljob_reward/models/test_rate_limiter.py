@@ -6,12 +6,12 @@ import time
 import pytest
 
 from rljob_api.manifest.scorers import EndpointLimits
-from rljob_reward.models.judge.endpoint_limiter import (
+from rljob_reward.models.rate_limiter import (
     CONCURRENCY,
     REQUESTS,
     RETRY_AFTER,
     TOKENS,
-    EndpointRateLimiter,
+    RateLimiter,
 )
 
 
@@ -28,13 +28,13 @@ def clock():
 
 
 def test_execution_is_admitted_without_limits(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(), 1, 100.0, clock)
+    limiter = RateLimiter(EndpointLimits(), 1, 100.0, clock)
     assert limiter.required_wait() == (0.0, "")
     assert limiter.admit() == 100.0
 
 
 def test_concurrency_counts_all_votes_and_is_divided_by_replicas(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(concurrency=9), 2, 0.0, clock)
+    limiter = RateLimiter(EndpointLimits(concurrency=9), 2, 0.0, clock)
     limiter.set_replicas(2)  # 4 of 9
     for _ in range(2):
         assert limiter.required_wait()[0] == 0
@@ -45,7 +45,7 @@ def test_concurrency_counts_all_votes_and_is_divided_by_replicas(clock):
 
 
 def test_requests_of_all_votes_are_admitted_together(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(requests_per_minute=60), 3, 0.0, clock)
+    limiter = RateLimiter(EndpointLimits(requests_per_minute=60), 3, 0.0, clock)
     assert limiter.required_wait()[1] == REQUESTS
     clock.now += 60
     limiter.admit()
@@ -57,7 +57,7 @@ def test_requests_of_all_votes_are_admitted_together(clock):
 
 
 def test_tokens_are_charged_by_expectation_and_corrected_by_use(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(tokens_per_minute=6000), 1, 600.0, clock)
+    limiter = RateLimiter(EndpointLimits(tokens_per_minute=6000), 1, 600.0, clock)
     clock.now += 60
     charged = limiter.admit()
     assert limiter.required_wait()[1] == TOKENS, "600 of 600 are charged"
@@ -66,14 +66,14 @@ def test_tokens_are_charged_by_expectation_and_corrected_by_use(clock):
 
 
 def test_cancelled_execution_keeps_its_charge(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(tokens_per_minute=6000), 1, 600.0, clock)
+    limiter = RateLimiter(EndpointLimits(tokens_per_minute=6000), 1, 600.0, clock)
     clock.now += 60
     limiter.release(limiter.admit(), None)
     assert limiter.required_wait()[1] == TOKENS
 
 
 def test_longest_pause_applies_to_all(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(), 1, 0.0, clock)
+    limiter = RateLimiter(EndpointLimits(), 1, 0.0, clock)
     limiter.pause(5)
     limiter.pause(2)
     assert limiter.required_wait() == (5, RETRY_AFTER)
@@ -82,7 +82,7 @@ def test_longest_pause_applies_to_all(clock):
 
 
 def test_rates_are_divided_by_replicas(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(requests_per_minute=60, tokens_per_minute=6000), 1, 100.0, clock)
+    limiter = RateLimiter(EndpointLimits(requests_per_minute=60, tokens_per_minute=6000), 1, 100.0, clock)
     clock.now += 60
     limiter.set_replicas(4)
     assert limiter.required_wait()[0] == 0
@@ -93,7 +93,7 @@ def test_rates_are_divided_by_replicas(clock):
 
 
 def test_one_execution_is_admitted_when_replicas_exceed_the_limit(clock):
-    limiter = EndpointRateLimiter(EndpointLimits(concurrency=4), 2, 0.0, clock)
+    limiter = RateLimiter(EndpointLimits(concurrency=4), 2, 0.0, clock)
     limiter.set_replicas(9)
     assert limiter.required_wait()[0] == 0
     limiter.admit()
@@ -101,7 +101,7 @@ def test_one_execution_is_admitted_when_replicas_exceed_the_limit(clock):
 
 
 async def test_retry_waits_for_the_request_rate():
-    limiter = EndpointRateLimiter(EndpointLimits(requests_per_minute=6000), 1, 0.0)
+    limiter = RateLimiter(EndpointLimits(requests_per_minute=6000), 1, 0.0)
     limiter.admit()
     started = time.monotonic()
     await limiter.acquire_retry()

@@ -5,7 +5,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rljob_reward.models.judge.token_bucket import TokenBucket
+from rljob_reward.models.token_bucket import TokenBucket
 
 RATES = st.floats(min_value=1, max_value=1e6)
 STEPS = st.lists(st.tuples(st.floats(0, 30), st.integers(1, 20)), max_size=60)

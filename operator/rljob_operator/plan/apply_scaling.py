@@ -27,7 +27,7 @@ from rljob_operator.plan.autoscale import (
     next_decision_seconds,
     read_demand,
 )
-from rljob_operator.plan.observed_job import find_pods, is_ready, labels_of
+from rljob_operator.plan.observed_job import find_condition, find_pods, is_ready, labels_of
 
 
 def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob, float | None]:
@@ -99,7 +99,7 @@ def measure_startup_seconds(pods: Iterable[Manifest]) -> float:
     times = []
     for pod in filter(is_ready, pods):
         created = pod["metadata"].get("creationTimestamp")
-        ready = next(c.get("lastTransitionTime") for c in pod["status"]["conditions"] if c["type"] == "Ready")
+        ready = find_condition(pod, "Ready").get("lastTransitionTime")
         if created and ready:
             times.append((datetime.fromisoformat(ready) - datetime.fromisoformat(created)).total_seconds())
     return min(max(statistics.median(times), MIN_LEAD_SECONDS), MAX_LEAD_SECONDS) if times else LEAD_SECONDS

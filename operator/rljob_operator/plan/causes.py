@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardBase, RewardModel
@@ -22,6 +22,8 @@ from rljob_operator.plan.observed_job import (
     RoleView,
     container_statuses,
     extract_error_message,
+    find_condition,
+    find_controller,
     has_condition,
     is_ready,
     is_terminating,
@@ -57,8 +59,7 @@ REMEDIES = {
 """By cause. {path} is the path of the role in the manifest."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """One reason for which a job waits."""
 
     reason: str
@@ -105,10 +106,8 @@ def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
 
 def _belongs_to(workload: Manifest, pod: Manifest) -> bool:
     """Whether the workload controls the Pod, or will adopt it: no controller, and matching labels."""
-    owners = pod["metadata"].get("ownerReferences") or []
-    controller = next((owner.get("uid") for owner in owners if owner.get("controller")), None)
-    if controller is not None:
-        return bool(controller == workload["metadata"].get("uid"))
+    if controller := find_controller(pod):
+        return bool(controller.get("uid") == workload["metadata"].get("uid"))
     selector = (workload["spec"].get("selector") or {}).get("matchLabels") or {}
     return bool(selector.items() <= labels_of(pod).items())
 
@@ -154,8 +153,7 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
     the first new Pod of an update. An Event may be old."""
     for key, child in children.items():
         if key.name == workload and has_condition(child, "ReplicaFailure"):
-            found = child["status"]["conditions"]
-            return str(next(c for c in found if c["type"] == "ReplicaFailure").get("message", ""))
+            return str(find_condition(child, "ReplicaFailure").get("message", ""))
     # The ReplicaSet of a Deployment has its name and a hash of at most ten letters or digits.
     involved = re.compile(re.escape(workload) + r"(-[a-z0-9]{1,10})?")
     for event in warnings:
@@ -194,9 +192,9 @@ def _cause_of_pod(role: RoleView, pod: Manifest, path: str) -> Cause | None:
     for container in container_statuses(pod):
         if cause := _cause_of_container(role, container, path):
             return cause
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return _unschedulable(role, condition.get("message", ""), path, pod)
+    scheduled = find_condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "Unschedulable":
+        return _unschedulable(role, scheduled.get("message", ""), path, pod)
     return None
 
 
@@ -238,13 +236,13 @@ def _unready_reward_models(observed: ObservedJob) -> Iterator[Cause]:
         if model is None:
             detail = f"reward {reward.name}: RewardModel {name} does not exist"
             yield Cause.of("RewardModelMissing", path, detail)
-        elif (reason := _describe_unready_model(model)) not in _STARTING_REASONS:
+        elif (reason := _unready_reason(model)) not in _STARTING_REASONS:
             # The model's own message has generated Pod names.
             detail = f"reward {reward.name}: RewardModel {name} is not ready ({reason})"
             yield Cause.of("RewardModelNotReady", path, detail)
 
 
-def _describe_unready_model(model: RewardModel) -> str:
+def _unready_reason(model: RewardModel) -> str:
     return next((c.reason for c in model.status.conditions if (c.type, c.status) == ("Ready", "False")), "")
 
 

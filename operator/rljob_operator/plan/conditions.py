@@ -132,12 +132,12 @@ def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) 
     return status.model_copy(update={"conditions": [*others, condition]})
 
 
-def find_new_causes(
-    old: Sequence[Condition], new: Sequence[Condition], causes: Sequence[tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """Causes (reason, message) that the new conditions contain and the old ones do not."""
-    before, now = ("\n".join(condition.message for condition in conditions) for conditions in (old, new))
-    return [(reason, message) for reason, message in causes if message in now and message not in before]
+def derive_cause_events(
+    old: RLJobStatus | RewardModelStatus, new: RLJobStatus | RewardModelStatus, causes: Iterable[tuple[str, str]]
+) -> tuple[Event, ...]:
+    """One event per cause (reason, message) that the new conditions contain and the old ones do not."""
+    before, now = ("\n".join(condition.message for condition in status.conditions) for status in (old, new))
+    return tuple(Event("Warning", *cause) for cause in causes if cause[1] in now and cause[1] not in before)
 
 
 def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
@@ -148,19 +148,9 @@ def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
     return (Event("Warning", condition.reason, condition.message),)
 
 
-def derive_retry_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
-    """Events of a failed job that starts again, because of a retry or a changed spec."""
-    why = "retried" if new.retried != old.retried else "its spec was changed"
-    return (
-        Event("Normal", "Retried", f"{why}: starts again from its last checkpoint; restarts count from zero"),
-        *derive_events(old, new),
-    )
-
-
-def derive_events(old: RLJobStatus, new: RLJobStatus, causes: Sequence[tuple[str, str]] = ()) -> tuple[Event, ...]:
-    """One event per new cause of waiting, per transition of a condition, and per role that restarted."""
-    events = [Event("Warning", *cause) for cause in find_new_causes(old.conditions, new.conditions, causes)]
-    events += [
+def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
+    """One event per transition of a condition, and per role that restarted."""
+    events = [
         Event(type_, condition.reason, condition.message)
         for condition in new.conditions
         if (type_ := _event_type(find(old, condition.type), condition))
@@ -181,10 +171,7 @@ def _event_type(before: Condition | None, condition: Condition) -> Literal["Norm
         return "Warning" if not holds and was != "False" else None
     if condition.type == REWARD_VERSIONS_MIXED and not holds:
         return "Normal" if was == "True" else None
-    if not holds or (before is not None and was == "True" and not _is_other_failure(before, condition)):
+    is_same = before is not None and (before.reason, before.message) == (condition.reason, condition.message)
+    if not holds or (was == "True" and (is_same or condition.type != FAILED)):
         return None
     return "Warning" if condition.type in _WARNING_TYPES else "Normal"
-
-
-def _is_other_failure(before: Condition, condition: Condition) -> bool:
-    return condition.type == FAILED and (before.reason, before.message) != (condition.reason, condition.message)

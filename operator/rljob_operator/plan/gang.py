@@ -41,11 +41,6 @@ class GangState:
         return self.queued_since + timeout if self.queued_since else None
 
 
-def gang_backoff_seconds(job: RLJob) -> float:
-    """How long a job leaves its released nodes to others: half its timeout, at least 30 s."""
-    return max(_MIN_BACKOFF_SECONDS, job.spec.scheduling.timeout_seconds / 2)
-
-
 def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) -> GangState:
     """The state now. `has_been_running`: the job has been Running since its workloads were created."""
     job = observed.job
@@ -53,14 +48,15 @@ def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) 
     scheduling, status = job.spec.scheduling, job.status
     if scheduling.gang == "none" or has_been_running:
         return GangState(ungate=gated)
-    end = now + timedelta(seconds=gang_backoff_seconds(job))
+    # A job leaves its released nodes to others for half its timeout.
+    end = now + timedelta(seconds=max(_MIN_BACKOFF_SECONDS, scheduling.timeout_seconds / 2))
     if status.not_before and now < status.not_before <= end:  # a later time was written by a clock that was ahead
         return _back_off(job, status.not_before)
     desired, exist, placed = count_pods(observed)
     ungate = gated if scheduling.gang != "gates" or exist == desired else ()
     if placed == desired:
         return GangState(ungate=ungate)
-    if exist == desired and _waits_for_kueue(observed):
+    if exist == desired and any(is_gated(pod, GATE_KUEUE) for role in observed.roles for pod in role.pods):
         # Without its Pods the job would lose its place in the queue, so this wait does not count towards the timeout.
         message = f"queue {scheduling.queue} has not admitted the job; see its Kueue Workload {job.metadata.name}"
         return GangState(ungate, queued=("WaitingForQuota", message))
@@ -99,7 +95,3 @@ def has_node(pod: Manifest) -> bool:
 
 def is_gated(pod: Manifest, gate: str = SCHEDULING_GATE) -> bool:
     return any(found.get("name") == gate for found in pod.get("spec", {}).get("schedulingGates") or [])
-
-
-def _waits_for_kueue(observed: ObservedJob) -> bool:
-    return any(is_gated(pod, GATE_KUEUE) for role in observed.roles for pod in role.pods)

@@ -18,7 +18,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Manifest, ObservedState, Plan, key_of
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, child_name
 from rljob_operator.children.config import read_token
@@ -26,28 +26,10 @@ from rljob_operator.children.difference import is_stamped
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.children.reward_refs import find_frozen_children
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan import conditions
+from rljob_operator.plan import conditions, job_status, lifecycle
 from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
 from rljob_operator.plan.gang import evaluate_gang
-from rljob_operator.plan.job_status import (
-    active_conditions,
-    build_invalid_status,
-    observe_status,
-    set_conditions,
-    set_roles,
-)
-from rljob_operator.plan.lifecycle import (
-    LifecycleDecision,
-    count_restarts,
-    deadline_of,
-    decide_lifecycle,
-    expiry_of,
-    has_been_running,
-    is_managed,
-    requested_retry,
-    should_retry,
-)
 from rljob_operator.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
 from rljob_operator.plan.validate import find_problems, find_size_problems, find_spec_problems
 
@@ -72,17 +54,18 @@ def plan_job(
 ) -> JobPlan:
     """The plan now. Equal arguments give equal plans once the job's Secret exists."""
     now = now.replace(microsecond=0)  # as Kubernetes' times: the same observations must give the same status
-    if not is_managed(job):
+    if not lifecycle.is_managed(job):
         return Plan((), (), job.status)
     scaled, next_decision_seconds = scale_job(job, observed, now)
     context = _Context(observe_job(scaled, observed), now, defaults, new_token)
-    planned = (step(context) for step in _STEPS)
-    plan = next(plan for plan in planned if plan is not None)
+    plan = next(filter(None, (step(context) for step in _STEPS)))
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
     return replace(
         plan,
         delete=plan.delete + find_stale(job, observed),
-        events=plan.events + scaling_events(job.status.scaling, plan.status.scaling),
+        events=plan.events
+        + conditions.derive_events(job.status, plan.status)
+        + scaling_events(job.status.scaling, plan.status.scaling),
         requeue_after_seconds=min(waits, default=None),
     )
 
@@ -110,11 +93,11 @@ class _Context:
 
     @cached_property
     def restarts(self) -> dict[str, int]:
-        return count_restarts(self.observed)
+        return lifecycle.count_restarts(self.observed)
 
     @cached_property
-    def decision(self) -> LifecycleDecision:
-        return decide_lifecycle(self.observed, self.restarts, self.now)
+    def decision(self) -> lifecycle.LifecycleDecision:
+        return lifecycle.decide_lifecycle(self.observed, self.restarts, self.now)
 
     @cached_property
     def built(self) -> tuple[list[Manifest], list[str]]:
@@ -141,15 +124,17 @@ class _Context:
 def _plan_retry(context: _Context) -> JobPlan | None:
     """Start a failed job again: delete its workloads, wait until no Pod is left, then reset the status."""
     job = context.job
-    if not should_retry(job):
+    if not lifecycle.should_retry(job):
         return None
     if context.workloads or any(role.pods for role in context.observed.roles):
         delete = context.deletable(context.workloads)
         return Plan((), delete, job.status, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
-    reset = {"retried": requested_retry(job), "start_time": None, "completion_time": None}
+    reset = {"retried": lifecycle.requested_retry(job), "start_time": None, "completion_time": None}
     status = job.status.model_copy(update=reset | {"roles": [], "queued_since": None, "not_before": None})
-    status = set_conditions(job, status, {}, {}, context.now)
-    return Plan((), (), status, conditions.derive_retry_events(job.status, status), requeue_after_seconds=0.0)
+    status = job_status.set_conditions(job, status, {}, {}, context.now)
+    why = "retried" if status.retried != job.status.retried else "its spec was changed"
+    message = f"{why}: starts again from its last checkpoint; restarts count from zero"
+    return Plan((), (), status, (Event("Normal", "Retried", message),), requeue_after_seconds=0.0)
 
 
 def _plan_finished(context: _Context) -> JobPlan | None:
@@ -159,10 +144,11 @@ def _plan_finished(context: _Context) -> JobPlan | None:
     if not conditions.is_finished(job.status):
         return None
     has_ended = any(has_condition(observed.head_job, type_) for type_ in ("Complete", "Failed"))
-    status = set_roles(job.status, [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles])
+    roles = [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles]
+    status = job_status.set_roles(job.status, roles)
     generation = {"observed_generation": job.metadata.generation}
     reported = [condition.model_copy(update=generation) for condition in status.conditions]
-    expiry = expiry_of(job)
+    expiry = lifecycle.expiry_of(job)
     return Plan(
         children=(),
         delete=context.deletable(context.workloads - ({observed.head_key} if has_ended else set())),
@@ -178,15 +164,15 @@ def _plan_end(context: _Context) -> JobPlan | None:
     if decision.state not in ("succeeded", "failed"):
         return None
     type_ = conditions.SUCCEEDED if decision.state == "succeeded" else conditions.FAILED
-    status = observe_status(context.observed, context.restarts).model_copy(
+    status = job_status.observe_status(context.observed, context.restarts).model_copy(
         update={"completion_time": context.now, "queued_since": None, "not_before": None}
     )
     if type_ == conditions.SUCCEEDED:
         # The driver ends before the operator polls its last step. Its success means that all steps are done.
         done = {"step": max(status.progress.step, job.spec.schedule.steps), "phase": "done", "waits_for": ""}
         status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
-    status = set_conditions(job, status, {type_: (decision.reason, decision.message)}, {}, context.now)
-    return Plan((), (), status, conditions.derive_events(job.status, status), requeue_after_seconds=0.0)
+    status = job_status.set_conditions(job, status, {type_: (decision.reason, decision.message)}, {}, context.now)
+    return Plan((), (), status, requeue_after_seconds=0.0)
 
 
 def _plan_invalid(context: _Context) -> JobPlan | None:
@@ -194,9 +180,8 @@ def _plan_invalid(context: _Context) -> JobPlan | None:
     job, (_, problems) = context.job, context.built
     if not problems:
         return None
-    status = build_invalid_status(job, problems, context.now, keeps_running=not job.spec.suspend)
-    delete = context.deletable(context.workloads if job.spec.suspend else ())
-    return Plan((), delete, status, conditions.derive_events(job.status, status))
+    status = job_status.build_invalid_status(job, problems, context.now, keeps_running=not job.spec.suspend)
+    return Plan((), context.deletable(context.workloads if job.spec.suspend else ()), status)
 
 
 def _plan_suspended(context: _Context) -> JobPlan | None:
@@ -205,17 +190,16 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     if context.decision.state != "suspended":
         return None
     kept = [child for child in context.built[0] if child["kind"] not in WORKLOAD_KINDS]
-    status = observe_status(observed, context.restarts)
-    status = set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
+    status = job_status.observe_status(observed, context.restarts)
+    status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     status = status.model_copy(update={"start_time": None, "queued_since": None, "not_before": None})
     message = "spec.suspend is true; set it to false to resume from the checkpoint"
-    status = set_conditions(job, status, {conditions.SUSPENDED: ("Suspended", message)}, {}, context.now)
+    status = job_status.set_conditions(job, status, {conditions.SUSPENDED: ("Suspended", message)}, {}, context.now)
     blocked = observed.blocked & {key_of(child) for child in kept}
     return Plan(
         children=tuple(child for child in kept if key_of(child) not in blocked),
         delete=context.deletable(observed.children.keys() - {key_of(child) for child in kept}),
         status=status,
-        events=conditions.derive_events(job.status, status),
         requeue_after_seconds=BLOCKED_RETRY_SECONDS if blocked else None,
     )
 
@@ -223,7 +207,7 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
 def _plan_active(context: _Context) -> JobPlan:
     """Start the job, or keep it running."""
     job, observed, now = context.job, context.observed, context.now
-    gang = evaluate_gang(observed, has_been_running(job), now)
+    gang = evaluate_gang(observed, lifecycle.has_been_running(job), now)
     desired = _choose_children(context, gang.is_backing_off)
     frozen = find_frozen_children(job, observed.state, desired.values(), observed.head_job is not None)
     blocked = sorted(observed.blocked & desired.keys())
@@ -239,16 +223,17 @@ def _plan_active(context: _Context) -> JobPlan:
 
     blocking = find_blocking_pods(observed)
     causes = find_causes(observed) + [cause for since, cause in blocking if since <= now]
-    status = observe_status(observed, context.restarts).model_copy(
+    status = job_status.observe_status(observed, context.restarts).model_copy(
         update={
             "start_time": job.status.start_time or now,
-            "retried": requested_retry(job),  # of a job that has not failed the annotation has no effect, even later
+            # The annotation of a job that has not failed has no effect, even later.
+            "retried": lifecycle.requested_retry(job),
             "queued_since": gang.queued_since,
             "not_before": gang.not_before,
         }
     )
-    status = set_conditions(job, status, *active_conditions(observed, gang, blocked, causes), now)
-    deadlines = [moment for moment in (deadline_of(job), gang.next_deadline(job)) if moment]
+    status = job_status.set_conditions(job, status, *job_status.active_conditions(observed, gang, blocked, causes), now)
+    deadlines = [moment for moment in (lifecycle.deadline_of(job), gang.next_deadline(job)) if moment]
     deadlines += [since for since, _ in blocking if since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in deadlines]
@@ -256,7 +241,7 @@ def _plan_active(context: _Context) -> JobPlan:
         children=tuple(child for key, child in desired.items() if can_apply(key)),
         delete=delete,
         status=status,
-        events=conditions.derive_events(job.status, status, [(cause.reason, cause.message) for cause in causes]),
+        events=conditions.derive_cause_events(job.status, status, causes),
         requeue_after_seconds=max(0.0, min(waits)),
         ungate=gang.ungate,
         valid_until=None if blocked or is_autoscaled(job) else min(deadlines, default=_NEVER),
@@ -282,7 +267,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
         if key.kind in WORKLOAD_KINDS:
             if is_backing_off:
                 continue
-            if has_been_running(context.job):
+            if lifecycle.has_been_running(context.job):
                 child = keep_gang(child, observed.children.get(key))
             if key == observed.head_key and observed.head_job is not None:
                 child = _keep_head_template(child, observed.head_job)

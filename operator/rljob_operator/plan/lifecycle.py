@@ -21,6 +21,7 @@ from rljob_operator.plan.observed_job import (
     ObservedJob,
     RoleView,
     extract_error_message,
+    find_condition,
     has_condition,
     last_termination,
     name_of,
@@ -135,9 +136,8 @@ def _head_failure(observed: ObservedJob) -> LifecycleDecision | None:
     if ended:
         pod, end = max(ended, key=lambda pair: str(pair[1].get("finishedAt") or ""))
         return LifecycleDecision("failed", "HeadFailed", _describe_end(HEAD, pod, end))
-    found = (observed.head_job or {})["status"]["conditions"]
-    reason = next(condition for condition in found if condition["type"] == "Failed").get("message")
-    return LifecycleDecision("failed", "HeadFailed", f"head: {reason or 'its Job failed'}")
+    reason = find_condition(observed.head_job, "Failed").get("message") or "its Job failed"
+    return LifecycleDecision("failed", "HeadFailed", f"head: {reason}")
 
 
 def _backoff_limit_exceeded(observed: ObservedJob, restarts: dict[str, int]) -> LifecycleDecision | None:

@@ -99,7 +99,9 @@ def find_stale(owner: Owner, state: ObservedState) -> tuple[ChildKey, ...]:
 
 def find_pods(owner: Owner, state: ObservedState) -> list[Manifest]:
     """The Pods of this incarnation that are not being deleted."""
-    return [pod for pod in state.pods if _is_current(owner, pod) and not is_terminating(pod)]
+    alive = [pod for pod in state.pods if not is_terminating(pod)]
+    uid = owner.metadata.uid
+    return [pod for pod in alive if pod["metadata"].get("annotations", {}).get(ANNOTATION_JOB_UID, uid) == uid]
 
 
 def is_owned(owner: Owner, child: Manifest) -> bool:
@@ -113,42 +115,33 @@ def is_terminating(manifest: Manifest) -> bool:
 
 
 def _is_stale(owner: Owner, child: Manifest) -> bool:
-    metadata = child["metadata"]
-    if is_terminating(child) or (metadata.get("labels") or {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
+    if is_terminating(child) or is_owned(owner, child) or labels_of(child).get(LABEL_MANAGED_BY) != MANAGED_BY:
         return False
-    controller = next((ref for ref in metadata.get("ownerReferences") or [] if ref.get("controller")), None)
+    controller = find_controller(child)
     return (
         bool(owner.metadata.uid)
-        and controller is not None
-        and (controller["kind"], controller["name"]) == (owner.kind, owner.metadata.name)
+        and (controller.get("kind"), controller.get("name")) == (owner.kind, owner.metadata.name)
         and controller["apiVersion"].partition("/")[0] == API_VERSION.partition("/")[0]
         and controller["uid"] != owner.metadata.uid
-        and not is_owned(owner, child)
     )
 
 
-def _is_current(owner: Owner, pod: Manifest) -> bool:
-    uid = pod["metadata"].get("annotations", {}).get(ANNOTATION_JOB_UID, owner.metadata.uid)
-    return bool(uid == owner.metadata.uid)
+def find_controller(manifest: Manifest) -> Manifest:
+    """The owner reference of its controller; empty if it has none."""
+    return next((ref for ref in manifest["metadata"].get("ownerReferences") or [] if ref.get("controller")), {})
 
 
 def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
-    def find(role: str, reward: str | None = None) -> tuple[Manifest, ...]:
-        found = [
-            pod
-            for pod in pods
-            if labels_of(pod).get(LABEL_ROLE) == role and reward in (None, labels_of(pod).get(LABEL_REWARD))
-        ]
-        return tuple(sorted(found, key=name_of))
+    def view(role: str, spec: Role, desired: int, reward: str = "") -> RoleView:
+        labels = {LABEL_ROLE: role} | ({LABEL_REWARD: reward} if reward else {})
+        found = sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of)
+        return RoleView(f"{role}-{reward}" if reward else role, role, spec, desired, tuple(found))
 
     spec = job.spec
-    yield RoleView(HEAD, HEAD, spec.head, 1, find(HEAD))
-    yield RoleView(TRAINER, TRAINER, spec.trainer, spec.trainer.replicas, find(TRAINER))
-    yield RoleView(ROLLOUT, ROLLOUT, spec.rollout, spec.rollout.replicas, find(ROLLOUT))
-    for reward in spec.rewards:
-        if reward.is_served:
-            name = f"{REWARD}-{reward.name}"
-            yield RoleView(name, REWARD, reward, reward.replicas, find(REWARD, reward.name))
+    yield view(HEAD, spec.head, 1)
+    yield view(TRAINER, spec.trainer, spec.trainer.replicas)
+    yield view(ROLLOUT, spec.rollout, spec.rollout.replicas)
+    yield from (view(REWARD, reward, reward.replicas, reward.name) for reward in spec.rewards if reward.is_served)
 
 
 def name_of(manifest: Manifest) -> str:
@@ -164,10 +157,15 @@ def container_statuses(pod: Manifest) -> list[Manifest]:
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
 
+def find_condition(manifest: Manifest | None, type_: str) -> Manifest:
+    """A condition of the object; empty if it has none of this type."""
+    found = ((manifest or {}).get("status") or {}).get("conditions") or []
+    return next((condition for condition in found if condition["type"] == type_), {})
+
+
 def has_condition(manifest: Manifest | None, type_: str) -> bool:
     """Whether a condition of the object is True."""
-    found = ((manifest or {}).get("status") or {}).get("conditions") or []
-    return any(condition["type"] == type_ and condition.get("status") == "True" for condition in found)
+    return bool(find_condition(manifest, type_).get("status") == "True")
 
 
 def is_ready(pod: Manifest) -> bool:
@@ -195,12 +193,9 @@ def driver_succeeded(observed: ObservedJob) -> bool:
 
 def _has_succeeded(pod: Manifest) -> bool:
     """The end of a container is reported before the phase of its Pod."""
-    ends = [
-        (status.get("state") or {}).get("terminated") for status in pod.get("status", {}).get("containerStatuses") or []
-    ]
-    return pod.get("status", {}).get("phase") == "Succeeded" or (
-        bool(ends) and all(end is not None and end.get("exitCode") == 0 for end in ends)
-    )
+    status = pod.get("status", {})
+    ends = [(c.get("state") or {}).get("terminated") or {} for c in status.get("containerStatuses") or []]
+    return status.get("phase") == "Succeeded" or (bool(ends) and all(end.get("exitCode") == 0 for end in ends))
 
 
 def describe_waiting(role: RoleView) -> str:
@@ -225,9 +220,8 @@ def _describe_unready_pod(pod: Manifest) -> str:
         if terminated := state.get("terminated"):
             code, message = terminated.get("exitCode"), extract_error_message(terminated.get("message"))
             return _join(f"ended with exit code {code}", message)
-    for condition in pod.get("status", {}).get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] != "True":
-            return _join(condition.get("reason") or "Unschedulable", condition.get("message"))
+    if (scheduled := find_condition(pod, "PodScheduled")) and scheduled["status"] != "True":
+        return _join(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
     return "starting" if container_statuses(pod) else "waiting to be scheduled"
 
 

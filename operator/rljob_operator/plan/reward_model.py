@@ -25,7 +25,13 @@ from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.plan.apply_scaling import scale_model
 from rljob_operator.plan.autoscale import derive_scaling_events, is_recent
 from rljob_operator.plan.causes import Cause, find_model_causes
-from rljob_operator.plan.conditions import REASON_INVALID_SPEC, build_condition, describe_wait, find, find_new_causes
+from rljob_operator.plan.conditions import (
+    REASON_INVALID_SPEC,
+    build_condition,
+    derive_cause_events,
+    describe_wait,
+    find,
+)
 from rljob_operator.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
 from rljob_operator.plan.observed_job import RoleView, describe_waiting, find_owned_children, find_pods, find_stale
 from rljob_operator.plan.reward_versions import SETTLED, describe_update
@@ -207,7 +213,9 @@ def _build_status(
     ]
     if served:
         conditions.append(build(SCALING, *_evaluate_scaling(model, replicas, ready, update is not None)))
-        conditions.append(build(UPDATING, *_evaluate_updating(update, causes)))
+        reason, versions = update or (SETTLED, "")
+        versions = "; ".join([versions, *(cause.message for cause in causes)]) if update else ""
+        conditions.append(build(UPDATING, update is not None, reason, versions))
     selector = build_model_selector(model.metadata.name)
     return RewardModelStatus(
         conditions=conditions,
@@ -250,14 +258,6 @@ def _evaluate_scaling(model: RewardModel, replicas: int, ready: int, is_updating
     return False, "AtMaximum" if is_limited else "Steady", why
 
 
-def _evaluate_updating(update: tuple[str, str] | None, causes: Sequence[Cause]) -> tuple[bool, str, str]:
-    """Whether Pods run different versions, and how many of each are ready."""
-    if update is None:
-        return False, SETTLED, ""
-    reason, counts = update
-    return True, reason, "; ".join([counts, *(cause.message for cause in causes)])
-
-
 def _find_endpoints(model: RewardModel, ready: int) -> list[str]:
     if model.spec.http is not None:
         return [model.spec.http.url]
@@ -280,8 +280,7 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     A new model is not degraded while its first Pods start."""
     true = {condition.type for condition in old.conditions if condition.status == "True"}
     known = {(condition.reason, condition.message) for condition in old.conditions}
-    new_causes = find_new_causes(old.conditions, new.conditions, [(cause.reason, cause.message) for cause in causes])
-    events = [Event("Warning", reason, message) for reason, message in new_causes]
+    events = list(derive_cause_events(old, new, causes))
     for condition in new.conditions:
         if condition.type == SCALING:
             continue  # derive_scaling_events reports it

@@ -29,7 +29,6 @@ def role_of(pod: Manifest) -> str:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Whether the Pod has the condition Ready, and is not being deleted."""
     return observed_job.is_ready(pod) and not is_terminating(pod)
 
 
@@ -43,7 +42,6 @@ def is_sidecar(container: Manifest) -> bool:
 
 
 def owner_of(pod: Manifest) -> tuple[str, str] | None:
-    """Return (kind, name) of the Pod's controller."""
     for owner in pod["metadata"].get("ownerReferences", []):
         if owner.get("controller"):
             return owner["kind"], owner["name"]
@@ -51,7 +49,6 @@ def owner_of(pod: Manifest) -> tuple[str, str] | None:
 
 
 def digest(value: Any, length: int = 10) -> str:
-    """Return a short name for a value: equal values, equal names."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 

@@ -20,7 +20,6 @@ _BYTES_PER_BIN_PARAMETER = 2
 
 
 def find_data_files(path: Path) -> list[Path]:
-    """Return the file itself, or the data files of a folder."""
     if path.is_file():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in DATA_SUFFIXES)

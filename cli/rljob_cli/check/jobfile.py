@@ -27,8 +27,6 @@ _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 @dataclass(frozen=True)
 class JobFile:
-    """One job and where it is written."""
-
     path: Path
     job: RLJob
     """With absolute paths."""
@@ -97,7 +95,6 @@ def _read_text(path: Path) -> str:
 
 
 def _read_documents(path: Path, text: str) -> tuple[Document, list[Document]]:
-    """Return the document with the RLJob, and the others."""
     documents, problems = read_documents(text)
     jobs = [d for d in documents if isinstance(d.data, dict) and d.data.get("kind") == "RLJob"]
     if len(jobs) > 1:

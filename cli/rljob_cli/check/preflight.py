@@ -77,7 +77,6 @@ def local_path(source: str, claims: Mapping[str, Path]) -> Path | None:
 
 
 def _check_operator(job: RLJob) -> Iterator[Finding]:
-    """Yield what the operator would reject, and what needs a cluster."""
     for problem in find_operator_problems(job):
         path, _, message = problem.partition(" ")
         yield Finding(path.rstrip(":"), message) if path.startswith(("spec.", "metadata.")) else Finding("", problem)
@@ -91,7 +90,6 @@ def _data_sources(job: RLJob) -> dict[str, DataSource]:
 
 
 def _model_sources(job: RLJob) -> dict[str, str]:
-    """Return the sources of the policy and of the models of rewards, by field path."""
     sources = {"spec.model.source": job.spec.model.source}
     for index, reward in enumerate(job.spec.rewards):
         sources |= find_model_sources(f"spec.rewards[{index}]", reward)

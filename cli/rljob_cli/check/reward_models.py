@@ -21,8 +21,6 @@ _REMEDY = "add it as another document (kind: RewardModel, after ---)"
 
 @dataclass(frozen=True)
 class RewardModelDocument:
-    """A RewardModel and where it is written."""
-
     model: RewardModel
     document: Document
 

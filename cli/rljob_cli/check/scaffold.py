@@ -106,7 +106,6 @@ def write_scaffold(directory: Path) -> int:
 
 
 def build_files(name: str) -> dict[str, str]:
-    """Return the text of each file by path."""
     sums = [(a, b) for a in range(1, 13) for b in range(1, 13)]
     held_out = [(a, b) for a, b in sums if (a * b) % 5 == 0]
     rows = {

@@ -45,8 +45,6 @@ _STOP_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample and its result."""
-
     label: str
     """The number of the sample, or of the group and the sample in it."""
     request: ScoreRequest

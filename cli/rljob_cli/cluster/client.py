@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from kubernetes.aio.config import kube_config
@@ -66,7 +66,11 @@ async def connect(target: Target) -> AsyncIterator[Cluster]:
     # For a file that is not a kubeconfig, the library raises whatever its parsing runs into.
     except (ConfigException, OSError, YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
         is_clear = isinstance(error, ConfigException | OSError | UserError)
-        reason = str(error).rstrip(".") if is_clear else f"the kubeconfig cannot be read: {_shorten(error)}"
+        reason = (
+            str(error).rstrip(".")
+            if is_clear
+            else f"the kubeconfig cannot be read: {' '.join(str(error).split())[:200]}"
+        )
         raise ClusterError(f"no cluster: {reason}; pass --kubeconfig or --context, or set KUBECONFIG") from None
     try:
         yield Cluster(api, target.namespace or namespace)
@@ -75,8 +79,6 @@ async def connect(target: Target) -> AsyncIterator[Cluster]:
 
 
 class Cluster:
-    """One namespace of a cluster."""
-
     def __init__(self, api: KubeApi, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
@@ -138,10 +140,10 @@ class Cluster:
         """Yield lines with their timestamp in front, as they arrive. A broken connection ends them.
 
         Raise NotReadyError if the container has no log (yet)."""
-        query = {"container": container, "timestamps": "true", "follow": str(follow).lower()}
-        query["previous"] = str(previous).lower()
-        query |= {} if tail is None else {"tailLines": str(tail)}
-        query |= {} if since_seconds is None else {"sinceSeconds": str(since_seconds)}
+        query = {"container": container, "timestamps": "true"}
+        query |= {"follow": str(follow).lower(), "previous": str(previous).lower()}
+        limits = {"tailLines": tail, "sinceSeconds": since_seconds}
+        query |= {name: str(value) for name, value in limits.items() if value is not None}
         idle = _MAX_IDLE_LOG_SECONDS if follow else _LOG_TIMEOUT_SECONDS
         path = POD.path(self.namespace, pod, "log")
         with self._translated("get pods/log"):
@@ -197,23 +199,20 @@ def _choose_context(kubeconfig: str, wanted: str | None) -> tuple[str, str]:
     raise ConfigException(f"the kubeconfig {missing}; it has {names}")
 
 
-def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
 def _translate(error: ApiError, action: str, namespace: str) -> ClusterError:
-    known: dict[int, Callable[[], ClusterError]] = {
-        400: lambda: NotReadyError(error.message),
-        401: lambda: ClusterError(
+    if error.code == 400:
+        return NotReadyError(error.message)
+    if error.code == 404:
+        return NotFoundError(f"{action}: {error.message}")
+    if error.code == 401:
+        return ClusterError(
             "unauthorized: the API server rejected your credentials; log in again, or check the user in your kubeconfig"
-        ),
-        403: lambda: ClusterError(
+        )
+    if error.code == 403:
+        return ClusterError(
             f"forbidden: you may not {action} in namespace {namespace}; request a role that allows it: {error.message}"
-        ),
-        404: lambda: NotFoundError(f"{action}: {error.message}"),
-    }
-    build = known.get(error.code)
-    return build() if build else ClusterError(f"{action}: the API server answered {error.code}: {error.message}")
+        )
+    return ClusterError(f"{action}: the API server answered {error.code}: {error.message}")
 
 
 def _describe_missing(namespace: str, name: str, names: list[str]) -> str:

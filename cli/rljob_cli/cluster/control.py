@@ -61,7 +61,6 @@ def plan_retry(job: Manifest, now: datetime) -> Change:
 
 
 def describe_change(verb: str, job: Manifest, change: Change) -> dict[str, Any]:
-    """For --output json."""
     return {
         "command": verb,
         "namespace": job["metadata"]["namespace"],

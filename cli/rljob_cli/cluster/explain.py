@@ -80,12 +80,10 @@ def _find_causes(observation: JobObservation, job: RLJob | None, status: RLJobSt
 
 
 def _is_foreign(manifest: Manifest) -> bool:
-    """Whether another controller manages the job."""
     return manifest["spec"].get("managedBy") not in (None, MANAGED_BY_US)
 
 
 def is_unobserved(observation: JobObservation, status: RLJobStatus) -> bool:
-    """Whether the operator has not reconciled the current spec."""
     generation = int(observation.manifest["metadata"].get("generation", 1))
     return not _is_foreign(observation.manifest) and status.observed_generation < generation
 

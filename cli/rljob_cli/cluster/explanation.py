@@ -32,8 +32,6 @@ class RoleReport:
 
 @dataclass(frozen=True)
 class WarningEvent:
-    """A Warning Event."""
-
     at: str
     about: str
     reason: str
@@ -43,8 +41,6 @@ class WarningEvent:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The state of a job, its causes and remedies."""
-
     job: str
     phase: str
     since: str

@@ -29,7 +29,6 @@ def format_job_name(manifest: Manifest) -> str:
 
 
 def kubectl_command(verb: str, manifest: Manifest, *options: str) -> str:
-    """kubectl rljob VERB NAME -n NAMESPACE."""
     metadata = manifest["metadata"]
     return " ".join(["kubectl rljob", verb, metadata["name"], "-n", metadata["namespace"], *options])
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.style import Style
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
+from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL, LABEL_ROLE
 from rljob_cli.cluster.client import Cluster
 from rljob_cli.cluster.formatting import format_job_name
-from rljob_cli.manifests import role_of
+from rljob_cli.manifests import labels_of, role_of
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import name_of
 
@@ -27,8 +27,6 @@ _ROLES = ("head", "trainer", "rollout", "reward")
 
 @dataclass(frozen=True)
 class Selection:
-    """Which logs, as the options say."""
-
     job: str
     role: str | None = None
     container: str | None = None
@@ -55,7 +53,6 @@ class Printer:
         self._width = 0
 
     def widen(self, pods: list[str]) -> None:
-        """Make room for the names of the Pods."""
         self._width = max([self._width, *map(len, pods)])
 
     def print(self, line: Line) -> None:
@@ -76,10 +73,15 @@ def make_printer() -> Printer:
 
 
 async def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:
-    """Return the job's Pods that have the selected role and container."""
     found = await cluster.list_pods(f"{LABEL_JOB}={selection.job},{LABEL_ROLE} in ({', '.join(_ROLES)})")
-    selected = (pod for pod in found if _has_role(role_of(pod), selection.role))
-    return sorted((pod for pod in selected if selection.container in (None, *_container_names(pod))), key=name_of)
+    return sorted((pod for pod in found if _is_selected(pod, selection)), key=name_of)
+
+
+def _is_selected(pod: Manifest, selection: Selection) -> bool:
+    role, spec = role_of(pod), pod["spec"]
+    containers = [container["name"] for container in [*(spec.get("initContainers") or []), *spec["containers"]]]
+    has_role = selection.role in (None, role) or (selection.role == "reward" and role.startswith("reward-"))
+    return has_role and selection.container in (None, *containers)
 
 
 def check_role(job: Manifest, role: str | None) -> None:
@@ -87,30 +89,19 @@ def check_role(job: Manifest, role: str | None) -> None:
     rewards = {f"reward-{reward['name']}": reward for reward in job["spec"].get("rewards") or []}
     if role in rewards and not {"function", "model", "judge"} & rewards[role].keys():
         reference = rewards[role].get("rewardModelRef")
+        model = reference and reference["name"]
         where = "runs at its url"
-        if reference:
-            where = (
-                f"runs in RewardModel {reference['name']}: kubectl logs -l rljob.dev/reward-model={reference['name']}"
-            )
+        if model:
+            where = f"runs in RewardModel {model}: kubectl logs -l {LABEL_REWARD_MODEL}={model}"
         raise UserError(f"{format_job_name(job)}: {role} is not served by a Pod of this job; it {where}")
     if role is not None and role not in (*_ROLES, *rewards):
         raise UserError(f"--role must be one of {', '.join([*_ROLES, *rewards])}, got {role}")
 
 
-def _has_role(role: str, selected: str | None) -> bool:
-    return selected in (None, role) or (selected == "reward" and role.startswith("reward-"))
-
-
 def container_of(pod: Manifest) -> str:
-    """Return the container that is named after the Pod's role, else the first."""
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
-    role = (pod["metadata"].get("labels") or {}).get(LABEL_ROLE)
+    role = labels_of(pod).get(LABEL_ROLE)
     return role if role in names else names[0]
-
-
-def _container_names(pod: Manifest) -> list[str]:
-    spec = pod["spec"]
-    return [str(container["name"]) for container in [*(spec.get("initContainers") or []), *spec["containers"]]]
 
 
 def has_node(pod: Manifest) -> bool:

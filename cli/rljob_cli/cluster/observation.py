@@ -24,8 +24,6 @@ _CLAIM = re.compile(r"pvc://([^/]+)")
 
 @dataclass(frozen=True)
 class JobObservation:
-    """A job and the objects around it."""
-
     manifest: Manifest
     pods: list[Manifest] = field(default_factory=list)
     workloads: list[Manifest] = field(default_factory=list)
@@ -61,7 +59,6 @@ class JobObservation:
 
 
 def parse_reward_models(manifests: list[Manifest]) -> dict[str, RewardModel]:
-    """Return the RewardModels of this version's type, by name."""
     models = {}
     for manifest in manifests:
         try:
@@ -105,7 +102,6 @@ async def fetch_observation(cluster: Cluster, name: str) -> JobObservation:
 
 
 def name_claims(manifest: Manifest) -> list[str]:
-    """Return the PersistentVolumeClaims that a job's spec references."""
     spec = manifest["spec"]
     data = spec.get("data") or {}
     sources = [spec.get("model"), data.get("train"), data.get("eval")]
@@ -115,7 +111,6 @@ def name_claims(manifest: Manifest) -> list[str]:
 
 
 def involved_object(event: Manifest) -> tuple[str, str]:
-    """Return (kind, name)."""
     involved = event.get("involvedObject") or {}
     return str(involved.get("kind")), str(involved.get("name"))
 
@@ -127,10 +122,7 @@ def event_time(event: Manifest) -> str:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
+    return datetime.fromisoformat(text) if text else None
 
 
 def _is_about_job(event: Manifest, job: Manifest, pods: list[Manifest], workloads: list[Manifest]) -> bool:

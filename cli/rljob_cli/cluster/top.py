@@ -66,8 +66,6 @@ class PodRow:
 
 @dataclass(frozen=True)
 class JobView:
-    """One job with its roles, rewards and Pods."""
-
     job: JobRow
     roles: list[dict[str, Any]]
     rewards: list[RewardRow]

@@ -30,8 +30,6 @@ _STOP_SECONDS = 10.0
 
 
 class LocalCluster:
-    """The cluster of one run."""
-
     def __init__(self, job: RLJob, network: Network, root: Path, claims: Mapping[str, Path] | None = None) -> None:
         self.paths = RunPaths(root.resolve(), claims or {})
         self.network = network

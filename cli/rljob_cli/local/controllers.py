@@ -3,8 +3,8 @@
 Takes the workloads and the existing Pods; returns the Pods to create and delete, and each workload's status. Leaves
 processes to the kubelet. Invariant: applied to its own outcome it plans nothing.
 
-Differences from Kubernetes: Pods have stable names with ordinals, and a failed Job backs off from 1 s. A changed
-template does not replace Pods, since a job's spec cannot change during a local run: the run is started again.
+Implements what the operator's workloads use. Differences from Kubernetes: Pods have stable names with ordinals, a
+failed Job backs off from 1 s, and a changed template does not replace Pods: a job's spec is fixed during a run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def plan_pods(workloads: Iterable[Manifest], pods: Iterable[Manifest], now: date
 
 
 def build_pod(workload: Manifest, name: str, identity: str, now: datetime) -> Manifest:
-    """Build a Pod from the workload's template."""
     template = copy.deepcopy(workload["spec"]["template"])
     metadata = template.get("metadata") or {}
     metadata["name"], metadata["namespace"] = name, namespace_of(workload)
@@ -72,11 +71,6 @@ def build_pod(workload: Manifest, name: str, identity: str, now: datetime) -> Ma
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": status}
 
 
-def _replicas(workload: Manifest) -> int:
-    replicas = workload["spec"].get("replicas")
-    return 1 if replicas is None else int(replicas)
-
-
 def _ordinal(pod: Manifest) -> int:
     tail = name_of(pod).rpartition("-")[2]
     return int(tail) if tail.isdigit() else -1
@@ -89,7 +83,7 @@ def _replica_status(pods: Iterable[Manifest]) -> Manifest:
 
 def _plan_deployment(workload: Manifest, pods: list[Manifest], plan: PodPlan, now: datetime) -> Manifest:
     """Keep `replicas` Pods. To scale down, delete unready Pods first, then the highest ordinals."""
-    wanted = _replicas(workload)
+    wanted = workload["spec"]["replicas"]
     alive = [pod for pod in pods if not is_terminating(pod)]
     ended = [pod for pod in alive if phase_of(pod) in _ENDED]
     current = sorted((pod for pod in alive if pod not in ended), key=lambda pod: (is_ready(pod), -_ordinal(pod)))
@@ -106,7 +100,7 @@ def _plan_deployment(workload: Manifest, pods: list[Manifest], plan: PodPlan, no
 def _plan_stateful_set(workload: Manifest, pods: list[Manifest], plan: PodPlan, now: datetime) -> Manifest:
     """Keep one Pod per ordinal. Ordinals start in parallel, as the operator's StatefulSets request."""
     by_name = {name_of(pod): pod for pod in pods}
-    names = [f"{name_of(workload)}-{ordinal}" for ordinal in range(_replicas(workload))]
+    names = [f"{name_of(workload)}-{ordinal}" for ordinal in range(workload["spec"]["replicas"])]
     plan.create += [build_pod(workload, name, name, now) for name in names if name not in by_name]
     for name, pod in by_name.items():
         if not is_terminating(pod) and (name not in names or phase_of(pod) in _ENDED):
@@ -118,8 +112,6 @@ def _plan_job(workload: Manifest, pods: list[Manifest], plan: PodPlan, now: date
     """Run one Pod to completion; replace failed ones until a policy or the backoff limit fails the Job."""
     status: Manifest = copy.deepcopy(workload.get("status") or {})
     spec, name = workload["spec"], name_of(workload)
-    if spec.get("completions", 1) != 1 or spec.get("parallelism", 1) != 1:
-        raise NotImplementedError(f"Job {name}: only one completion at a time runs locally")
     active = [pod for pod in pods if phase_of(pod) in ("Pending", "Running") and not is_terminating(pod)]
     failed = [pod for pod in pods if phase_of(pod) == "Failed" and not is_terminating(pod)]
     is_finished = bool(status.get("conditions"))
@@ -155,12 +147,6 @@ def _job_outcome(spec: Manifest, pods: list[Manifest], failed: list[Manifest], n
         if action == "FailJob":
             return _job_condition("Failed", "PodFailurePolicy", message, now)
         num_failures += action != "Ignore"
-    num_failures += sum(
-        container.get("restartCount", 0)
-        for pod in pods
-        if pod["spec"].get("restartPolicy") == "OnFailure"
-        for container in pod.get("status", {}).get("containerStatuses", [])
-    )
     if num_failures > spec.get("backoffLimit", 6):
         return _job_condition("Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit", now)
     return None
@@ -173,15 +159,11 @@ def _failure_action(spec: Manifest, pod: Manifest) -> tuple[str, str]:
         for container in pod.get("status", {}).get("containerStatuses", [])
     }
     for index, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
-        wanted = rule.get("onExitCodes")
-        if not wanted:
-            continue
-        for container, code in codes.items():
-            if code in (None, 0) or wanted.get("containerName") not in (None, container):
-                continue
-            if (code in wanted["values"]) == (wanted["operator"] == "In"):
-                reason = f"Container {container} for pod {name_of(pod)} failed with exit code {code}"
-                return rule["action"], f"{reason} matching {rule['action']} rule at index {index}"
+        wanted = rule.get("onExitCodes", {})
+        container = wanted.get("containerName")
+        if (code := codes.get(container)) in wanted.get("values", []):
+            reason = f"Container {container} for pod {name_of(pod)} failed with exit code {code}"
+            return rule["action"], f"{reason} matching {rule['action']} rule at index {index}"
     return "Count", ""
 
 

@@ -30,8 +30,6 @@ _RAY_PORTS = range(20_000, 30_000)
 
 
 class Network:
-    """A claimed block."""
-
     def __init__(self, prefix: str, lock: socket.socket) -> None:
         self.prefix = prefix
         self.ray_port = _find_ray_port(prefix)
@@ -39,7 +37,6 @@ class Network:
         self._addresses: dict[str, str] = {}
 
     def address(self, identity: str) -> str:
-        """Return the identity's address; assign one if it has none yet."""
         if identity not in self._addresses:
             host = _FIRST_HOST + len(self._addresses)
             if host >= _LOCK_HOST:
@@ -85,8 +82,7 @@ def _find_ray_port(prefix: str) -> int:
     """Return a port for Ray's head, which listens on all addresses. It depends on the block, so that runs differ."""
     _, second, third = (int(part) for part in prefix.split("."))
     start = (second * 256 + third) % len(_RAY_PORTS)
-    for offset in range(len(_RAY_PORTS)):
-        port = _RAY_PORTS[(start + offset) % len(_RAY_PORTS)]
+    for port in (*_RAY_PORTS[start:], *_RAY_PORTS[:start]):
         if probe := _listen("0.0.0.0", port):
             probe.close()
             return port

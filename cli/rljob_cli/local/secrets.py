@@ -15,7 +15,6 @@ from rljob_operator.backend import Manifest
 
 
 def find_reference(reward: Reward) -> SecretKeyRef | None:
-    """Return the key of a Secret that a reward's server needs."""
     endpoint = reward.judge.endpoint if reward.judge else None
     return endpoint.api_key_secret_ref if endpoint else None
 

@@ -28,8 +28,6 @@ _RESYNC_SECONDS = 10.0
 
 
 class LocalStore:
-    """One RLJob, its children and its Pods."""
-
     def __init__(self, job: RLJob) -> None:
         self.job: RLJob | None = job
         self.objects: dict[ChildKey, Manifest] = {}
@@ -174,7 +172,6 @@ def merge(old: Manifest, new: Manifest) -> Manifest:
 
 
 def prune(stored: Manifest, before: Manifest, now: Manifest) -> Manifest:
-    """Remove from `stored` the fields that were applied before and are not applied now."""
     for key, value in before.items():
         if key not in now:
             stored.pop(key, None)

@@ -50,8 +50,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
-    """A running job."""
-
     def __init__(
         self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput
     ) -> None:
@@ -153,7 +151,6 @@ class Run:
                 await asyncio.sleep(interval_seconds)
 
     async def _refresh_driver(self, session: aiohttp.ClientSession) -> None:
-        """Update the driver's status, for the operator and the live view."""
         store = self._cluster.store
         heads = [pod for pod in store.pods.values() if role_of(pod) == HEAD and phase_of(pod) == "Running"]
         secret = store.find("Secret", child_name(self._job, "token"))

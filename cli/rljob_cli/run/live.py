@@ -22,8 +22,6 @@ _NUM_RECENT = 6
 
 
 class PlainOutput:
-    """One line per step and change of state."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = Snapshot()
@@ -44,8 +42,6 @@ class PlainOutput:
 
 
 class JsonOutput(PlainOutput):
-    """One JSON object per step and change of state."""
-
     def _report(self, change: Change, snapshot: Snapshot) -> None:
         print(json.dumps({"elapsed_seconds": round(snapshot.elapsed_seconds, 1), **change.data}), flush=True)
 
@@ -77,7 +73,6 @@ class LiveOutput(PlainOutput):
 
 
 def make_output(kind: str, console: Console) -> PlainOutput:
-    """Create the output; live becomes plain without a terminal."""
     if kind == "json":
         return JsonOutput(console)
     return LiveOutput(console) if kind == "live" and console.is_terminal else PlainOutput(console)

@@ -20,6 +20,5 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows of steps, and those of evaluations."""
     steps = [row for row in rows if row.get("type", "step") == "step"]
     return steps, [row for row in rows if row.get("type") == "eval"]

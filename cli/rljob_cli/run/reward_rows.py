@@ -54,8 +54,6 @@ class RewardRow:
 
 
 class Sample(NamedTuple):
-    """One line of /metrics."""
-
     name: str
     labels: Mapping[str, str]
     value: float

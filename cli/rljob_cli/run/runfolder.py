@@ -25,7 +25,7 @@ FILE_DRIVER_SUMMARY = "driver-summary.json"
 FILE_SUMMARY = "summary.json"
 FILE_CURVES = "curves.png"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
-"""But for schedule.steps."""
+"""Except schedule.steps."""
 
 
 @contextlib.contextmanager

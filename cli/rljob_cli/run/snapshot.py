@@ -28,8 +28,6 @@ _STEP_NUMBERS = (
 
 @dataclass(frozen=True)
 class RoleRow:
-    """The Pods of one role."""
-
     name: str
     desired: int
     ready: int
@@ -38,8 +36,6 @@ class RoleRow:
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed execution of a container."""
-
     pod: str
     role: str
     container: str
@@ -51,8 +47,6 @@ class Failure:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that an output may show."""
-
     name: str = ""
     phase: str = ""
     message: str = ""

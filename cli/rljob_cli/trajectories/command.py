@@ -21,7 +21,6 @@ _TABLE_LIMIT = 20
 def trajectories_command(
     arguments: list[str], filter_: Filter, *, directory: Path, limit: int | None, full: bool, output: str
 ) -> int:
-    """Show one run's samples, or compare two runs' (`diff A B`)."""
     if output not in ("table", "json"):
         raise UserError(f"--output must be table or json, got {output}")
     if filter_.lane not in (None, "train", "eval"):

@@ -12,8 +12,6 @@ from rljob_cli.trajectories.log import Filter, Row, curves_of, list_files
 
 @dataclass
 class Side:
-    """One run's samples of one prompt."""
-
     num_samples: int = 0
     num_invalid: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -31,8 +29,6 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt of both runs."""
-
     prompt: str
     ground_truth: str | None
     a: Side

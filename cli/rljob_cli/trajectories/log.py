@@ -119,7 +119,6 @@ def _read_file(path: Path) -> Iterator[Row]:
 
 
 def _plain(row: Row) -> Row:
-    """Return a row with its components as an object, as in JSON."""
     rewards = [{**reward, "components": dict(reward["components"] or [])} for reward in row["rewards"] or []]
     return {**row, "rewards": rewards}
 

@@ -17,7 +17,6 @@ _MAX_TEXT_CHARACTERS = 400
 
 
 def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
-    """One row per sample, one column per reward."""
     console = Console()
     if not rows:
         console.print("no sample matches")
@@ -82,7 +81,6 @@ def print_comparison(
 
 
 def _summarize(comparison: Comparison) -> Table:
-    """One row per curve: means over the prompts, and how many prompts improved."""
     table = Table()
     for name in ("curve", "a", "b", "difference", "better in b", "worse in b", "prompts"):
         table.add_column(name, justify="left" if name == "curve" else "right")
@@ -124,7 +122,6 @@ def _answer(row: Row) -> str:
 
 
 def shorten(text: str, full: bool) -> str:
-    """Keep the start and the end of a long text."""
     if full or len(text) <= _MAX_TEXT_CHARACTERS:
         return text
     half = _MAX_TEXT_CHARACTERS // 2

@@ -35,8 +35,6 @@ _TAIL_BYTES = 4096
 
 
 class Container:
-    """A container of a running Pod."""
-
     def __init__(
         self,
         manifest: Manifest,
@@ -88,7 +86,6 @@ class Container:
         await self._terminate(grace_seconds)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process tree now."""
         self._stopping.set()
         self._signal(SIGNAL_KILL_ALL)
 
@@ -222,7 +219,6 @@ class Container:
 
 
 def is_marker(line: str) -> bool:
-    """Whether RLJob wrote the line, not the container."""
     return line.startswith("--- ") and _MARKER in line
 
 

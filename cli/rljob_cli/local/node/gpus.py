@@ -22,7 +22,6 @@ def find_gpus() -> list[str]:
 
 
 def count_gpus(pod: Manifest) -> int:
-    """Return the number of GPUs in the Pod's limits."""
     containers = [*pod["spec"]["containers"], *filter(is_sidecar, pod["spec"].get("initContainers", []))]
     limits = ((c.get("resources") or {}).get("limits") or {} for c in containers)
     return sum(int(limit.get(RESOURCE, 0)) for limit in limits)

@@ -155,8 +155,6 @@ class PodRunner:
 
 
 class Kubelet:
-    """All Pods of a run."""
-
     def __init__(
         self, store: LocalStore, network: Network, paths: RunPaths, base_env: Mapping[str, str], gpus: GpuPool
     ) -> None:
@@ -173,7 +171,6 @@ class Kubelet:
         self._other_children = {child.pid for child in psutil.Process().children()}
 
     async def run(self) -> None:
-        """Follow the store until cancelled."""
         changed = self.store.subscribe()
         while True:
             changed.clear()
@@ -181,7 +178,6 @@ class Kubelet:
             await changed.wait()
 
     def sync(self) -> None:
-        """Start, stop and refresh Pods as the store says."""
         self._write_hosts()
         self._refresh_volumes()
         for name, pod in list(self.store.pods.items()):

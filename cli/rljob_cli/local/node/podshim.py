@@ -24,7 +24,6 @@ _HANDLED = {signal.SIGTERM, SIGNAL_KILL_ALL, signal.SIGCHLD}
 
 
 def set_child_subreaper() -> None:
-    """Make the calling process the new parent of its orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -54,7 +53,6 @@ def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
-    """Return the living descendants of the roots, without the roots."""
     tree, dead = scan_processes()
     found: list[int] = []
     todo = list(roots)

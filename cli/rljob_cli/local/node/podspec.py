@@ -29,24 +29,18 @@ class ContainerConfigError(Exception):
 
 @dataclass(frozen=True)
 class Mount:
-    """A path in the container, and its local folder or file."""
-
     path: str
     local: Path
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a container."""
-
     argv: tuple[str, ...]
     env: dict[str, str]
 
 
 @dataclass(frozen=True)
 class PodContext:
-    """A container's Pod and surroundings."""
-
     pod: Manifest
     address: str
     mounts: tuple[Mount, ...]
@@ -58,7 +52,6 @@ class PodContext:
 
 
 def build_process(container: Manifest, context: PodContext) -> Process:
-    """Build the container's process."""
     env = build_env(container, context)
     command = [*container.get("command", []), *container.get("args", [])]
     if not container.get("command"):
@@ -101,10 +94,8 @@ def read_data(kind: str, reference: Manifest, find: Find) -> dict[str, bytes]:
         if reference.get("optional"):
             return {}
         raise ContainerConfigError(f'{kind.lower()} "{name}" not found')
-    decoded = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
-    for key, value in (found.get("data") or {}).items():
-        decoded[key] = base64.b64decode(value) if kind == "Secret" else str(value).encode()
-    return decoded
+    data = (found.get("data") or {}).items()
+    return {key: base64.b64decode(value) if kind == "Secret" else value.encode() for key, value in data}
 
 
 def _value_from(source: Manifest, context: PodContext) -> str | None:
@@ -129,10 +120,8 @@ def _field(path: str, context: PodContext) -> str:
         "metadata.namespace": namespace_of(context.pod),
         "metadata.uid": str(metadata.get("uid", "")),
         "spec.nodeName": "localhost",
-        "spec.serviceAccountName": str(context.pod["spec"].get("serviceAccountName", "default")),
         "status.hostIP": context.address,
         "status.podIP": context.address,
-        "status.podIPs": context.address,
     }
     if path in fields:
         return fields[path]
@@ -145,18 +134,12 @@ def _field(path: str, context: PodContext) -> str:
 
 def expand(text: str, env: Mapping[str, str]) -> str:
     """Expand $(NAME) references as Kubernetes does: unknown ones stay, and $$ is a dollar sign."""
-
-    def resolve(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        return env.get(match[1], match[0])
-
-    return _REFERENCE.sub(resolve, text)
+    return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]), text)
 
 
 def replace_mounts(text: str, mounts: tuple[Mount, ...]) -> str:
     """Replace mount paths that are a complete prefix of a path: longest first, each occurrence once."""
-    if not mounts or "/" not in text:
+    if not mounts:
         return text
     by_path = {mount.path.rstrip("/"): str(mount.local) for mount in mounts}
     paths = "|".join(re.escape(path) for path in sorted(by_path, key=len, reverse=True))

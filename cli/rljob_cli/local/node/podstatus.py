@@ -17,8 +17,6 @@ EXIT_OF_SIGNAL = 128
 
 @dataclass
 class ContainerRecord:
-    """The state of one container."""
-
     name: str
     is_init: bool = False
     """Runs before the main containers, to completion unless it is a sidecar."""

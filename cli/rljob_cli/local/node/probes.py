@@ -36,15 +36,10 @@ class ProbeState:
         return float(self.probe.get("periodSeconds", 10))
 
     @property
-    def timeout_seconds(self) -> float:
-        return float(self.probe.get("timeoutSeconds", 1))
-
-    @property
     def delay_seconds(self) -> float:
         return float(self.probe.get("initialDelaySeconds", 0))
 
     def record(self, success: bool) -> bool | None:
-        """Record one outcome; return the current result."""
         self._run = self._run + 1 if success == self._last else 1
         self._last = success
         threshold = self.probe.get("successThreshold", 1) if success else self.probe.get("failureThreshold", 3)

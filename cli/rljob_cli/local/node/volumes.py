@@ -1,12 +1,12 @@
 """The local folders of a Pod's volumes: creates, fills and removes them.
 
-Writes ConfigMaps and Secrets file by file, each by an atomic rename, and again whenever the object changes. Invariant:
-PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
+Writes ConfigMaps and Secrets as files by atomic renames, again whenever the object changes. `items` and projected
+volumes are not needed: preflight refuses the one reward that uses them, a function in a ConfigMap. Invariant: PATH_RUN
+is always the run's own folder, independent of the volume that is mounted there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -24,8 +24,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The folders of a run."""
-
     root: Path
     claims: Mapping[str, Path]
     """`--volume CLAIM=DIR`."""
@@ -62,7 +60,6 @@ class RunPaths:
 
 
 def mounts_of(container: Manifest, pod: Manifest, paths: RunPaths) -> tuple[Mount, ...]:
-    """Return the local folder of each of the container's mounts."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     mounts = []
     for mount in container.get("volumeMounts", []):
@@ -78,7 +75,6 @@ def mounts_of(container: Manifest, pod: Manifest, paths: RunPaths) -> tuple[Moun
 
 
 def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
-    """Return the local folder of a volume."""
     name = volume["name"]
     if "persistentVolumeClaim" in volume:
         claim = volume["persistentVolumeClaim"]["claimName"]
@@ -91,14 +87,13 @@ def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
         return Path(volume["hostPath"]["path"])
     if "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") == "Memory":
         return paths.memory_of(pod) / name
-    if any(kind in volume for kind in ("emptyDir", "configMap", "secret", "projected")):
+    if any(kind in volume for kind in ("emptyDir", "configMap", "secret")):
         return paths.pod(name_of(pod)) / "volumes" / name
     kinds = ", ".join(key for key in volume if key != "name")
     raise ContainerConfigError(f"volume {name} has a type that the local backend does not support: {kinds}")
 
 
 def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
-    """Create the volumes of the Pod."""
     for volume in pod["spec"].get("volumes", []):
         folder = folder_of(volume, pod, paths)
         if "hostPath" not in volume:
@@ -114,17 +109,12 @@ def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
 def refresh(pod: Manifest, paths: RunPaths, find: Find) -> None:
     """Write ConfigMaps and Secrets that have changed."""
     for volume in pod["spec"].get("volumes", []):
-        sources = _sources(volume)
-        if sources:
-            files: dict[str, bytes] = {}
-            for kind, source in sources:
-                files.update(_project(read_data(kind, source, find), source))
-            is_secret = any(kind == "Secret" for kind, _ in sources)
-            _write_files(folder_of(volume, pod, paths), files, mode=0o600 if is_secret else 0o644)
+        for kind, key, mode in (("ConfigMap", "configMap", 0o644), ("Secret", "secret", 0o600)):
+            if key in volume:
+                _write_files(folder_of(volume, pod, paths), read_data(kind, volume[key], find), mode)
 
 
 def remove(pod: Manifest, paths: RunPaths) -> None:
-    """Remove the Pod's own folders."""
     shutil.rmtree(paths.pod(name_of(pod)), ignore_errors=True)
     shutil.rmtree(paths.memory_of(pod), ignore_errors=True)
 
@@ -133,8 +123,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file in one step, so that readers see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
+    temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
     temporary.replace(path)
@@ -151,28 +140,11 @@ def _only_at_run(volume: Manifest, pod: Manifest) -> bool:
     return places == {PATH_RUN}
 
 
-def _sources(volume: Manifest) -> list[tuple[str, Manifest]]:
-    """Return (kind, source) of each ConfigMap and Secret that a volume projects."""
-    entries = (volume.get("projected") or {}).get("sources", [volume])
-    kinds = (("ConfigMap", "configMap"), ("Secret", "secret"))
-    return [(kind, entry[key]) for entry in entries for kind, key in kinds if key in entry]
-
-
-def _project(values: dict[str, bytes], source: Manifest) -> dict[str, bytes]:
-    """Apply `items`: select keys and rename them to paths."""
-    if not source.get("items"):
-        return values
-    missing = [item["key"] for item in source["items"] if item["key"] not in values]
-    if missing and not source.get("optional"):
-        raise ContainerConfigError(f"references non-existent config key: {', '.join(missing)}")
-    return {item["path"]: values[item["key"]] for item in source["items"] if item["key"] in values}
-
-
 def _write_files(folder: Path, files: dict[str, bytes], mode: int) -> None:
     for name, content in files.items():
         path = folder / name
         if not path.exists() or path.read_bytes() != content:
             write_atomically(path, content, mode)
-    for path in folder.rglob("*"):
-        if path.is_file() and str(path.relative_to(folder)) not in files:
+    for path in folder.iterdir():
+        if path.name not in files:
             path.unlink()

@@ -94,7 +94,6 @@ class Replica:
         self.folder = folder
         self.head = Head()
         self.store = WeightStore(TRAINER_IP, TOKEN)
-        self.store.start()
         self.references = [_build_model(seed) for seed in range(3)]
         _save_model(self.references[0], folder / "model")
         self.process = self._start()

@@ -87,7 +87,6 @@ class RankProcess:
             return None
         if self._store is None:
             self._store = WeightStore(self.address, os.environ.get(ENV_TOKEN, ""))
-            self._store.start()
         return self._store.publish(weights, generation, version)
 
     @typed_errors

@@ -26,9 +26,7 @@ def keep_freed_memory() -> None:
 
 def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | None) -> int:
     """Return the threads of one CPU rank: as requested (OMP_NUM_THREADS), or an equal share of the machine's cores."""
-    if requested:
-        return max(1, int(requested))
-    return max(1, num_cores // num_local_ranks)
+    return max(1, int(requested or num_cores // num_local_ranks))
 
 
 def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:

@@ -11,14 +11,18 @@ import contextlib
 import ctypes
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
-from pathlib import Path
 
 from rljob_api.errors import TransientError, UserError
-from rljob_trainer.ranks.ray_node import Raylet, build_start_command, is_listening, ray_environment, ray_port
+from rljob_trainer.ranks.ray_node import (
+    Raylet,
+    build_start_command,
+    is_listening,
+    ray_environment,
+    ray_folder,
+    ray_port,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +41,12 @@ class RayHead:
     def __init__(self, address: str) -> None:
         self._address = address
         self._process: asyncio.subprocess.Process | None = None
-        # A short path: Ray creates sockets below it, and their paths are limited to 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="rljob-ray-"))
+        self._folder = ray_folder()
 
     async def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         await self._wait_for_port()
-        command = build_command(self._address, self._folder)
+        command = build_command(self._address, self._folder.name)
         environment = {**os.environ, **ray_environment()}
         self._process = await asyncio.create_subprocess_exec(
             *command, env=environment, preexec_fn=_die_with_parent, stdout=asyncio.subprocess.DEVNULL
@@ -82,21 +85,22 @@ class RayHead:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     async def _wait_for_port(self) -> None:
         """Wait for the sockets of a killed predecessor. Raise UserError if the port stays occupied."""
-        deadline = asyncio.get_running_loop().time() + _PORT_SECONDS
-        while _is_taken(self._address):
-            if asyncio.get_running_loop().time() > deadline:
-                raise UserError(
-                    f"cannot listen on {self._address}:{ray_port()} (Ray): the port is in use; "
-                    "stop the process that holds it"
-                )
-            await asyncio.sleep(0.2)
+        try:
+            async with asyncio.timeout(_PORT_SECONDS):
+                while _is_taken(self._address):  # noqa: ASYNC110 - a port has no event
+                    await asyncio.sleep(0.2)
+        except TimeoutError as error:
+            raise UserError(
+                f"cannot listen on {self._address}:{ray_port()} (Ray): the port is in use; "
+                "stop the process that holds it"
+            ) from error
 
 
-def build_command(address: str, folder: Path) -> list[str]:
+def build_command(address: str, folder: str) -> list[str]:
     """Return the command line of the head. It offers no resources: ranks run on the trainers' nodes only."""
     arguments = ["--head", f"--port={ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
     return build_start_command(arguments, address, folder)
@@ -108,10 +112,8 @@ def _die_with_parent() -> None:
 
 
 def _is_taken(address: str) -> bool:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, ray_port()))
-        except OSError:
-            return True
+    try:
+        socket.create_server((address, ray_port())).close()
+    except OSError:
+        return True
     return False

@@ -6,8 +6,8 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
@@ -37,7 +37,12 @@ def ray_port() -> int:
     return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
 
 
-def build_start_command(arguments: Sequence[str], address: str, folder: Path) -> list[str]:
+def ray_folder() -> tempfile.TemporaryDirectory[str]:
+    """Create a folder for a node's files. Its path is short: paths of sockets are limited to 107 bytes."""
+    return tempfile.TemporaryDirectory(prefix="rljob-ray-", ignore_cleanup_errors=True)
+
+
+def build_start_command(arguments: Sequence[str], address: str, folder: str) -> list[str]:
     """Return `ray start --block` for a node on `address`, with its files in `folder`. It offers no CPUs: ranks are the
     only actors."""
     return [

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from rljob_api.errors import TransientError
 from rljob_trainer.replicas.fleet import Fleet
@@ -23,12 +22,6 @@ log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 1.0
 _TICK_SECONDS = 0.1
 """Interval at which waiters notice the end of a backoff."""
-
-
-@dataclass(eq=False)
-class _Waiter:
-    future: asyncio.Future[str]
-    avoid: Collection[str]
 
 
 class Lease:
@@ -82,7 +75,8 @@ class ReplicaPool:
         """Called every tick, for example to ask replicas what they serve."""
         self._discover = discover
         self.unavailable_timeout_seconds = unavailable_timeout_seconds
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: deque[tuple[asyncio.Future[str], Collection[str]]] = deque()
+        """What receives the address of a replica, and the addresses to avoid."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -108,35 +102,33 @@ class ReplicaPool:
 
     def try_lease(self, avoid: Collection[str]) -> Lease | None:
         """Return a lease of a replica outside `avoid`, unless another caller waits for one. The caller must end it."""
-        if any(not waiter.future.done() for waiter in self._waiting):
+        if any(not future.done() for future, _ in self._waiting):
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
         return None if address is None else Lease(self, address)
 
     async def _acquire(self, avoid: Collection[str]) -> str:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), avoid)
-        self._waiting.append(waiter)
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, avoid))
         self.dispatch()
         try:
-            return await waiter.future
+            return await future
         except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-                self.fleet.record_unused(waiter.future.result())  # cancelled after dispatch() had picked a replica
+            if future.done() and not future.cancelled() and not future.exception():
+                self.fleet.record_unused(future.result())  # cancelled after dispatch() had picked a replica
                 self.dispatch()
             raise
 
     def dispatch(self) -> None:
         """Give usable replicas to the waiters, in order of arrival."""
         while self._waiting:
-            waiter = self._waiting[0]
-            if waiter.future.done():  # the caller was cancelled
-                self._waiting.popleft()
-                continue
-            address = self.fleet.pick(self.now(), waiter.avoid)
-            if address is None:
-                return
+            future, avoid = self._waiting[0]
+            if not future.done():  # else the caller was cancelled
+                address = self.fleet.pick(self.now(), avoid)
+                if address is None:
+                    return
+                future.set_result(address)
             self._waiting.popleft()
-            waiter.future.set_result(address)
 
     async def _watch(self) -> None:
         await self._observe()
@@ -146,7 +138,7 @@ class ReplicaPool:
             while True:
                 self.on_tick()
                 self.dispatch()
-                self.fail_expired_waiters(bool(self._waiting))
+                self.fail_expired_waiters()
                 await asyncio.sleep(_TICK_SECONDS)
 
     async def _poll_discovery(self) -> None:
@@ -161,12 +153,12 @@ class ReplicaPool:
         except OSError as error:
             log.warning("%s: discovery failed; keeping the known replicas: %s", self.name, error)
 
-    def fail_expired_waiters(self, has_waiters: bool) -> None:
+    def fail_expired_waiters(self) -> None:
         """Fail all waiters if no request has succeeded for unavailable_timeout_seconds."""
         if self.allow_empty and not self.fleet.replicas:
             self.fleet.failing_since = None
             return
-        if has_waiters:
+        if self._waiting:
             self.fleet.record_no_replica(self.now())
         elif self.fleet.is_idle():
             self.fleet.failing_since = None  # nothing can succeed without requests
@@ -175,6 +167,6 @@ class ReplicaPool:
             return
         error = TransientError(f"{self.name}: no replica has answered for {self.unavailable_timeout_seconds:.0f} s")
         while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)

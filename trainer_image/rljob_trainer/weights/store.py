@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rljob_api.errors import TransientError
@@ -28,43 +28,39 @@ from rljob_trainer.weights.checksum import digest_tensors, memory_key
 from rljob_trainer.weights.scratch import open_scratch_folder
 
 _NUM_KEPT = 2
-_START_TIMEOUT_SECONDS = 30
 _SHUTDOWN_SECONDS = 1.0
 
 
 class WeightStore:
-    """A file server in a separate thread. Usage: start(), publish(...) for each version, close()."""
+    """A file server in a separate thread, from construction to close()."""
 
-    def __init__(self, host: str, token: str, *, port: int = PORT_WEIGHTS, folder: Path | None = None) -> None:
-        self._host, self._port, self._token = host, port, token
-        self._folder = folder or open_scratch_folder()
+    def __init__(self, host: str, token: str) -> None:
+        """Raise TransientError if the port is in use."""
+        self._address, self._token = f"{host}:{PORT_WEIGHTS}", token
+        self._folder = open_scratch_folder()
         self._published: list[Path] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="weight-store", daemon=True)
-        self._started = threading.Event()
-        self._failure: BaseException | None = None
-
-    def start(self) -> None:
-        """Serve until close(). Raise TransientError if the port is in use."""
+        self._runner = web.AppRunner(self._build_app(), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="weight-store", daemon=True)
         self._thread.start()
-        if not self._started.wait(_START_TIMEOUT_SECONDS) or self._failure:
-            raise TransientError(f"cannot serve weights on {self._host}:{self._port}: {self._failure}")
+        try:
+            self._run(self._serve(host))
+        except OSError as error:
+            self.close()
+            raise TransientError(f"cannot serve weights on {self._address}: {error}") from error
 
     def close(self) -> None:
         """Stop serving, and delete the files."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._run(self._runner.cleanup())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         for path in self._published:
             path.unlink(missing_ok=True)
-        self._published.clear()
 
-    def publish(self, weights: Mapping[str, Tensor] | Path, generation: str, version: int) -> WeightManifest:
+    def publish(self, weights: Mapping[str, Tensor], generation: str, version: int) -> WeightManifest:
         """Write a version, make it available, and return the manifest for the head to announce."""
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", generation):
-            raise ValueError(f"generation must consist of letters, digits, '.', '_' and '-', got {generation!r}")
         path = self._folder / f"{generation}-{version}.safetensors"
-        tensors = load_file(weights) if isinstance(weights, Path) else _without_ties(weights)
+        tensors = _without_ties(weights)
         partial = path.with_suffix(".partial")
         save_file(tensors, partial)
         partial.replace(path)
@@ -73,33 +69,24 @@ class WeightStore:
         return WeightManifest(
             generation=generation,
             version=version,
-            url=f"http://{self._host}:{self._port}/weights/{path.name}",
+            url=f"http://{self._address}/weights/{path.name}",
             num_bytes=path.stat().st_size,
             sha256=sha256,
             checksum=checksum,
         )
 
     def _keep(self, path: Path) -> None:
-        self._published = [*(old for old in self._published if old != path), path]
-        for old in self._published[:-_NUM_KEPT]:
-            old.unlink(missing_ok=True)
-        self._published = self._published[-_NUM_KEPT:]
+        published = [*self._published, path]
+        self._published = published[-_NUM_KEPT:]
+        for old in published[:-_NUM_KEPT]:
+            old.unlink()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        runner = web.AppRunner(self._build_app(), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-        try:
-            self._loop.run_until_complete(runner.setup())
-            site = web.TCPSite(runner, self._host, self._port, reuse_address=True)
-            self._loop.run_until_complete(site.start())
-        except OSError as error:
-            self._failure = error
-            return
-        finally:
-            self._started.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _serve(self, host: str) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, PORT_WEIGHTS, reuse_address=True).start()
 
     def _build_app(self) -> web.Application:
         app = web.Application(middlewares=[self._authorize])
@@ -123,10 +110,10 @@ class WeightStore:
 
 def _without_ties(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Keep the first of tied names: safetensors cannot store shared memory."""
-    first_names = {memory_key(tensor): name for name, tensor in reversed(list(weights.items()))}
-    if not first_names:
-        raise ValueError("no weights to publish")
-    return {name: weights[name].detach().contiguous() for name in weights if name in set(first_names.values())}
+    first_names: dict[object, str] = {}
+    for name, tensor in weights.items():
+        first_names.setdefault(memory_key(tensor), name)
+    return {name: weights[name].detach().contiguous() for name in first_names.values()}
 
 
 def _digest_file_and_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:

@@ -12,15 +12,11 @@ import ctypes
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -35,6 +31,7 @@ from rljob_trainer.ranks.ray_node import (
     build_start_command,
     is_listening,
     ray_environment,
+    ray_folder,
     ray_port,
 )
 
@@ -51,36 +48,17 @@ _STOP_SECONDS = 8.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The Pod's settings."""
-
-    address: str
-    head: str
-    num_ranks: int
-    num_gpus: int
-
-
-def read_environment(values: Mapping[str, str]) -> Environment:
-    """Raise UserError if a variable is missing."""
-    missing = [name for name in (ENV_POD_IP, ENV_HEAD, ENV_JOB_FILE) if not values.get(name)]
-    if missing:
-        raise UserError(f"environment: {', '.join(missing)} must be set; the operator sets it in each trainer Pod")
-    num_gpus = load_job(values[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
-    return Environment(values[ENV_POD_IP], values[ENV_HEAD], max(1, num_gpus), num_gpus)
-
-
-def build_command(environment: Environment, head_address: str, folder: Path) -> list[str]:
-    """Return the command line of the node."""
+def build_command(address: str, head_address: str, num_gpus: int, folder: str) -> list[str]:
+    """Return the command line of the node. It offers one rank per GPU, or one without GPUs."""
     arguments = [
         f"--address={head_address}:{ray_port()}",
-        f"--num-gpus={environment.num_gpus}",
-        f"--resources={json.dumps({RAY_RESOURCE_TRAINER: environment.num_ranks})}",
+        f"--num-gpus={num_gpus}",
+        f"--resources={json.dumps({RAY_RESOURCE_TRAINER: max(1, num_gpus)})}",
         # Any free port: Pods of one machine may share its network.
         "--dashboard-agent-listen-port=0",
         "--metrics-export-port=0",
     ]
-    return build_start_command(arguments, environment.address, folder)
+    return build_start_command(arguments, address, folder)
 
 
 def build_environment(values: Mapping[str, str]) -> dict[str, str]:
@@ -92,8 +70,8 @@ def build_environment(values: Mapping[str, str]) -> dict[str, str]:
 class Worker:
     """Joins the head again and again until it is stopped."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self, address: str, head: str, num_gpus: int) -> None:
+        self._address, self._head, self._num_gpus = address, head, num_gpus
         self._stopping = False
 
     def stop(self, number: int, _: FrameType | None) -> None:
@@ -110,33 +88,28 @@ class Worker:
         """Return the address of a head that accepts connections; None when stopped."""
         next_log = 0.0
         while not self._stopping:
-            for address in discovery.resolve(self._environment.head):
+            for address in discovery.resolve(self._head):
                 if is_listening(address):
                     return address
             if time.monotonic() >= next_log:
-                log.info("waiting for the head: %s:%d", self._environment.head, ray_port())
+                log.info("waiting for the head: %s:%d", self._head, ray_port())
                 next_log = time.monotonic() + _WAIT_LOG_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
 
     def _run_node(self, head_address: str) -> None:
         """Run one node, from joining the head to losing it."""
-        # A short path: Ray creates sockets below it, and their paths are limited to 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="rljob-ray-"))
         log.info("joining the head at %s", head_address)
         started = time.monotonic()
-        node = subprocess.Popen(
-            build_command(self._environment, head_address, folder),
-            env=build_environment(os.environ),
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            reason = self._watch(node, head_address)
-            log.info("leaving the head at %s: %s", head_address, reason)
-        finally:
-            terminate_descendants(_STOP_SECONDS if self._stopping else 0)
-            shutil.rmtree(folder, ignore_errors=True)
+        with ray_folder() as folder:
+            command = build_command(self._address, head_address, self._num_gpus, folder)
+            environment = build_environment(os.environ)
+            node = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+            try:
+                reason = self._watch(node, head_address)
+                log.info("leaving the head at %s: %s", head_address, reason)
+            finally:
+                terminate_descendants(_STOP_SECONDS if self._stopping else 0)
         # A node that cannot join must not be restarted in a tight loop.
         while not self._stopping and time.monotonic() < started + _HEAD_GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
@@ -156,18 +129,13 @@ class Worker:
             elif now - last_seen > _HEAD_GONE_SECONDS:
                 return "the head accepts no connection"
             if now - last_lookup > _LOOKUP_SECONDS:
-                if head_has_moved(self._environment.head, head_address):
+                addresses = discovery.resolve(self._head)
+                if addresses and head_address not in addresses:  # no address proves nothing: DNS may be down
                     return "the head has another address"
                 last_lookup = time.monotonic()
                 last_seen += last_lookup - now  # a slow DNS server does not mean a dead head
             time.sleep(_POLL_SECONDS)
         return "the worker was stopped"
-
-
-def head_has_moved(head: str, address: str) -> bool:
-    """Whether the head's name has other addresses only. No address at all proves nothing: DNS may be down."""
-    addresses = discovery.resolve(head)
-    return bool(addresses) and address not in addresses
 
 
 def adopt_orphans() -> None:
@@ -198,10 +166,11 @@ def terminate_descendants(grace_seconds: float) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        worker = Worker(read_environment(os.environ))
+        num_gpus = load_job(os.environ[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
     except UserError as error:
         print(error, file=sys.stderr)
         return ExitCode.USER
+    worker = Worker(os.environ[ENV_POD_IP], os.environ[ENV_HEAD], num_gpus)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
     adopt_orphans()

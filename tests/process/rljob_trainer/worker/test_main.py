@@ -41,7 +41,7 @@ from rljob_trainer.worker import main
 main._LOOKUP_SECONDS = 0.1
 main._HEAD_GONE_SECONDS = 0.3
 main._POLL_SECONDS = 0.05
-main.build_command = lambda environment, head, folder: [sys.executable, "-c", "import time; time.sleep(600)", head]
+main.build_command = lambda address, head, *_: [sys.executable, "-c", "import time; time.sleep(600)", head]
 sys.exit(main.main())
 """
 

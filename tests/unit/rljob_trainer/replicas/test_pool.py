@@ -135,7 +135,7 @@ async def test_empty_pool_has_no_unavailable_timeout_when_allowed(started):
     replicas = await started(addresses, allow_empty=True, unavailable_timeout_seconds=0.0)
     waiting = asyncio.create_task(replicas.lease().__aenter__())
     for _ in range(20):
-        replicas.fail_expired_waiters(True)
+        replicas.fail_expired_waiters()
         await asyncio.sleep(0)
     assert not waiting.done()
     addresses.append("a")
@@ -160,13 +160,13 @@ async def test_unavailable_timeout_restarts_after_an_idle_period():
     replicas = ReplicaPool("rewards", list, max_in_flight=1, unavailable_timeout_seconds=600.0, clock=lambda: now)
     replicas.fleet.observe_addresses(["a", "b"])
     replicas.fleet.record_suspect("b", now)
-    replicas.fail_expired_waiters(False)
+    replicas.fail_expired_waiters()
     now = 1000.0
-    replicas.fail_expired_waiters(False)
+    replicas.fail_expired_waiters()
     async with asyncio.timeout(20), replicas.lease(), replicas.lease():
         waiting = asyncio.create_task(replicas.lease().__aenter__())
         await asyncio.sleep(0)
-        replicas.fail_expired_waiters(True)
+        replicas.fail_expired_waiters()
         assert not waiting.done(), "both replicas are busy, and the failure is not recent"
     await waiting
 

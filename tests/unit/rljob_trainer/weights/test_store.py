@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 
 from rljob_api.errors import TransientError
 from rljob_trainer.weights.checksum import digest_tensors
@@ -22,9 +22,9 @@ HOST = next_address()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[WeightStore]:
-    store = WeightStore(HOST, TOKEN, folder=tmp_path)
-    store.start()
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightStore]:
+    monkeypatch.setattr("rljob_trainer.weights.store.open_scratch_folder", lambda: tmp_path)
+    store = WeightStore(HOST, TOKEN)
     yield store
     store.close()
 
@@ -80,20 +80,6 @@ def test_tied_names_are_written_once(store: WeightStore, tmp_path: Path) -> None
     assert manifest.checksum == str(digest_tensors([embedding]))
 
 
-def test_file_can_be_published(store: WeightStore, tmp_path: Path) -> None:
-    weights = _weights()
-    source = tmp_path / "source.safetensors"
-    save_file(weights, source)
-    assert store.publish(source, "g1", 0).checksum == str(digest_tensors(weights.values()))
-    assert source.exists(), "the caller's file is not moved"
-
-
-def test_generation_that_is_not_a_file_name_is_rejected(store: WeightStore) -> None:
-    with pytest.raises(ValueError, match="generation must consist of letters"):
-        store.publish(_weights(), "../g", 0)
-
-
-def test_port_in_use_is_an_error_at_start(store: WeightStore, tmp_path: Path) -> None:
-    second = WeightStore(HOST, TOKEN, folder=tmp_path)
+def test_port_in_use_is_an_error(store: WeightStore) -> None:
     with pytest.raises(TransientError, match=f"{HOST}:8200"):
-        second.start()
+        WeightStore(HOST, TOKEN)

@@ -1,11 +1,7 @@
 """What the trainer Pod's program reads, and the Ray node that it starts."""
 
-import pytest
-import yaml
-
-from rljob_api.errors import UserError
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
-from rljob_trainer.worker.main import build_command, build_environment, read_environment
+from rljob_trainer.worker.main import build_command, build_environment
 
 JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -20,14 +16,8 @@ JOB = {
 }
 
 
-@pytest.fixture
-def variables(tmp_path):
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    return {"RLJOB_POD_IP": "127.14.9.2", "RLJOB_HEAD": "head", "RLJOB_JOB_FILE": str(tmp_path / "job.yaml")}
-
-
-def test_node_offers_one_rank_per_gpu_and_no_cpus(variables, tmp_path):
-    command = build_command(read_environment(variables), "127.14.9.1", tmp_path)
+def test_node_offers_one_rank_per_gpu_and_no_cpus():
+    command = build_command("127.14.9.2", "127.14.9.1", 4, "/tmp/rljob-ray-1")
     assert '--resources={"rljob-trainer": 4}' in command
     assert "--num-gpus=4" in command
     assert "--num-cpus=0" in command, "Ray would place its own work there"
@@ -35,9 +25,10 @@ def test_node_offers_one_rank_per_gpu_and_no_cpus(variables, tmp_path):
     assert "--address=127.14.9.1:6379" in command
 
 
-def test_missing_variable_is_a_user_error(variables):
-    with pytest.raises(UserError, match="RLJOB_HEAD must be set"):
-        read_environment({**variables, "RLJOB_HEAD": ""})
+def test_node_without_gpus_offers_one_rank():
+    command = build_command("127.14.9.2", "127.14.9.1", 0, "/tmp/rljob-ray-1")
+    assert '--resources={"rljob-trainer": 1}' in command
+    assert "--num-gpus=0" in command
 
 
 def test_number_of_threads_is_passed_to_the_ranks():

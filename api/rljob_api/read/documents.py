@@ -47,22 +47,24 @@ class Document:
         return self.lines[location]
 
 
+_TIMESTAMP, _FLOAT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 as Kubernetes reads it."""
 
+    yaml_constructors = {
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        # JSON, and therefore Kubernetes, does not have these types.
+        if str(tag).rpartition(":")[2] not in ("binary", "set", "omap", "pairs", "timestamp")
+    }
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _FLOAT)]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
-_NOT_JSON = ("binary", "set", "omap", "pairs", "timestamp")
-"""Tags that JSON, and therefore Kubernetes, does not support."""
-_Loader.yaml_constructors = {
-    tag: constructor
-    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
-    if str(tag).rpartition(":")[2] not in _NOT_JSON
-}
-_TIMESTAMP, _FLOAT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _FLOAT)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+
 _Loader.add_implicit_resolver(
     _FLOAT,
     re.compile(r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|nan))$", re.I),
@@ -87,29 +89,27 @@ def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
             node = loader.get_node()
             assert node is not None  # guaranteed by check_node
             document = Document(data=None, lines={(): node.start_mark.line + 1})
-            _index(node, (), document, [])
+            _index(node, (), document)
             document.data = loader.construct_document(node)
             if document.data is not None:
                 documents.append(document)
     except yaml.YAMLError as error:
         return documents, [_describe(error, text)]
     except (ValueError, RecursionError):
-        line = loader.line + 1
-        return documents, [Problem("", line, "is nested too deeply, or contains a number that is too long; shorten it")]
+        message = "is nested too deeply, contains itself through an alias, or contains a number that is too long"
+        return documents, [Problem("", loader.line + 1, f"{message}; shorten it")]
     return documents, []
 
 
-def _index(node: yaml.Node, location: Location, document: Document, above: list[yaml.Node]) -> None:
+def _index(node: yaml.Node, location: Location, document: Document) -> None:
     """Record the line of every value below `node`, and duplicate keys."""
-    if any(node is parent for parent in above):
-        return
     for part, line, value in _children(node):
         inner = (*location, part)
         if isinstance(node, yaml.MappingNode) and inner in document.lines and part != "<<":
             message = f"is a duplicate (first in line {document.lines[inner]}); remove one"
             document.problems.append(Problem(format_path(inner), line, message))
         document.lines[inner] = line
-        _index(value, inner, document, [*above, node])
+        _index(value, inner, document)
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
@@ -133,6 +133,5 @@ def _describe(error: yaml.YAMLError, text: str) -> Problem:
         return Problem("", line, f"the YAML cannot be read{context}: {error.problem}; check indentation and quotes")
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
-        code = error.character if isinstance(error.character, int) else ord(error.character)
-        return Problem("", line, f"the character U+{code:04X} is not allowed in YAML; remove it")
+        return Problem("", line, f"the character U+{error.character:04X} is not allowed in YAML; remove it")
     return Problem("", 1, f"the YAML cannot be read: {error}")

@@ -6,6 +6,7 @@ conform to their types and to all rules.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rljob_api.read.field_types import placeholder, type_at
 from rljob_api.read.validation_messages import describe_choice, describe_error, find_similar_field, format_value
 from rljob_api.wire.contract import API_VERSION
 
+Manifest = RLJob | RewardModel
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
 
 
@@ -39,12 +41,8 @@ def load_job(path: str | Path) -> RLJob:
     """Return the one RLJob of a file; validate its RewardModels, too. Raises UserError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: file not found") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
     jobs = [manifest for manifest in load_manifests(text, str(path)) if isinstance(manifest, RLJob)]
     if len(jobs) != 1:
         message = f"must contain exactly one RLJob, got {len(jobs) or 'none'}"
@@ -52,12 +50,12 @@ def load_job(path: str | Path) -> RLJob:
     return jobs[0]
 
 
-def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
+def load_manifests(text: str, source: str) -> list[Manifest]:
     """Return all manifests of a YAML text; `source` names it in messages. Raises InvalidManifestError."""
     documents, problems = read_documents(text)
     if not documents and not problems:
         problems.append(Problem("", 1, "is empty; it must contain an RLJob or a RewardModel"))
-    manifests: list[RLJob | RewardModel] = []
+    manifests: list[Manifest] = []
     for document in documents:
         manifest, found = read_manifest(document)
         problems += found
@@ -68,7 +66,7 @@ def load_manifests(text: str, source: str) -> list[RLJob | RewardModel]:
     return manifests
 
 
-def read_manifest(document: Document) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+def read_manifest(document: Document) -> tuple[Manifest | None, list[Problem]]:
     """Validate one document. With problems, the manifest has defaults in place of wrong values, or is None."""
     data = document.data
     problems = list(document.problems)
@@ -94,13 +92,11 @@ def _check_header(document: Document) -> Iterator[Problem]:
             yield Problem(key, document.line_of((key,)), describe_choice(value, choices, expected))
 
 
-def _validate(
-    model: type[RLJob] | type[RewardModel], data: dict[str, Any], document: Document
-) -> tuple[RLJob | RewardModel | None, list[Problem]]:
+def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -> tuple[Manifest | None, list[Problem]]:
     """Return the object and its problems: of fields first, then of the rules over valid fields."""
     problems: list[Problem] = []
     invalid: list[Location] = []
-    manifest: RLJob | RewardModel | None = None
+    manifest: Manifest | None = None
     try:
         manifest = _parse(model, data)
     except ValidationError as error:
@@ -117,31 +113,21 @@ def _validate(
             # A required field with a misspelled name is one problem, not two.
             if detail["type"] != "missing" or detail["loc"] not in misspelled
         ]
-        manifest = _parse_with_placeholders(model, data, invalid)
-    except (ValueError, RecursionError):
-        return None, [Problem("", document.line_of(()), "contains itself through a YAML alias; write the value out")]
+        # Check the rules over the other fields, too. Without placeholders for some values, this is impossible.
+        repaired = copy.deepcopy(data)
+        for location in invalid:
+            _substitute(model, repaired, location)
+        with contextlib.suppress(ValidationError):
+            manifest = _parse(model, repaired)
     if manifest is not None:
         problems += _check_rules(manifest, invalid, document)
     return manifest, problems
 
 
-def _parse(model: type[RLJob] | type[RewardModel], data: dict[str, Any]) -> RLJob | RewardModel:
+def _parse(model: type[Manifest], data: dict[str, Any]) -> Manifest:
     # Strict JSON, as for the API server: "4" is not a number, and snake_case names are unknown.
     text = json.dumps(data)
     return model.model_validate_json(text, strict=True, by_alias=True, by_name=False, context=DEFER_RULES)
-
-
-def _parse_with_placeholders(
-    model: type[RLJob] | type[RewardModel], data: dict[str, Any], invalid: list[Location]
-) -> RLJob | RewardModel | None:
-    """Parse with defaults or placeholders for invalid values; None if the result is still invalid."""
-    repaired = copy.deepcopy(data)
-    for location in invalid:
-        _substitute(model, repaired, location)
-    try:
-        return _parse(model, repaired)
-    except ValidationError:
-        return None
 
 
 def _substitute(model: type[Spec], data: Any, location: Location) -> None:
@@ -166,13 +152,9 @@ def _check_rules(manifest: Spec, invalid: list[Location], document: Document) ->
     for location, part in _parts(manifest, ()):
         for rule in part.RULES:
             used = [location + tuple(path.split(".") if path else ()) for path in rule.fields]
-            if not any(_overlap(one, other) for one in used for other in invalid) and not rule.holds(part):
+            overlap = any(one[: len(other)] == other[: len(one)] for one in used for other in invalid)
+            if not overlap and not rule.holds(part):
                 yield Problem(format_path(used[0]), document.line_of(used[0]), describe_violation(rule, part))
-
-
-def _overlap(one: Location, other: Location) -> bool:
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
 
 
 def _parts(value: Any, location: Location) -> Iterator[tuple[Location, Spec]]:

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.manifest.base import PATTERN_MESSAGES, Spec, yaml_fields
 from rljob_api.read.documents import Location, format_path
-from rljob_api.read.field_types import all_paths, field_names, is_spec, type_at
+from rljob_api.read.field_types import all_paths, field_names, type_at
 
 _MAX_VALUE_CHARACTERS = 60
 _MAX_DESCRIPTION_CHARACTERS = 100
@@ -121,10 +121,6 @@ def _nearest(word: str, choices: list[str]) -> str | None:
 
 
 def _description(root: type[Spec], location: Location) -> str:
-    holder = type_at(root, location[:-1])
-    if not is_spec(holder):
-        return ""
-    text = yaml_fields(holder)[str(location[-1])][1].description
-    if not text:
-        return ""
-    return f": {textwrap.shorten(text.rstrip('.'), _MAX_DESCRIPTION_CHARACTERS, placeholder=' ...')}"
+    text = yaml_fields(type_at(root, location[:-1]))[str(location[-1])][1].description or ""
+    shown = textwrap.shorten(text.rstrip("."), _MAX_DESCRIPTION_CHARACTERS, placeholder=" ...")
+    return f": {shown}" if shown else ""

@@ -103,9 +103,7 @@ class GroupRequest(Wire):
 
     @model_validator(mode="after")
     def _one_result_per_sample(self) -> GroupRequest:
-        if self.results is None:
-            return self
-        if len(self.results) != len(self.samples) or not all(result.valid for result in self.results):
+        if self.results is not None and [r.valid for r in self.results] != [True] * len(self.samples):
             raise ValueError("results must be null or have one valid result per sample")
         return self
 
@@ -118,13 +116,22 @@ class GroupResult(Wire):
     """[samples] In the order of the request. If the whole group failed, all samples have the same reason."""
 
 
-class WeightManifest(Wire):
-    """The newest published weights. The head serves the manifest, rank 0 of the trainer the file."""
+class WeightVersion(Wire):
+    """Identifies weights."""
 
     generation: str
     """Identifies one incarnation of the trainer group. Versions of different generations are not comparable."""
     version: int
     """Incremented by each update within a generation."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.generation}:{self.version}"
+
+
+class WeightManifest(WeightVersion):
+    """The newest published weights. The head serves the manifest, rank 0 of the trainer the file."""
+
     url: str
     """URL of the safetensors file. Requires the token."""
     num_bytes: int
@@ -134,12 +141,8 @@ class WeightManifest(Wire):
     checksum: str
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
 
-    @property
-    def key(self) -> str:
-        return f"{self.generation}:{self.version}"
 
-
-class RolloutWeights(Wire):
+class RolloutWeights(WeightVersion):
     """The weights that one rollout replica serves."""
 
     generation: str = ""
@@ -155,10 +158,6 @@ class RolloutWeights(Wire):
     """Download time of the last update. Not part of the pause."""
     load_seconds: float = 0.0
     """Time to load the last update into the engine. Part of the pause."""
-
-    @property
-    def key(self) -> str:
-        return f"{self.generation}:{self.version}"
 
 
 class RewardDemand(Wire):

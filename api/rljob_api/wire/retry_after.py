@@ -7,21 +7,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 
-def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Return the seconds to wait, at least 0, from a number of seconds or an HTTP date.
-
-    None if the header is missing, malformed or not finite. `now` defaults to the system clock.
-    """
+def parse_retry_after(value: str | None) -> float | None:
+    """Return the seconds to wait, at least 0; None if the header is missing, malformed or not finite."""
     if not value:
         return None
     try:
         seconds = float(value)
     except ValueError:
         try:
-            date = parsedate_to_datetime(value)
+            date = parsedate_to_datetime(value).replace(tzinfo=UTC)  # HTTP dates are always in GMT
         except (ValueError, OverflowError):
             return None
-        if date.tzinfo is None:
-            date = date.replace(tzinfo=UTC)
-        seconds = (date - (now or datetime.now(UTC))).total_seconds()
+        seconds = (date - datetime.now(UTC)).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -165,10 +165,10 @@ def test_load_job_requires_exactly_one_job(tmp_path: Path) -> None:
 
 
 def test_load_job_raises_user_error_when_the_file_is_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="file not found"):
+    with pytest.raises(UserError, match="No such file"):
         load_job(tmp_path / "none.yaml")
     with pytest.raises(UserError, match="cannot be read"):
         load_job(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="cannot be read: 'utf-8'"):
         load_job(tmp_path / "binary")

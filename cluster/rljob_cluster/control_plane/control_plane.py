@@ -1,12 +1,14 @@
 """A real control plane as child processes: etcd, the API server and, on request, controller manager and scheduler.
 
-It owns the processes, their PKI and their data, all in one folder; kwok.py and the node folder add nodes.
+It owns the processes, their PKI and their data, all in one folder; kwok.py and the node folder add nodes. Pods and
+kubelets need an address that is not a loopback one.
 The invariant: the processes end with the thread that started them, so that a killed test run leaves none behind.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import socket
 import time
@@ -39,25 +41,11 @@ class ControlPlane:
         extra_arguments: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.folder = folder.resolve()
-        self.address = address
-        self.api_port = api_port
-        self.etcd_port = etcd_port
+        self.address, self.api_port, self.etcd_port = address, api_port, etcd_port
         self.components = tuple(name for name in COMPONENTS if name in components)
         self._extra = dict(extra_arguments or {})
         self.pki = pki.Pki(self.folder / "pki")
         self.processes = ProcessGroup(self.folder / "logs")
-
-    def serve_nodes(self) -> None:
-        """Call before start() to accept Pods and kubelets; requires an address that is not a loopback one."""
-        certificate, key = self.pki.certificate("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
-        self._extra["kube-apiserver"] = [
-            *self._extra.get("kube-apiserver", ()),
-            "--endpoint-reconciler-type=lease",
-            "--allow-privileged=true",
-            "--kubelet-preferred-address-types=InternalIP",
-            f"--kubelet-client-certificate={certificate}",
-            f"--kubelet-client-key={key}",
-        ]
 
     @property
     def server(self) -> str:
@@ -151,12 +139,19 @@ class ControlPlane:
     def _api_arguments(self) -> list[str]:
         hosts = [self.address, "localhost", SERVICE_ADDRESS, "kubernetes.default.svc"]
         certificate, key = self.pki.certificate("kube-apiserver", "kube-apiserver", hosts=hosts)
+        client = self.pki.certificate("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
         signing = self.pki.key("service-account")
+        # Endpoints, by which Pods reach the API server, must not be loopback addresses.
+        reconciler = "none" if ipaddress.ip_address(self.address).is_loopback else "lease"
         return [
             f"--etcd-servers=http://{self.address}:{self.etcd_port}",
             f"--bind-address={self.address}",
             f"--advertise-address={self.address}",
-            "--endpoint-reconciler-type=none",  # endpoints must not be loopback addresses, and no Pod needs them here
+            f"--endpoint-reconciler-type={reconciler}",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={client[0]}",
+            f"--kubelet-client-key={client[1]}",
             f"--secure-port={self.api_port}",
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",

@@ -25,16 +25,12 @@ _PACKAGES = {
 NODE_PROGRAMS = ("containerd", "ctr", "runc", "nft", "ip", "conntrack", "openssl", "/usr/lib/cni/bridge")
 
 
-def can_install() -> bool:
-    return os.geteuid() == 0 and shutil.which("apt-get") is not None
-
-
 def install_missing(programs: Iterable[str]) -> None:
     """Install the packages of the programs that are not on PATH. Raise ClusterError without root or apt-get."""
     missing = sorted({_PACKAGES[program] for program in programs if not shutil.which(program)})
     if not missing:
         return
-    if not can_install():
+    if os.geteuid() or not shutil.which("apt-get"):
         raise ClusterError(f"missing on this machine: {', '.join(missing)}; install these packages, or run as root")
     print(f"installing {' '.join(missing)}", file=sys.stderr, flush=True)
     command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_cluster.host.cgroups import cgroup_controllers
+from rljob_cluster.host.commands import ClusterError, run
 
 MIN_FREE_DISK_GB = 25
 """For the images of a first build, their build inputs, and the programs of Kubernetes."""
 _PROBE = "rljob-probe"
+_REMEDY = "on a container host, use a privileged container"
 
 
 def find_missing_requirements() -> Iterator[str]:
@@ -24,11 +25,18 @@ def find_missing_requirements() -> Iterator[str]:
         yield "a cluster on this machine needs root (nodes are containerd and kubelet); E2E_CONTEXT= uses one"
         return
     for controller in cgroup_controllers():
-        if problem := _try_cgroup(controller):
-            yield f"cannot create a cgroup in {controller}: {problem}; on a container host, use a privileged container"
+        try:
+            (controller / _PROBE).mkdir(exist_ok=True)
+            (controller / _PROBE).rmdir()
+        except OSError as error:
+            yield f"cannot create a cgroup in {controller}: {error.strerror}; {_REMEDY}"
             break
-    if shutil.which("ip") and (problem := _try_bridge()):
-        yield f"cannot create a network bridge: {problem}; on a container host, use a privileged container"
+    if shutil.which("ip"):
+        try:
+            run("ip", "link", "add", _PROBE, "type", "bridge")
+            run("ip", "link", "delete", _PROBE)
+        except ClusterError as error:
+            yield f"cannot create a network bridge: {error}; {_REMEDY}"
 
 
 def find_disk_shortage(folder: Path) -> str | None:
@@ -37,20 +45,3 @@ def find_disk_shortage(folder: Path) -> str | None:
     if free >= MIN_FREE_DISK_GB:
         return None
     return f"{free:.0f} GB are free; a first build of the images needs {MIN_FREE_DISK_GB} GB"
-
-
-def _try_cgroup(controller: Path) -> str:
-    probe = controller / _PROBE
-    try:
-        probe.mkdir(exist_ok=True)
-        probe.rmdir()
-    except OSError as error:
-        return str(error.strerror)
-    return ""
-
-
-def _try_bridge() -> str:
-    added = subprocess.run(["ip", "link", "add", _PROBE, "type", "bridge"], capture_output=True, text=True)
-    if added.returncode == 0:
-        subprocess.run(["ip", "link", "delete", _PROBE], capture_output=True)
-    return added.stderr.strip() if added.returncode else ""

@@ -79,27 +79,18 @@ def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "neede
         info = tool.inspect(image)
         if done.returncode != 0 or info is None:
             raise ClusterError(f"{image}: `{' '.join(command)}` failed ({done.returncode}); see its output above")
+    cluster = state_folder() if state_folder().exists() else Path.cwd()
+    can_be_linked = tool.name == "buildah" and find_image(image, cluster) is not None
     path = None
-    if archive == "yes" or (archive == "needed" and (tool.name == "docker" or not _can_be_linked(image))):
+    if archive == "yes" or (archive == "needed" and not can_be_linked):
         path = _write_archive(tool, name, digest)
     seconds = round(time.monotonic() - start, 1)
     return BuildResult(image, digest, info.size_mb if info else 0, seconds, reused, str(path) if path else None)
 
 
-def _can_be_linked(image: str) -> bool:
-    """Whether a cluster on this machine can use the image in buildah's store without a copy."""
-    state = state_folder()
-    return find_image(image, state if state.exists() else Path.cwd()) is not None
-
-
-def archive_path(name: str, digest: str) -> Path:
-    """Where `python -m rljob_cluster load` finds an image."""
-    return cache_root() / "images" / f"{name}-{digest}.tar"
-
-
 def _write_archive(tool: Tool, name: str, digest: str) -> Path:
     """Replace the older archive of this image. A rename at the end keeps partial archives from being loaded."""
-    path = archive_path(name, digest)
+    path = cache_root() / "images" / f"{name}-{digest}.tar"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,36 +61,34 @@ def write_layout(images: Iterable[Image], unpacked: Collection[str], target: IO[
         for image in images:
             for layer in image.find_new(unpacked):
                 with layer.open() as content:
-                    add_file(out, _blob(layer.diff_id), content, layer.size)
+                    _add_file(out, _blob(layer.diff_id), content, layer.size)
             descriptor = _add_blob(out, "manifest.v1+json", json.dumps(_build_manifest(out, image)).encode())
             manifests += [descriptor | {"annotations": {"io.containerd.image.name": name}} for name in image.names]
-        add_bytes(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
-        add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
+        _add_bytes(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        _add_bytes(out, "index.json", json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
 
 
-def write_program_image(program: Path, name: str, archive: Path) -> None:
-    """Write a docker-archive of an image that contains one static program only; `name` is the full reference."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar, program.open("rb") as content:
-        add_file(tar, program.name, content, program.stat().st_size, mode=0o755)
+def build_program_image(program: Path, name: str) -> Image:
+    """An image that contains one static program only; `name` is the full reference."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        _add_bytes(tar, program.name, program.read_bytes(), mode=0o755)
+    layer = content.getvalue()
+    diff_id = _sha256(layer)
     config = {
         "architecture": "amd64",
         "os": "linux",
         "config": {"Entrypoint": [f"/{program.name}"], "User": "65532:65532"},
-        "rootfs": {"type": "layers", "diff_ids": [_sha256(layer.getvalue())]},
+        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
-    with tarfile.open(archive, "w") as tar:
-        add_bytes(tar, "config.json", json.dumps(config).encode())
-        add_bytes(tar, "layer.tar", layer.getvalue())
-        add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
+    return Image([name], json.dumps(config).encode(), [Layer(diff_id, len(layer), lambda: io.BytesIO(layer))])
 
 
-def add_bytes(out: tarfile.TarFile, name: str, content: bytes) -> None:
-    add_file(out, name, io.BytesIO(content), len(content))
+def _add_bytes(out: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    _add_file(out, name, io.BytesIO(content), len(content), mode)
 
 
-def add_file(out: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: int = 0o644) -> None:
+def _add_file(out: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: int = 0o644) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, mode
     out.addfile(entry, content)
@@ -125,7 +123,7 @@ def _build_manifest(out: tarfile.TarFile, image: Image) -> dict[str, Any]:
 
 def _add_blob(out: tarfile.TarFile, media_type: str, content: bytes) -> dict[str, Any]:
     digest = _sha256(content)
-    add_bytes(out, _blob(digest), content)
+    _add_bytes(out, _blob(digest), content)
     return {"mediaType": f"{_OCI}.{media_type}", "digest": digest, "size": len(content)}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,12 @@ from pathlib import Path
 import psutil
 
 from rljob_cluster.host.cgroups import find_cgroups
+from rljob_cluster.host.commands import try_run
 from rljob_cluster.node.node import RUN, Node
 
 API_BRIDGE = "rljob-api"
 """The interface with the API server's address."""
 NFT_TABLE = "rljob-cluster"
-_PROXY_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
 _CNI_RESULTS = Path("/var/lib/cni/results")
 _NETWORK_NAMESPACES = Path("/var/run/netns")
 _KILL_TIMEOUT_SECONDS = 20.0
@@ -31,22 +30,18 @@ def remove_everything(nodes: Sequence[Node], state: Path) -> None:
     """Restore the machine to its state before the cluster. Idempotent; also works after a crash."""
     _kill_pods(nodes)
     for path in sorted(_mounts_below(RUN, state), reverse=True):
-        _try("umount", "--lazy", path)
+        try_run("umount", "--lazy", path)
     for node in nodes:
         _remove_network_namespaces(node)
-        _try("ip", "link", "delete", node.bridge)
+        try_run("ip", "link", "delete", node.bridge)
         for cgroup in find_cgroups(node.name):
             _remove_cgroup(cgroup)
-    _try("ip", "link", "delete", API_BRIDGE)
-    for family, table in (("ip", NFT_TABLE), *_PROXY_TABLES):
-        _try("nft", "delete", "table", family, table)
+    try_run("ip", "link", "delete", API_BRIDGE)
+    for family, table in (("ip", NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy")):
+        try_run("nft", "delete", "table", family, table)
     shutil.rmtree(RUN, ignore_errors=True)
-    for part in ("nodes", "control-plane", "images", "run"):
+    for part in ("nodes", "control-plane", "run"):
         shutil.rmtree(state / part, ignore_errors=True)
-
-
-def _try(*command: str) -> None:
-    subprocess.run(command, capture_output=True)
 
 
 def _kill_pods(nodes: Sequence[Node]) -> None:
@@ -85,7 +80,7 @@ def _remove_network_namespaces(node: Node) -> None:
         with contextlib.suppress(OSError, ValueError):
             namespace = Path(json.loads(result.read_text()).get("netns") or "")
             if namespace.parent.resolve() == _NETWORK_NAMESPACES.resolve():
-                _try("ip", "netns", "delete", namespace.name)
+                try_run("ip", "netns", "delete", namespace.name)
         result.unlink(missing_ok=True)
 
 

@@ -18,20 +18,19 @@ from pathlib import Path
 import psutil
 import yaml
 
-from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane
 from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.processes import ProcessGroup
-from rljob_cluster.images.oci_layout import write_program_image
+from rljob_cluster.images.oci_layout import build_program_image
 from rljob_cluster.lifecycle import addons, cleanup
 from rljob_cluster.node.image_sources import load_image
-from rljob_cluster.node.image_store import ctr, import_archive
+from rljob_cluster.node.image_store import ctr, import_images
 from rljob_cluster.node.node import PAUSE_IMAGE, POD_RANGE, RUN, Node
 from rljob_cluster.node.setup import add_bridge, copy_store, prepare_node, prepare_store
 
 API_ADDRESS = "10.244.255.1"
 POOLS = ("system", "trainer", "rollout", "reward")
-COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 PROGRAMS = (*COMPONENTS, "kubelet", "kube-proxy", "kubectl", "coredns", "pause", "helm")
 START_TIMEOUT_SECONDS = 120.0
 _RESTART_DELAY_SECONDS = 1.0
@@ -45,10 +44,8 @@ class Supervisor:
     """One running cluster."""
 
     def __init__(self, state: Path, image_sources: list[str]) -> None:
-        self.state = state
-        self.image_sources = image_sources
-        self.nodes = build_nodes(state)
-        self.programs = find_or_build(*PROGRAMS)
+        self.state, self.image_sources = state, image_sources
+        self.nodes, self.programs = build_nodes(state), find_or_build(*PROGRAMS)
         self._stopping = threading.Event()
         self._processes = ProcessGroup(state / "logs")
         self._plane = ControlPlane(
@@ -60,7 +57,8 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
         signal.signal(signal.SIGINT, lambda *_: self._stopping.set())
         self._open_network()
-        self._start_control_plane()
+        self._plane.start()
+        shutil.copyfile(self._plane.kubeconfig, self.state / "kubeconfig")
         self._start_nodes()
         self._processes.start(
             "kube-proxy", [str(self.programs / "kube-proxy"), f"--config={self._write_proxy_config()}"]
@@ -90,11 +88,6 @@ class Supervisor:
         subprocess.run(["nft", "delete", "table", "ip", cleanup.NFT_TABLE], capture_output=True)
         run("nft", "-f", "-", input=rules)
 
-    def _start_control_plane(self) -> None:
-        self._plane.serve_nodes()
-        self._plane.start()
-        shutil.copyfile(self._plane.kubeconfig, self.state / "kubeconfig")
-
     def _start_nodes(self) -> None:
         base = self._build_store()
         for node in self.nodes:
@@ -117,21 +110,13 @@ class Supervisor:
         prepare_store(base)
         self._processes.start("containerd-base", base.containerd_command())
         _wait_for_containerd(base)
-        for archive in self._write_program_images():
-            import_archive(base, archive)
+        for program, image in (("pause", PAUSE_IMAGE), ("coredns", addons.COREDNS_IMAGE)):
+            import_images(base, [build_program_image(self.programs / program, image)])
         for source in self.image_sources:
             load_image(base, source)
         self._processes.stop("containerd-base")
         marker.write_text(sources)
         return base
-
-    def _write_program_images(self) -> list[Path]:
-        folder = self.state / "images"
-        folder.mkdir(parents=True, exist_ok=True)
-        images = {"pause": PAUSE_IMAGE, "coredns": addons.COREDNS_IMAGE}
-        for program, image in images.items():
-            write_program_image(self.programs / program, image, folder / f"{program}.tar")
-        return [folder / f"{program}.tar" for program in images]
 
     def _write_proxy_config(self) -> Path:
         config = {

@@ -15,7 +15,7 @@ from rljob_cluster.host.paths import cache_root
 from rljob_cluster.images.build import FOLDERS, image_name
 from rljob_cluster.images.buildah_store import StoredImage, find_image
 from rljob_cluster.images.oci_layout import read_archive
-from rljob_cluster.node.image_store import import_archive, link_image, list_snapshots
+from rljob_cluster.node.image_store import import_images, link_image, list_snapshots
 from rljob_cluster.node.node import Node
 
 _STORED = "buildah:"
@@ -48,7 +48,8 @@ def version_of(source: str) -> str:
 def load_image(node: Node, source: str) -> None:
     """Add the image to the node; its containerd must run."""
     if not source.startswith(_STORED):
-        import_archive(node, Path(source))
+        with read_archive(Path(source)) as images:
+            import_images(node, images)
         return
     name = name_of(source)
     stored = find_image(image_name(name), node.folder)

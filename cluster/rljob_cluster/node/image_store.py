@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob_cluster.host.commands import ClusterError, run
 from rljob_cluster.images.buildah_store import StoredImage
-from rljob_cluster.images.oci_layout import Image, chain_ids, read_archive, write_layout
+from rljob_cluster.images.oci_layout import Image, chain_ids, write_layout
 from rljob_cluster.node.node import Node
 
 _COLLECT = "collect-garbage"
@@ -29,10 +29,9 @@ def list_snapshots(node: Node) -> set[str]:
     return {line.split()[0] for line in ctr(node, "snapshots", "list").splitlines()[1:]}
 
 
-def import_archive(node: Node, archive: Path) -> None:
-    """Import and unpack what is new in the archive, then delete the packed layers: half of the disk space."""
-    with read_archive(archive) as images:
-        _import(node, images)
+def import_images(node: Node, images: Sequence[Image]) -> None:
+    """Import and unpack what is new in the images, then delete the packed layers: half of the disk space."""
+    _import(node, images)
     _delete_packed_layers(node)
 
 

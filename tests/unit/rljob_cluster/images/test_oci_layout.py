@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from rljob_cluster.images.oci_layout import chain_ids, read_archive, write_layout, write_program_image
+from rljob_cluster.images.oci_layout import build_program_image, chain_ids, read_archive, write_layout
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     program = tmp_path / "pause"
     program.write_bytes(b"a program")
-    write_program_image(program, "rljob.dev/pause:local", tmp_path / "pause.tar")
+    image = build_program_image(program, "rljob.dev/pause:local")
+    manifest = [{"Config": "config.json", "RepoTags": image.names, "Layers": ["layer.tar"]}]
+    files = {"config.json": image.config, "layer.tar": image.layers[0].open().read()}
+    with tarfile.open(tmp_path / "pause.tar", "w") as tar:
+        for name, content in (files | {"manifest.json": json.dumps(manifest).encode()}).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return tmp_path / "pause.tar"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 import uuid
@@ -64,7 +63,9 @@ async def run_operator(
     api.on_response = metrics.on_response
     server = await health.serve(settings.health_port, settings.metrics_port)
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    lease = Lease(api, _lease_namespace(settings), settings.lease_name, identity, settings.lease_seconds)
+    lease = Lease(
+        api, settings.lease_namespace or _pod_namespace(), settings.lease_name, identity, settings.lease_seconds
+    )
 
     async def end() -> None:
         with contextlib.suppress(RLJobError):
@@ -166,9 +167,5 @@ class Reconciler:
             self._health.started_at.pop(key, None)
 
 
-def _lease_namespace(settings: Settings) -> str:
-    if settings.lease_namespace:
-        return settings.lease_namespace
-    if _NAMESPACE_FILE.exists():
-        return _NAMESPACE_FILE.read_text().strip()
-    return os.environ.get("POD_NAMESPACE", "default")
+def _pod_namespace() -> str:
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"

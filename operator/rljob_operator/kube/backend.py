@@ -6,6 +6,7 @@ a delete has the observed uid as its precondition.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,11 +114,9 @@ class KubernetesBackend:
         models = {}
         for name in sorted({r.reward_model_ref.name for r in job.spec.rewards if r.reward_model_ref}):
             manifest = self.cache.get(REWARD_MODEL.kind, job.metadata.namespace, name)
-            if manifest is not None:
-                try:
+            with contextlib.suppress(InvalidOwnerError):  # its own status reports the problems
+                if manifest is not None:
                     models[name] = read_model(manifest)
-                except InvalidOwnerError:
-                    continue  # its own status reports the problems
         return models
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
@@ -194,17 +193,17 @@ class KubernetesBackend:
             self.cache.upsert(resource.key, current, is_listed=True)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
-        policy = "Foreground" if child.kind in _FOREGROUND_KINDS else "Background"
         for resource in resources_of_kind(child.kind):
-            await self._delete(resource, namespace, child.name, policy)
+            await self._delete(resource, namespace, child.name)
 
     async def delete_job(self, key: JobKey) -> None:
-        await self._delete(RLJOB, key.namespace, key.name, "Background")
+        await self._delete(RLJOB, key.namespace, key.name)
 
-    async def _delete(self, resource: Resource, namespace: str, name: str, policy: str) -> None:
+    async def _delete(self, resource: Resource, namespace: str, name: str) -> None:
         known = self.cache.get(resource.key, namespace, name)
         if known is None:
             return
+        policy = "Foreground" if resource.kind in _FOREGROUND_KINDS else "Background"
         body = {"propagationPolicy": policy, "preconditions": {"uid": known["metadata"]["uid"]}}
         try:
             answer = await self._request("DELETE", resource, namespace, name, body=body)

@@ -49,23 +49,15 @@ class NamespaceGoneError(TransientError):
 
 
 class KubeApi:
-    """A client of one API server. Create it with `connect`."""
+    """A client of one API server. See `connect`."""
 
-    def __init__(
-        self,
-        server: str,
-        ssl_context: ssl.SSLContext | None,
-        token: Callable[[], Awaitable[str | None]],
-        *,
-        max_connections: int = MAX_CONNECTIONS,
-        proxy: str | None = None,
-        tls_server_name: str | None = None,
-    ) -> None:
-        self.server = server.rstrip("/")
-        self._max_connections, self._proxy, self._tls_server_name = max_connections, proxy, tls_server_name
+    def __init__(self, configuration: Configuration, max_connections: int = MAX_CONNECTIONS) -> None:
+        self._configuration, self._max_connections = configuration, max_connections
+        self.server = configuration.host.rstrip("/")
         self.hooks: list[Hook] = []
         self.on_response: OnResponse = lambda verb, path, code: None
-        self._ssl, self._token = ssl_context, token
+        self._ssl = _ssl_context(configuration)
+        self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
         self._session: aiohttp.ClientSession | None = None
 
     def new_session(
@@ -76,8 +68,7 @@ class KubeApi:
         return aiohttp.ClientSession(connector=connector, middlewares=(*middlewares, self._pass), proxy=self._proxy)
 
     async def _pass(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        token = await self._token()
-        if token:
+        if token := await self._configuration.get_api_key_with_prefix("BearerToken", "authorization"):
             request.headers["Authorization"] = token
         verb, path = request.method, request.url.path
         try:
@@ -129,7 +120,7 @@ class KubeApi:
             self._session = self.new_session(self._max_connections)
         try:
             async with self._session.request(
-                method, self.server + path, server_hostname=self._tls_server_name, **options
+                method, self.server + path, server_hostname=self._configuration.tls_server_name, **options
             ) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     answer = _parse_json(await response.read())
@@ -176,18 +167,7 @@ async def connect(
         raise UserError(
             f"cannot connect to the API server: {error}; run in a cluster, or pass --kubeconfig FILE"
         ) from error
-
-    async def token() -> str | None:
-        return await found.get_api_key_with_prefix("BearerToken", "authorization")
-
-    return KubeApi(
-        found.host,
-        _ssl_context(found),
-        token,
-        max_connections=max_connections,
-        proxy=found.proxy or _proxy_of_environment(found.host),
-        tls_server_name=found.tls_server_name,
-    )
+    return KubeApi(found, max_connections)
 
 
 def _proxy_of_environment(server: str) -> str | None:

@@ -13,7 +13,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import datetime
 
 from rljob_api.errors import TransientError
@@ -25,7 +25,7 @@ INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 300.0
 _WATCH_BACKOFF_SECONDS = 1.0
 
-Watch = Callable[[], AsyncIterator[Key]]
+Watch = Callable[[], AsyncGenerator[Key, None]]
 """Yields the keys of objects that may have changed, and from time to time all keys. Called again if it raises
 TransientError."""
 ReconcileKey = Callable[[Key, datetime], Awaitable[float | None]]
@@ -189,27 +189,23 @@ async def run(
 async def _feed(watch: Watch, queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> None:
     """Queue the keys that the watch yields. A watch that fails is started again, and then yields every key."""
     while True:
-        keys = watch()
         try:
-            async for key in keys:
-                async with changed:
-                    queue.add_changed(key, clock())
-                    changed.notify()
+            async with contextlib.aclosing(watch()) as keys:  # otherwise its tasks run until it is garbage-collected
+                async for key in keys:
+                    async with changed:
+                        queue.add_changed(key, clock())
+                        changed.notify()
             return
         except TransientError as error:
             log.warning("the watch failed and is started again: %s", error)
             await asyncio.sleep(_WATCH_BACKOFF_SECONDS)
-        finally:
-            if isinstance(keys, AsyncGenerator):  # otherwise its tasks run until it is garbage-collected
-                await keys.aclose()
 
 
 async def _take(queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
     """Wait for the next due key."""
     async with changed:
         while True:
-            key = queue.take(clock())
-            if key is not None:
+            if key := queue.take(clock()):
                 return key
             due = queue.next_due()
             timeout = None if due is None else max(0.0, due - clock())

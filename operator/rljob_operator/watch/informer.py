@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -51,7 +51,7 @@ class Informer:
         self._to_relist: set[Resource] = set()
         self._has_relisted = asyncio.Event()
 
-    async def keys(self) -> AsyncIterator[Key]:
+    async def keys(self) -> AsyncGenerator[Key, None]:
         """List, then watch forever. Raises TransientError when the LISTs or the watches fail."""
         changed = self._changed = asyncio.Queue()
         await self._list_all()

@@ -15,6 +15,8 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+from kubernetes.aio.client import Configuration
+
 from rljob_api.errors import RLJobError
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
 from rljob_operator.operator import LeaseLostError, run_operator
@@ -26,10 +28,6 @@ RESYNC_SECONDS = 0.5
 LEASE = "rljob-operator"
 _JOIN_SECONDS = 120.0
 _DUMP_SECONDS = 10.0
-
-
-async def _no_token() -> str | None:
-    return None
 
 
 class OperatorThread:
@@ -135,7 +133,7 @@ class OperatorThread:
     async def _run_once(self, url: str, proxy: FaultProxy) -> None:
         """Run until it ends or dies."""
         self._proxy, self.num_starts = proxy, self.num_starts + 1
-        api = KubeApi(url, None, _no_token)
+        api = KubeApi(Configuration(host=url))
         settings = Settings(
             namespaces=(self._namespace,),
             workers=2,

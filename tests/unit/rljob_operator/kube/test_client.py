@@ -10,10 +10,6 @@ from rljob_operator.backend import ForbiddenError
 from rljob_operator.kube import client
 
 
-async def no_token():
-    return None
-
-
 @pytest.fixture
 async def api():
     async def handle(request):
@@ -27,7 +23,7 @@ async def api():
     app.router.add_get("/{path:.*}", handle)
     server = TestServer(app)
     await server.start_server()
-    api = client.KubeApi(str(server.make_url("")), None, no_token)
+    api = client.KubeApi(Configuration(host=str(server.make_url(""))))
     yield api
     await api.close()
     await server.close()

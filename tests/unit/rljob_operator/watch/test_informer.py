@@ -7,6 +7,7 @@ import time
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey, RewardModelKey
@@ -67,10 +68,6 @@ class Server:
         return answer
 
 
-async def _no_token():
-    return None
-
-
 @pytest.fixture
 async def server():
     app, server = web.Application(), Server()
@@ -83,7 +80,7 @@ async def server():
 
 @pytest.fixture
 async def informer(server):
-    api = KubeApi(str(server.at.make_url("")), None, _no_token)
+    api = KubeApi(Configuration(host=str(server.at.make_url(""))))
     yield Informer(api, Cache(), ("ns",), resync_seconds=1000)
     await api.close()
 

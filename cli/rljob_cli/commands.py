@@ -90,6 +90,6 @@ def render_command(path: Path, overrides: list[str]) -> int:
     from rljob_operator.plan.job import render_children
 
     file = load(path, overrides, keep_references=True)
-    children = render_children(file.job, new_token=lambda: _RENDERED_TOKEN, reward_models=file.reward_models)
+    children = render_children(file.job, _RENDERED_TOKEN, file.reward_models)
     yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
     return 0

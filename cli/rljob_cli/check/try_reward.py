@@ -148,7 +148,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
-    children = render_children(job, new_token=lambda: _TOKEN)
+    children = render_children(job, _TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
     own = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
     return [child for child in children if child["kind"] == "Secret"] + own

@@ -16,14 +16,7 @@ import yaml
 from rljob_api import API_VERSION
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import (
-    LABEL_JOB,
-    LABEL_MANAGED_BY,
-    LABEL_REWARD,
-    LABEL_REWARD_MODEL,
-    LABEL_ROLE,
-    MANAGED_BY,
-)
+from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
@@ -51,8 +44,8 @@ def reward_name(job: RLJob, reward: Reward) -> str:
 
 def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[str, str]:
     """Labels that select the Pods of a role."""
-    labels = {LABEL_JOB: job.metadata.name, LABEL_ROLE: role}
-    return labels | ({LABEL_REWARD: reward.name} if reward else {})
+    labels = {contract.LABEL_JOB: job.metadata.name, contract.LABEL_ROLE: role}
+    return labels | ({contract.LABEL_REWARD: reward.name} if reward else {})
 
 
 def build_child(
@@ -61,11 +54,11 @@ def build_child(
     """A child with the content `fields`.
 
     An owner that was never stored has no uid, and its children no owner reference."""
-    label = LABEL_JOB if isinstance(owner, RLJob) else LABEL_REWARD_MODEL
+    label = contract.LABEL_JOB if isinstance(owner, RLJob) else contract.LABEL_REWARD_MODEL
     metadata: Manifest = {
         "name": name,
         "namespace": owner.metadata.namespace,
-        "labels": {label: owner.metadata.name, LABEL_MANAGED_BY: MANAGED_BY} | labels,
+        "labels": {label: owner.metadata.name, contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels,
     }
     if owner.metadata.uid:
         metadata["ownerReferences"] = [

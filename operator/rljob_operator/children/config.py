@@ -48,7 +48,7 @@ def build_token_secret(owner: Owner, name: str, token: str) -> Manifest:
     return build_child("v1", "Secret", owner, name, {}, type="Opaque", immutable=True, data=data)
 
 
-def read_token(secret: Manifest) -> str | None:
+def read_token(secret: Manifest | None) -> str | None:
     """The token in a Secret; None if it has none."""
-    encoded = secret.get("data", {}).get(TOKEN_KEY)
+    encoded = (secret or {}).get("data", {}).get(TOKEN_KEY)
     return base64.b64decode(encoded).decode() if encoded else None

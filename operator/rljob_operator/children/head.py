@@ -13,16 +13,7 @@ from typing import Any
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.sources import parse_source
-from rljob_api.wire.contract import (
-    ENV_EVAL_DATA,
-    ENV_HEAD_JOB_UID,
-    ENV_REWARD_SERVICES,
-    ENV_ROLLOUT_SERVICE,
-    ENV_TRAIN_DATA,
-    PORT_DRIVER,
-    PORT_RAY,
-    ExitCode,
-)
+from rljob_api.wire import contract
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs
 from rljob_operator.children.common import HEAD, ROLLOUT, build_selector, child_name, digest, reward_name
@@ -54,7 +45,7 @@ def _build_failure_rules() -> list[Manifest]:
     return [
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": HEAD, "operator": "In", "values": [int(ExitCode.USER)]},
+            "onExitCodes": {"containerName": HEAD, "operator": "In", "values": [int(contract.ExitCode.USER)]},
         },
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
@@ -71,19 +62,14 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
-        ports={"ray": PORT_RAY, "driver": PORT_DRIVER},
+        ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER},
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
-        + [pods.build_field_env(ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
+        + [pods.build_field_env(contract.ENV_HEAD_JOB_UID, _HEAD_JOB_UID_FIELD)],
         # No liveness probe: a failing driver exits, and a needless kill would restart all GPU Pods.
         probes={"readinessProbe": pods.build_readiness("driver")},
-        volumes=[
-            pods.build_job_volume(job),
-            pods.build_run_volume(job),
-            pods.build_shm_volume(),
-            *pods.build_claim_volumes(sources, pods.build_run_volume(job)),
-        ],
+        volumes=pods.build_job_volumes(job, sources, run_dir=True),
         grace_seconds=_GRACE_SECONDS,
         annotations=pods.KEEP_ANNOTATIONS,
         restart_policy="Never",
@@ -95,11 +81,11 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     services = {reward.name: reward_name(job, reward) for reward in job.spec.rewards if reward.is_served}
     services |= reward_refs.build_services(job, models)
     env = {
-        ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),
-        ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
-        ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
+        contract.ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),
+        contract.ENV_REWARD_SERVICES: json.dumps(services, sort_keys=True),
+        contract.ENV_TRAIN_DATA: parse_source(data.train.source).container_path,
     }
-    return env | ({ENV_EVAL_DATA: parse_source(data.eval.source).container_path} if data.eval else {})
+    return env | ({contract.ENV_EVAL_DATA: parse_source(data.eval.source).container_path} if data.eval else {})
 
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:

@@ -15,22 +15,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source
-from rljob_api.wire.contract import (
-    ENV_HEAD,
-    ENV_JOB_FILE,
-    ENV_MODEL,
-    ENV_POD_IP,
-    ENV_RUN_DIR,
-    ENV_TOKEN,
-    FILE_JOB,
-    LABEL_MANAGED_BY,
-    LABEL_ROLE,
-    MANAGED_BY,
-    PATH_CLAIMS,
-    PATH_CONFIG,
-    PATH_RUN,
-    UrlPath,
-)
+from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import (
     ANNOTATION_CONFIG_HASH,
@@ -160,7 +145,7 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     if owner.metadata.uid:
         annotations[ANNOTATION_JOB_UID] = owner.metadata.uid
     labels, more = build_gang_metadata(owner) if isinstance(owner, RLJob) else ({}, {})
-    labels = parts.labels | {LABEL_MANAGED_BY: MANAGED_BY} | labels
+    labels = parts.labels | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
     return {"labels": labels, "annotations": annotations | more}
 
 
@@ -226,8 +211,8 @@ def _build_exclusive(role: str) -> Manifest:
             {
                 "labelSelector": {
                     "matchExpressions": [
-                        {"key": LABEL_ROLE, "operator": "Exists"},
-                        {"key": LABEL_ROLE, "operator": "NotIn", "values": [role]},
+                        {"key": contract.LABEL_ROLE, "operator": "Exists"},
+                        {"key": contract.LABEL_ROLE, "operator": "NotIn", "values": [role]},
                     ]
                 },
                 "namespaceSelector": {},
@@ -248,8 +233,8 @@ def build_token_env(secret_name: str) -> list[Manifest]:
     """The env of every container: the token of its job or RewardModel, and the Pod's address."""
     secret = {"name": secret_name, "key": TOKEN_KEY}
     return [
-        {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
-        build_field_env(ENV_POD_IP, "status.podIP"),
+        {"name": contract.ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
+        build_field_env(contract.ENV_POD_IP, "status.podIP"),
     ]
 
 
@@ -261,10 +246,10 @@ def build_field_env(name: str, path: str) -> Manifest:
 def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
     """The env of the trainer image's containers: the job file, the head, the model, and the run folder."""
     env = {
-        ENV_JOB_FILE: f"{PATH_CONFIG}/{FILE_JOB}",
-        ENV_HEAD: child_name(job, HEAD),
-        ENV_MODEL: parse_source(job.spec.model.source).container_path,
-    } | ({ENV_RUN_DIR: PATH_RUN} if run_dir else {})
+        contract.ENV_JOB_FILE: f"{contract.PATH_CONFIG}/{contract.FILE_JOB}",
+        contract.ENV_HEAD: child_name(job, HEAD),
+        contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
+    } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
     return build_token_env(child_name(job, "token")) + build_env(env)
 
 
@@ -272,18 +257,26 @@ def build_env(env: dict[str, str]) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in env.items()]
 
 
-def build_job_volume(job: RLJob) -> Volume:
-    """The job as /etc/rljob/job.yaml. The kubelet refreshes it, so increased steps reach the driver."""
-    return Volume("config", {"configMap": {"name": child_name(job, "config")}}, PATH_CONFIG, read_only=True)
+def build_job_volumes(job: RLJob, sources: list[str], *, run_dir: bool) -> list[Volume]:
+    """The volumes of the trainer image's containers: the job file, the run folder, shared memory, and claims."""
+    # The kubelet refreshes the file, so increased steps reach the driver.
+    config = {"configMap": {"name": child_name(job, "config")}}
+    run = _build_run_volume(job) if run_dir else None
+    return [
+        Volume("config", config, contract.PATH_CONFIG, read_only=True),
+        *([run] if run else []),
+        build_shm_volume(),
+        *build_claim_volumes(sources, run),
+    ]
 
 
-def build_run_volume(job: RLJob) -> Volume:
+def _build_run_volume(job: RLJob) -> Volume:
     """Checkpoints and metrics: a folder with the job's name in the user's claim, else deleted with the Pod."""
     claim = job.spec.checkpoint.persistent_volume_claim
     if claim is None:
-        return Volume("run", {"emptyDir": {}}, PATH_RUN)
+        return Volume("run", {"emptyDir": {}}, contract.PATH_RUN)
     source = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
-    return Volume("run", source, PATH_RUN, sub_path=job.metadata.name)
+    return Volume("run", source, contract.PATH_RUN, sub_path=job.metadata.name)
 
 
 def build_shm_volume() -> Volume:
@@ -301,7 +294,7 @@ def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) ->
     shared = (run_volume.source.get("persistentVolumeClaim") or {}).get("claimName") if run_volume else None
     volumes = []
     for index, claim in enumerate(claims):
-        path = f"{PATH_CLAIMS}/{claim}"
+        path = f"{contract.PATH_CLAIMS}/{claim}"
         if run_volume and claim == shared:
             volumes.append(Volume(run_volume.name, run_volume.source, path, read_only=True))
         else:
@@ -327,7 +320,7 @@ def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 
 
 def build_readiness(port_name: str) -> Manifest:
     return {
-        "httpGet": {"path": str(UrlPath.READY), "port": port_name},
+        "httpGet": {"path": str(contract.UrlPath.READY), "port": port_name},
         "periodSeconds": 5,
         "timeoutSeconds": 3,
         "failureThreshold": 2,

@@ -13,18 +13,7 @@ from dataclasses import dataclass
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import EndpointLimits
-from rljob_api.wire.contract import (
-    ENV_JUDGE_API_KEY,
-    ENV_PEERS,
-    ENV_REWARD_IMAGES,
-    FILE_FUNCTION,
-    FILE_REWARD,
-    LABEL_REWARD_MODEL,
-    LABEL_ROLE,
-    PATH_CONFIG,
-    PATH_SCRATCH,
-    PORT_REWARD,
-)
+from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import REWARD, build_selector, child_name, digest, reward_name
@@ -78,7 +67,7 @@ def find_services(job: RLJob) -> list[RewardService]:
 
 def build_model_selector(name: str) -> dict[str, str]:
     """Labels that select the Pods of a RewardModel."""
-    return {LABEL_REWARD_MODEL: name, LABEL_ROLE: REWARD}
+    return {contract.LABEL_REWARD_MODEL: name, contract.LABEL_ROLE: REWARD}
 
 
 def service_of(model: RewardModel) -> RewardService:
@@ -119,7 +108,7 @@ def _add_images_env(template: Manifest) -> None:
     scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in _SCORING]
     server = next(container for container in scoring if container["name"] == REWARD)
     images = " ".join(container.get("image") or "" for container in scoring)
-    server["env"] = (server.get("env") or []) + pods.build_env({ENV_REWARD_IMAGES: images})
+    server["env"] = (server.get("env") or []) + pods.build_env({contract.ENV_REWARD_IMAGES: images})
 
 
 def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:
@@ -130,19 +119,19 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         spec_path=service.path,
         image=defaults.reward_image,
         command=[
-            *("python", "-m", "rljob_reward", "--config", f"{PATH_CONFIG}/{FILE_REWARD}"),
+            *("python", "-m", "rljob_reward", "--config", f"{contract.PATH_CONFIG}/{contract.FILE_REWARD}"),
             *("--grace", str(math.ceil(reward.timeout_seconds))),
         ],
         labels=service.selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
-        ports={"http": PORT_REWARD},
+        ports={"http": contract.PORT_REWARD},
         env=pods.build_token_env(service.token_secret)
         + reward_vllm.build_server_env(reward)
         + _build_judge_env(service),
         probes=pods.build_probes("http", reward_vllm.STARTUP_SECONDS if reward.served_model else _STARTUP_SECONDS),
         volumes=[
             _build_config_volume(service),
-            pods.Volume("scratch", {"emptyDir": {}}, PATH_SCRATCH),
+            pods.Volume("scratch", {"emptyDir": {}}, contract.PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
             *reward_vllm.build_server_volumes(reward),
         ],
@@ -159,9 +148,9 @@ def _build_judge_env(service: RewardService) -> list[Manifest]:
     env: list[Manifest] = []
     if endpoint and endpoint.api_key_secret_ref:
         reference = {"secretKeyRef": endpoint.api_key_secret_ref.to_manifest()}
-        env.append({"name": ENV_JUDGE_API_KEY, "valueFrom": reference})
+        env.append({"name": contract.ENV_JUDGE_API_KEY, "valueFrom": reference})
     if endpoint and endpoint.limits != EndpointLimits():
-        env += pods.build_env({ENV_PEERS: service.name})
+        env += pods.build_env({contract.ENV_PEERS: service.name})
     return env
 
 
@@ -169,7 +158,7 @@ def _build_config_volume(service: RewardService) -> pods.Volume:
     """reward.yaml and function.py: inline source from the reward's ConfigMap, else from the user's."""
     reference = service.reward.function.config_map_key_ref if service.reward.function else None
     if reference is None:
-        return pods.Volume("config", {"configMap": {"name": service.name}}, PATH_CONFIG, read_only=True)
-    function = {"name": reference.name, "items": [{"key": reference.key, "path": FILE_FUNCTION}]}
+        return pods.Volume("config", {"configMap": {"name": service.name}}, contract.PATH_CONFIG, read_only=True)
+    function = {"name": reference.name, "items": [{"key": reference.key, "path": contract.FILE_FUNCTION}]}
     sources = [{"configMap": {"name": service.name}}, {"configMap": function}]
-    return pods.Volume("config", {"projected": {"sources": sources}}, PATH_CONFIG, read_only=True)
+    return pods.Volume("config", {"projected": {"sources": sources}}, contract.PATH_CONFIG, read_only=True)

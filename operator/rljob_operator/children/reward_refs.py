@@ -45,7 +45,7 @@ def find_frozen_children(
 
 def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:
     """The job as its driver must read it: a reference to an http model becomes an http reward."""
-    rewards = [_resolve(reward, models) for reward in job.spec.rewards]
+    rewards = [_resolve(reward, _find_model(reward, models)) for reward in job.spec.rewards]
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
 
 
@@ -82,16 +82,18 @@ def read_identities(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, 
 
 
 def _served(job: RLJob, models: Mapping[str, RewardModel]) -> list[tuple[int, Reward, str]]:
-    found = []
-    for index, reward in enumerate(job.spec.rewards):
-        model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
-        if model is not None and model.spec.is_served:
-            found.append((index, reward, model.metadata.name))
-    return found
+    return [
+        (index, reward, model.metadata.name)
+        for index, reward in enumerate(job.spec.rewards)
+        if (model := _find_model(reward, models)) and model.spec.is_served
+    ]
 
 
-def _resolve(reward: Reward, models: Mapping[str, RewardModel]) -> Reward:
-    model = models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
+def _find_model(reward: Reward, models: Mapping[str, RewardModel]) -> RewardModel | None:
+    return models.get(reward.reward_model_ref.name) if reward.reward_model_ref else None
+
+
+def _resolve(reward: Reward, model: RewardModel | None) -> Reward:
     if model is None:
         return reward
     update: dict[str, object] = {"timeout_seconds": model.spec.timeout_seconds, "scope": model.spec.scope}

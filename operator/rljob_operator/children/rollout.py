@@ -50,11 +50,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         ports={"http": PORT_ROLLOUT},
         env=pods.build_job_env(job, run_dir=False),
         probes=pods.build_probes("http", _STARTUP_SECONDS, _FAILURE_THRESHOLD),
-        volumes=[
-            pods.build_job_volume(job),
-            pods.build_shm_volume(),
-            *pods.build_claim_volumes([job.spec.model.source]),
-        ],
+        volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=False),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         gpus=rollout.gpus_per_replica,

@@ -35,12 +35,7 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         ports={"weights": PORT_WEIGHTS},
         env=pods.build_job_env(job, run_dir=True),
         # No probes: only rank 0 serves requests, and the driver knows which nodes have joined.
-        volumes=[
-            pods.build_job_volume(job),
-            pods.build_run_volume(job),
-            pods.build_shm_volume(),
-            *pods.build_claim_volumes([job.spec.model.source], pods.build_run_volume(job)),
-        ],
+        volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=True),
         grace_seconds=_GRACE_SECONDS,
         gpus=trainer.gpus_per_replica,
         annotations=pods.KEEP_ANNOTATIONS,

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
-from rljob_api.manifest.reward import RewardModelStatus
 from rljob_api.manifest.status import Condition, RLJobStatus
-from rljob_operator.backend import Event
+from rljob_operator.backend import Event, OwnerStatus
 
 QUEUED = "Queued"
 SUSPENDED = "Suspended"
@@ -41,11 +40,11 @@ Reasons = dict[str, tuple[str, str]]
 """Condition type -> (reason, message)."""
 
 
-def find(status: RLJobStatus | RewardModelStatus, type_: str) -> Condition | None:
+def find(status: OwnerStatus, type_: str) -> Condition | None:
     return next((condition for condition in status.conditions if condition.type == type_), None)
 
 
-def is_true(status: RLJobStatus | RewardModelStatus, type_: str) -> bool:
+def is_true(status: OwnerStatus, type_: str) -> bool:
     condition = find(status, type_)
     return condition is not None and condition.status == "True"
 
@@ -58,14 +57,7 @@ def is_finished(status: RLJobStatus) -> bool:
 
 
 def build_condition(
-    old: RLJobStatus | RewardModelStatus,
-    type_: str,
-    holds: bool,
-    reason: str,
-    message: str,
-    *,
-    generation: int,
-    now: datetime,
+    old: OwnerStatus, type_: str, holds: bool, reason: str, message: str, *, generation: int, now: datetime
 ) -> Condition:
     """The condition now. It keeps the transition time of `old` while its status stays the same."""
     before = find(old, type_)
@@ -132,9 +124,7 @@ def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) 
     return status.model_copy(update={"conditions": [*others, condition]})
 
 
-def derive_cause_events(
-    old: RLJobStatus | RewardModelStatus, new: RLJobStatus | RewardModelStatus, causes: Iterable[tuple[str, str]]
-) -> tuple[Event, ...]:
+def derive_cause_events(old: OwnerStatus, new: OwnerStatus, causes: Iterable[tuple[str, str]]) -> tuple[Event, ...]:
     """One event per cause (reason, message) that the new conditions contain and the old ones do not."""
     before, now = ("\n".join(condition.message for condition in status.conditions) for status in (old, new))
     return tuple(Event("Warning", *cause) for cause in causes if cause[1] in now and cause[1] not in before)

@@ -1,6 +1,6 @@
 """The plan of a job: from its spec and status, the observed state and the time to what to apply, delete and report.
 
-The first step of `_STEPS` that applies decides. Pure, except for the token of a new job. Leaves I/O to `loop`.
+The first step that applies decides. Pure, except for the token of a new job. Leaves I/O to `loop`.
 Invariant: what an end needs to remember is stored before anything is deleted. So an end takes two reconciles: the
 first stores the status, the second deletes the workloads.
 """
@@ -58,7 +58,8 @@ def plan_job(
         return Plan((), (), job.status)
     scaled, next_decision_seconds = scale_job(job, observed, now)
     context = _Context(observe_job(scaled, observed), now, defaults, new_token)
-    plan = next(filter(None, (step(context) for step in _STEPS)))
+    steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_active)
+    plan = next(filter(None, (step(context) for step in steps)))
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
     return replace(
         plan,
@@ -70,18 +71,11 @@ def plan_job(
     )
 
 
-def render_children(
-    job: RLJob,
-    *,
-    defaults: Defaults = DEFAULTS,
-    new_token: Callable[[], str] = new_random_token,
-    reward_models: Mapping[str, RewardModel] = MappingProxyType({}),
-) -> list[Manifest]:
+def render_children(job: RLJob, token: str, models: Mapping[str, RewardModel] = MappingProxyType({})) -> list[Manifest]:
     """The children of a new job, as `rljob render` prints them. Raises UserError with one problem per line."""
-    problems = find_problems(job)
-    if problems:
+    if problems := find_problems(job):
         raise UserError("\n".join(problems))
-    return build_children(job, new_token(), defaults, reward_models)
+    return build_children(job, token, DEFAULTS, models)
 
 
 class _Context:
@@ -105,7 +99,7 @@ class _Context:
         if problems := find_spec_problems(self.job):
             return [], problems
         secret = self.observed.children.get(ChildKey("Secret", child_name(self.job, "token")))
-        token = (read_token(secret) if secret else None) or self._new_token()
+        token = read_token(secret) or self._new_token()
         try:
             children = build_children(self.job, token, self._defaults, self.observed.state.reward_models)
         except UserError as error:
@@ -246,16 +240,6 @@ def _plan_active(context: _Context) -> JobPlan:
         ungate=gang.ungate,
         valid_until=None if blocked or is_autoscaled(job) else min(deadlines, default=_NEVER),
     )
-
-
-_STEPS: tuple[Callable[[_Context], JobPlan | None], ...] = (
-    _plan_retry,
-    _plan_finished,
-    _plan_end,
-    _plan_invalid,
-    _plan_suspended,
-    _plan_active,
-)
 
 
 def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, Manifest]:

@@ -119,9 +119,8 @@ def _observed_restarts(role: RoleView, observed: ObservedJob) -> int:
 
 def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
     for role in observed.roles:
-        for pod in role.pods:
-            end = last_termination(pod)
-            if end and end["exitCode"] == int(ExitCode.USER):
+        for pod, end in _ended_pods(role):
+            if end["exitCode"] == int(ExitCode.USER):
                 # Head and trainers name the field in their message; the traceback of a function does not.
                 kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
                 remedy = f"; fix {role_path(observed.job, role)}.{kind}" if role.kind == REWARD else ""
@@ -132,8 +131,7 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
 def _head_failure(observed: ObservedJob) -> LifecycleDecision | None:
     if not has_condition(observed.head_job, "Failed"):
         return None
-    ended = [(pod, end) for pod in observed.roles[0].pods if (end := last_termination(pod))]
-    if ended:
+    if ended := _ended_pods(observed.roles[0]):
         pod, end = max(ended, key=lambda pair: str(pair[1].get("finishedAt") or ""))
         return LifecycleDecision("failed", "HeadFailed", _describe_end(HEAD, pod, end))
     reason = find_condition(observed.head_job, "Failed").get("message") or "its Job failed"
@@ -144,11 +142,16 @@ def _backoff_limit_exceeded(observed: ObservedJob, restarts: dict[str, int]) -> 
     for role in observed.roles:
         limit = role.spec.backoff_limit
         if restarts[role.name] > limit:
-            ends = [(pod, end) for pod in role.pods if (end := last_termination(pod))]
+            ends = _ended_pods(role)
             last = f"; last: {_describe_end(role.name, *ends[-1])}" if ends else ""
             message = f"{role.name} was restarted {restarts[role.name]} times, its backoffLimit is {limit}{last}"
             return LifecycleDecision("failed", "BackoffLimitExceeded", message)
     return None
+
+
+def _ended_pods(role: RoleView) -> list[tuple[Manifest, Manifest]]:
+    """The Pods with a failed container, and how it ended."""
+    return [(pod, end) for pod in role.pods if (end := last_termination(pod))]
 
 
 def _describe_end(role: str, pod: Manifest, termination: Manifest) -> str:

@@ -30,7 +30,6 @@ from rljob_operator.plan.conditions import (
     build_condition,
     derive_cause_events,
     describe_wait,
-    find,
 )
 from rljob_operator.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
 from rljob_operator.plan.observed_job import RoleView, describe_waiting, find_owned_children, find_pods, find_stale
@@ -116,9 +115,7 @@ def plan_invalid_model(model: RewardModel, problems: Sequence[str], now: datetim
     ready = build_condition(old, READY, False, REASON_INVALID_SPEC, "; ".join(problems), generation=generation, now=now)
     others = [condition for condition in old.conditions if condition.type != READY]
     status = old.model_copy(update={"conditions": [ready, *others], "observed_generation": generation})
-    before = find(old, READY)
-    is_new = before is None or (before.reason, before.message) != (ready.reason, ready.message)
-    return Plan((), (), status, (Event("Warning", ready.reason, ready.message),) if is_new else ())
+    return Plan((), (), status, _derive_events(old, status, ()))
 
 
 def _observe(model: RewardModel, observed: ObservedState) -> _ObservedModel:
@@ -132,7 +129,7 @@ def _plan_children(
 ) -> Plan[RewardModelStatus]:
     secret = seen.children.get(ChildKey("Secret", seen.child_name))
     try:
-        children = _build_children(seen.model, (read_token(secret) if secret else None) or new_token(), defaults)
+        children = _build_children(seen.model, read_token(secret) or new_token(), defaults)
     except UserError as error:
         return _build_plan(seen, now, not_ready=(REASON_INVALID_SPEC, str(error)))
     blocked = sorted(seen.blocked & {key_of(child) for child in children})

@@ -7,11 +7,12 @@ templates, which the schema leaves open.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, starmap
 from urllib.parse import urlsplit
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardBase
+from rljob_api.manifest.reward import Reward, RewardBase
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.sources import parse_source
 from rljob_operator.backend import Manifest
@@ -30,21 +31,22 @@ def find_problems(job: RLJob) -> list[str]:
 def find_spec_problems(job: RLJob) -> list[str]:
     """All problems except for sizes. Those need the built children (find_size_problems), a large part of the time of a
     reconcile."""
-    urls = (
-        problem
-        for i, reward in enumerate(job.spec.rewards)
-        for problem in find_url_problems(f"spec.rewards[{i}]", reward)
-    )
-    return [*_source_problems(job), *urls, *_template_problems(job), *_scheduling_problems(job)]
+    rewards = [(f"spec.rewards[{index}]", reward) for index, reward in enumerate(job.spec.rewards)]
+    return [
+        *_source_problems(job, rewards),
+        *chain.from_iterable(starmap(find_url_problems, rewards)),
+        *chain.from_iterable(starmap(find_template_problems, _roles(job, rewards))),
+        *_scheduling_problems(job),
+    ]
 
 
-def _source_problems(job: RLJob) -> Iterator[str]:
+def _source_problems(job: RLJob, rewards: list[tuple[str, Reward]]) -> Iterator[str]:
     data = job.spec.data
     sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
     if data.eval:
         sources["spec.data.eval.source"] = data.eval.source
-    for index, reward in enumerate(job.spec.rewards):
-        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+    for path, reward in rewards:
+        sources |= find_model_sources(path, reward)
     yield from find_source_problems(sources)
 
 
@@ -80,11 +82,6 @@ def _is_url(url: str) -> bool:
         return False
 
 
-def _template_problems(job: RLJob) -> Iterator[str]:
-    for path, role in _roles(job):
-        yield from find_template_problems(path, role)
-
-
 def find_template_problems(path: str, role: Role) -> Iterator[str]:
     """Problems of the template of the role at `path`, in a job or a RewardModel."""
     unknown = set(role.template) - {"metadata", "spec"}
@@ -102,15 +99,10 @@ def find_template_problems(path: str, role: Role) -> Iterator[str]:
         yield f"{path}.template.spec.containers must not be null: it would delete what the operator builds; remove it"
 
 
-def _roles(job: RLJob) -> list[tuple[str, Role]]:
+def _roles(job: RLJob, rewards: list[tuple[str, Reward]]) -> Iterator[tuple[str, Role]]:
     """Every role with Pods that the operator creates, with its path in the manifest."""
-    spec = job.spec
-    roles: list[tuple[str, Role]] = [
-        ("spec.head", spec.head),
-        ("spec.trainer", spec.trainer),
-        ("spec.rollout", spec.rollout),
-    ]
-    return roles + [(f"spec.rewards[{i}]", reward) for i, reward in enumerate(spec.rewards) if reward.is_served]
+    yield from (("spec.head", job.spec.head), ("spec.trainer", job.spec.trainer), ("spec.rollout", job.spec.rollout))
+    yield from ((path, reward) for path, reward in rewards if reward.is_served)
 
 
 def _scheduling_problems(job: RLJob) -> Iterator[str]:

@@ -178,20 +178,20 @@ def test_job_gets_pods_when_its_model_appears():
 
 
 def test_new_jobs_have_different_tokens():
-    first, second = (render_children(load("smallest"))[0]["data"] for _ in range(2))
+    first, second = (plan_job(load("smallest"), ObservedState(), NOW).children[0]["data"] for _ in range(2))
     assert first != second
 
 
 def test_render_reports_every_problem():
     with pytest.raises(UserError) as error:
-        render_children(load("invalid"))
+        render_children(load("invalid"), "t")
     assert len(str(error.value).splitlines()) == 4
 
 
 def test_render_without_uid_gives_children_without_owner():
     job = load("smallest")
     job.metadata.uid = ""
-    assert all("ownerReferences" not in child["metadata"] for child in render_children(job))
+    assert all("ownerReferences" not in child["metadata"] for child in render_children(job, "t"))
 
 
 def test_job_managed_by_another_controller_is_left_alone():
@@ -318,4 +318,4 @@ def test_job_file_above_the_configmap_limit_is_invalid():
     assert "bytes as a ConfigMap" in message
     assert "function.configMapKeyRef" in message
     with pytest.raises(UserError, match="bytes as a ConfigMap"):
-        render_children(job)
+        render_children(job, "t")

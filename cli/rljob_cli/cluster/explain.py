@@ -15,6 +15,7 @@ from rljob_cli.cluster.formatting import (
     describe_pod,
     describe_wait,
     format_job_name,
+    is_foreign,
     kubectl_command,
     phase_condition,
 )
@@ -24,7 +25,6 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.plan import conditions
 from rljob_operator.plan.causes import Cause, find_causes
-from rljob_operator.plan.lifecycle import MANAGED_BY_US
 from rljob_operator.plan.observed_job import count_restarts, last_termination, name_of, observe_job
 
 _MAX_WARNINGS = 8
@@ -79,21 +79,17 @@ def _find_causes(observation: JobObservation, job: RLJob | None, status: RLJobSt
     return [cause for cause in found if is_certain or cause.reason != "RewardModelMissing"]
 
 
-def _is_foreign(manifest: Manifest) -> bool:
-    return manifest["spec"].get("managedBy") not in (None, MANAGED_BY_US)
-
-
-def is_unobserved(observation: JobObservation, status: RLJobStatus) -> bool:
-    generation = int(observation.manifest["metadata"].get("generation", 1))
-    return not _is_foreign(observation.manifest) and status.observed_generation < generation
+def _is_unobserved(manifest: Manifest, status: RLJobStatus) -> bool:
+    return status.observed_generation < manifest["metadata"]["generation"]
 
 
 def _explain_phase(observation: JobObservation, status: RLJobStatus) -> str:
-    if _is_foreign(observation.manifest):
-        manager = observation.manifest["spec"]["managedBy"]
+    manifest = observation.manifest
+    if is_foreign(manifest):
+        manager = manifest["spec"]["managedBy"]
         return f"spec.managedBy is {manager}: that controller acts on the job, not RLJob's operator"
-    if is_unobserved(observation, status):
-        generation = observation.manifest["metadata"].get("generation", 1)
+    if _is_unobserved(manifest, status):
+        generation = manifest["metadata"]["generation"]
         waiting = f"the operator has not observed generation {generation} of this job: it is lagging, or not running"
         return "; ".join(filter(None, [waiting, describe_wait(status)]))
     if status.phase == "Suspended":
@@ -103,12 +99,16 @@ def _explain_phase(observation: JobObservation, status: RLJobStatus) -> str:
 
 def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
     """Relevant conditions, without the one that decides the phase."""
+    notable = {
+        (conditions.NAME_CONFLICT, "True"),
+        (conditions.RESTARTING, "True"),
+        (conditions.POOLS_ISOLATED, "False"),
+    }
+    if status.phase == "Failed":  # it still runs
+        notable.add((conditions.RUNNING, "True"))
     relevant = []
     for condition in status.conditions:
-        is_relevant = condition.status == "True" and condition.type in (conditions.NAME_CONFLICT, conditions.RESTARTING)
-        is_relevant |= condition.status == "False" and condition.type == conditions.POOLS_ISOLATED
-        still_runs = condition.type == conditions.RUNNING and condition.status == "True" and status.phase == "Failed"
-        if (is_relevant or still_runs) and condition is not phase_condition(status):
+        if (condition.type, condition.status) in notable and condition is not phase_condition(status):
             state = "" if condition.status == "True" else " is false"
             relevant.append((f"{condition.type}{state} ({condition.reason})", condition.message))
     return relevant
@@ -130,19 +130,17 @@ def _describe_progress(status: RLJobStatus) -> str:
 
 def _report_roles(observation: JobObservation, status: RLJobStatus, job: RLJob | None) -> Iterator[RoleReport]:
     """Ready as the Pods are; desired as the spec says, or the status if the job has ended or its spec is unreadable."""
-    reported = {role.name: role for role in status.roles}
+    restarts = {role.name: role.restarts for role in status.roles}
     desired: dict[str, int] = {}
     if job and status.phase not in (*_FINISHED, "Suspended"):
         desired = {role.name: role.desired for role in observe_job(job, observation.as_observed()).roles}
-    for name in desired or reported:
+    for name, wanted in (desired or {role.name: role.desired for role in status.roles}).items():
         pods = sorted((pod for pod in observation.pods if role_of(pod) == name), key=name_of)
-        wanted = desired.get(name, reported[name].desired if name in reported else 0)
-        problems = [PodProblem(name_of(p), _describe_problem(p), count_restarts(p)) for p in pods]
-        problems = [problem for problem in problems if problem.why]
+        problems = [PodProblem(name_of(p), why, count_restarts(p)) for p in pods if (why := _describe_problem(p))]
         if desired and wanted > len(pods):
             problems.append(PodProblem("", f"{wanted - len(pods)} not created yet", 0))
         ready = min(wanted, sum(describe_pod(pod) == "Ready" for pod in pods))
-        yield RoleReport(name, ready, wanted, reported[name].restarts if name in reported else 0, problems)
+        yield RoleReport(name, ready, wanted, restarts.get(name, 0), problems)
 
 
 def _describe_problem(pod: Manifest) -> str:
@@ -158,9 +156,9 @@ def _describe_problem(pod: Manifest) -> str:
 
 def _failure_remedies(observation: JobObservation, status: RLJobStatus) -> list[str]:
     failed = conditions.find(status, conditions.FAILED)
-    if status.phase != "Failed" or failed is None or failed.reason not in _FAILURE_REMEDIES:
+    remedy = _FAILURE_REMEDIES.get(failed.reason) if failed else None
+    if status.phase != "Failed" or failed is None or remedy is None:
         return []
-    remedy = _FAILURE_REMEDIES[failed.reason]
     if failed.reason == conditions.REASON_INVALID_SPEC:
         return [remedy]
     if (observation.manifest["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"):
@@ -171,13 +169,10 @@ def _failure_remedies(observation: JobObservation, status: RLJobStatus) -> list[
 def _describe_remedies(observation: JobObservation, causes: list[Cause]) -> list[str]:
     remedies = [cause.message for cause in causes]
     for claim, phase in _unbound_claims(observation).items():
-        if phase is None:
-            remedies.append(f"PersistentVolumeClaim {claim} does not exist; create it in the job's namespace")
-        else:
-            remedies.append(
-                f"PersistentVolumeClaim {claim} is {phase}, not Bound; check its events, its storage class and "
-                "whether a PersistentVolume fits"
-            )
+        problem = "does not exist; create it in the job's namespace"
+        if phase is not None:
+            problem = f"is {phase}, not Bound; check its events, its storage class and whether a PersistentVolume fits"
+        remedies.append(f"PersistentVolumeClaim {claim} {problem}")
     return remedies
 
 
@@ -208,10 +203,9 @@ def _newest_warnings(observation: JobObservation) -> list[WarningEvent]:
 
 def _next_commands(observation: JobObservation, status: RLJobStatus, causes: list[Cause]) -> list[str]:
     job = observation.manifest
-    namespace = job["metadata"]["namespace"]
-    if _is_foreign(job):
+    if is_foreign(job):
         return []
-    if is_unobserved(observation, status):
+    if _is_unobserved(job, status):
         return [_OPERATOR_PODS]
     if status.phase == "Failed":
         return _commands_after_failure(observation, status)
@@ -219,10 +213,10 @@ def _next_commands(observation: JobObservation, status: RLJobStatus, causes: lis
         return [kubectl_command("logs", job, "--role head", "--tail 20")] if observation.pods else []
     if status.phase == "Suspended":
         return [kubectl_command("resume", job)]
-    if conditions.is_true(status, conditions.NAME_CONFLICT):
-        conflict = conditions.find(status, conditions.NAME_CONFLICT)
-        kind, _, name = (conflict.message if conflict else "").split(":")[0].split(",")[0].partition(" ")
-        return [f"kubectl describe {kind.lower()} {name} -n {namespace}"]
+    conflict = conditions.find(status, conditions.NAME_CONFLICT)
+    if conflict and conflict.status == "True":
+        kind, _, name = conflict.message.split(":")[0].split(",")[0].partition(" ")
+        return [f"kubectl describe {kind.lower()} {name} -n {job['metadata']['namespace']}"]
     commands = [_command_for(cause, observation) for cause in causes]
     if _unbound_claims(observation):
         commands.append(_claims_command(observation))

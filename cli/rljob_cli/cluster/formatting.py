@@ -8,6 +8,7 @@ from rljob_api.manifest.status import Condition, RLJobStatus
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.plan import conditions
+from rljob_operator.plan.lifecycle import MANAGED_BY_US
 from rljob_operator.plan.observed_job import container_statuses, extract_error_message, is_ready, is_terminating
 
 _CONDITION_BY_PHASE = {
@@ -26,6 +27,11 @@ _ALL_READY = "all Pods are ready"
 
 def format_job_name(manifest: Manifest) -> str:
     return f"RLJob {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+
+
+def is_foreign(manifest: Manifest) -> bool:
+    """Whether another controller manages the job."""
+    return manifest["spec"].get("managedBy") not in (None, MANAGED_BY_US)
 
 
 def kubectl_command(verb: str, manifest: Manifest, *options: str) -> str:
@@ -106,7 +112,5 @@ def format_age(then: datetime | None, now: datetime) -> str:
     if then is None:
         return "-"
     seconds = max(0, int((now - then).total_seconds()))
-    for unit, size, until in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
-        if seconds < until:
-            return f"{seconds // size}{unit}"
-    return f"{seconds // 86400}d"
+    unit, size = next((u, s) for u, s in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)) if seconds >= 2 * s or s == 1)
+    return f"{seconds // size}{unit}"

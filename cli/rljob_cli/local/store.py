@@ -1,26 +1,24 @@
 """The objects of one local run, in memory, as an API server would store them. Implements the operator's `Backend`.
 
-Owns resource versions, generations and change notifications. Leaves decisions to the plan and the controllers, and
+Owns resource versions and change notifications. Leaves decisions to the plan and the controllers, and
 processes to the kubelet. Invariant: a write that changes nothing notifies no subscriber, so the loops become idle.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import copy
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_JOB
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.secrets import build_secrets
-from rljob_cli.manifests import labels_of, timestamp
+from rljob_cli.manifests import timestamp
 from rljob_operator.backend import ChildKey, Event, JobKey, Key, Manifest, ObservedState, Owner, OwnerStatus, key_of
 from rljob_operator.plan.observed_job import is_terminating, name_of
 
@@ -35,8 +33,7 @@ class LocalStore:
         """The user's Secrets. Not among `objects`, because the job does not own them."""
         self.pods: dict[str, Manifest] = {}
         self.driver: DriverStatus | None = None
-        self.events: list[tuple[datetime, Event]] = []
-        self.on_event: Callable[[Event], None] = lambda event: None
+        self.events: list[Event] = []
         self._applied: dict[ChildKey, Manifest] = {}
         self._version = 0
         self._subscribers: list[asyncio.Event] = []
@@ -47,27 +44,20 @@ class LocalStore:
         return self.job if self.job and key == self.key else None
 
     async def observe(self, owner: Owner) -> ObservedState:
-        children = {
-            k: copy.deepcopy(o) for k, o in self.objects.items() if labels_of(o).get(LABEL_JOB) == owner.metadata.name
-        }
-        pods = tuple(copy.deepcopy(p) for p in self.pods.values() if labels_of(p).get(LABEL_JOB) == owner.metadata.name)
-        return ObservedState(children=children, pods=pods, driver=self.driver)
+        pods = tuple(copy.deepcopy(list(self.pods.values())))
+        return ObservedState(children=copy.deepcopy(self.objects), pods=pods, driver=self.driver)
 
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply with one field manager: remove what it applied before and omits now, keep other fields."""
-        key, manifest = key_of(manifest), _as_stored(manifest)
+        key, manifest = key_of(manifest), copy.deepcopy(manifest)
         old, before = self.objects.get(key), self._applied.get(key, {})
         new = merge(prune(copy.deepcopy(old or {}), before, manifest), manifest)
         self._applied[key] = manifest
         metadata = new["metadata"]
         metadata.setdefault("uid", str(uuid.uuid4()))
         metadata.setdefault("creationTimestamp", timestamp(datetime.now(UTC)))
-        metadata.setdefault("generation", 1)
-        if old == new:
-            return
-        if old and old.get("spec") != new.get("spec"):
-            metadata["generation"] += 1
-        self._write(self.objects, key, new)
+        if old != new:
+            self._write(self.objects, key, new)
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
         """The controllers then delete a workload's Pods (garbage collection)."""
@@ -90,10 +80,9 @@ class LocalStore:
             self.changed()
 
     async def record_event(self, owner: Owner, event: Event) -> None:
-        self.events.append((datetime.now(UTC), event))
-        self.on_event(event)
+        self.events.append(event)
 
-    async def watch(self) -> AsyncIterator[JobKey]:
+    async def watch(self) -> AsyncGenerator[Key, None]:
         event = self.subscribe()
         while self.job:
             yield self.key
@@ -177,14 +166,4 @@ def prune(stored: Manifest, before: Manifest, now: Manifest) -> Manifest:
             stored.pop(key, None)
         elif isinstance(value, dict) and isinstance(now[key], dict) and isinstance(stored.get(key), dict):
             prune(stored[key], value, now[key])
-    return stored
-
-
-def _as_stored(manifest: Manifest) -> Manifest:
-    """Convert to the stored form: a Secret's stringData becomes data."""
-    stored = copy.deepcopy(manifest)
-    stored.pop("status", None)
-    if stored["kind"] == "Secret" and "stringData" in stored:
-        data = {k: base64.b64encode(v.encode()).decode() for k, v in stored.pop("stringData").items()}
-        stored["data"] = {**(stored.get("data") or {}), **data}
     return stored

@@ -33,7 +33,6 @@ from rljob_cli.run.report import draw_curves, print_report
 from rljob_cli.run.reward_rows import Metrics
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_cli.run.summary import build_summary
-from rljob_operator.backend import Event
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
@@ -61,7 +60,6 @@ class Run:
         self._started = time.monotonic()
         self._interrupted = asyncio.Event()
         self._phase = ""
-        self._events: list[str] = []
         self._metrics = Metrics()
 
     async def execute(self) -> str:
@@ -69,7 +67,6 @@ class Run:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
-        self._cluster.store.on_event = self._record_event
         try:
             async with self._cluster:
                 store = self._cluster.store
@@ -128,12 +125,8 @@ class Run:
             total_steps=job.spec.schedule.steps,
             elapsed_seconds=self.wall_seconds,
             failures=tuple(self.history.failures),
-            events=tuple(self._events),
+            events=tuple(f"{event.reason}: {event.message}" for event in store.events if event.type == "Warning"),
         )
-
-    def _record_event(self, event: Event) -> None:
-        if event.type == "Warning":
-            self._events.append(f"{event.reason}: {event.message}")
 
     def _on_signal(self) -> None:
         if self._interrupted.is_set():

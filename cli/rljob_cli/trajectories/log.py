@@ -14,9 +14,7 @@ from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
 
 Row = dict[str, Any]
-_BATCH_ROWS = 512
 _FORMAT_KEY, _FORMAT = b"rljob.trajectories", b"1"
-_DEFAULT_DIRECTORY = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,9 @@ class Filter:
         rewards = [reward for reward in row["rewards"] if self.reward in (None, reward["name"])]
         if not rewards or (self.invalid and all(reward["valid"] for reward in rewards)):
             return False
-        score = rewards[0]["score"] if self.reward else row["score"]
         if self.min_score is None and self.max_score is None:
             return True
+        score = rewards[0]["score"] if self.reward else row["score"]
         low, high = self.min_score, self.max_score
         return score is not None and (low is None or score >= low) and (high is None or score <= high)
 
@@ -54,7 +52,7 @@ class LogFile(NamedTuple):
     path: Path
 
 
-def find_log(run: str, directory: Path = _DEFAULT_DIRECTORY) -> Path:
+def find_log(run: str, directory: Path) -> Path:
     """Return the log's folder for a run's folder, a job's file or a job's name. Raise UserError if it is missing."""
     given = Path(run)
     if given.is_file():
@@ -110,7 +108,7 @@ def _read_file(path: Path) -> Iterator[Row]:
                 raise UserError(
                     f"{path}: was written by another version of rljob; use that version's `rljob trajectories`"
                 )
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            for batch in file.iter_batches(batch_size=512):
                 yield from (_plain(row) for row in batch.to_pylist())
     except FileNotFoundError:
         return  # the run in progress has deleted the file to limit the log, or repeats the step

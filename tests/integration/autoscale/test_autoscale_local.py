@@ -114,7 +114,7 @@ def test_replicas_follow_the_demand_of_a_burst_without_losing_requests() -> None
     assert (wanted[0], max(wanted), wanted[-1]) == (0, 3, 0), seen
     assert max(ready) >= 2, seen
     assert ready[-1] == 0
-    reasons = [event.reason for _, event in run._cluster.store.events]
+    reasons = [event.reason for event in run._cluster.store.events]
     scaled = [reason for reason in reasons if reason.startswith("Scaled")]
     assert (scaled[0], scaled[-1]) == ("ScaledUp", "ScaledDown")
     assert not [reason for reason in reasons if "Restart" in reason], "a new Pod is not a restart"

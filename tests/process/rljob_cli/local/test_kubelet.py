@@ -190,7 +190,7 @@ async def test_container_starts_when_its_secret_is_created(cluster):
         "a restart",
     )
     assert waiting
-    await cluster.store.apply({"kind": "Secret", "metadata": {"name": "token"}, "stringData": {"t": "x"}})
+    await cluster.store.apply({"kind": "Secret", "metadata": {"name": "token"}, "data": {"t": "eA=="}})
     await until(lambda: "running" in container_status(cluster)["state"], "the container runs")
 
 

@@ -8,7 +8,7 @@ Invariants: every rank gets the same number of micro-batches, since each is a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,9 +33,9 @@ class MicroBatch:
     """[rows, length] 0 for padding."""
     position_ids: NDArray[np.int64]
     """[rows, length] Position in the token's trajectory."""
-    trees: NDArray[np.int32]
+    trees: NDArray[np.int64]
     """[rows, length] Number of the tree in its row; -1 for padding."""
-    branches: NDArray[np.int32]
+    branches: NDArray[np.int64]
     """[rows, length] 0 for the prompt, otherwise the number of the completion in its tree."""
     sources: NDArray[np.int64]
     """[targets] Flat index (row * length + column) of the token that predicts the target."""
@@ -119,8 +119,8 @@ def _idle_micro_batch() -> MicroBatch:
     return MicroBatch(
         token_ids=one,
         position_ids=one,
-        trees=one.astype(np.int32),
-        branches=one.astype(np.int32),
+        trees=one,
+        branches=one,
         sources=zeros,
         targets=zeros,
         samples=zeros - 1,
@@ -190,18 +190,16 @@ class _Layout:
         return rows
 
     def _pack(self, rows: list[list[_Tree]]) -> MicroBatch:
-        shape = (len(rows), max(_row_length(row) for row in rows))
-        grid = _Grid(
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.int32),
-        )
+        width = max(_row_length(row) for row in rows)
+        grid = np.zeros((4, len(rows), width), np.int64)  # token ids, positions, trees, branches
+        grid[2] = -1
         tokens: list[tuple[int, int, int]] = []  # (source, sample, position)
         for row, trees in enumerate(rows):
-            column = 0
+            start = 0
             for number, tree in enumerate(trees):
-                column = self._place(grid, row, column, number, tree, tokens)
+                for column, sample, position in self._place(grid[:, row, start:], number, tree):
+                    tokens.append((row * width + start + column, sample, position))
+                start += tree.length
         sources, owners, positions = np.array(tokens, np.int64).T
         chosen = [self.samples[i] for i in owners]
         old = [
@@ -209,10 +207,10 @@ class _Layout:
             for sample, t in zip(chosen, positions, strict=True)
         ]
         return MicroBatch(
-            token_ids=grid.token_ids,
-            position_ids=grid.position_ids,
-            trees=grid.trees,
-            branches=grid.branches,
+            token_ids=grid[0],
+            position_ids=grid[1],
+            trees=grid[2],
+            branches=grid[3],
             sources=sources,
             targets=np.array([s.token_ids[t] for s, t in zip(chosen, positions, strict=True)], np.int64),
             samples=owners,
@@ -223,40 +221,26 @@ class _Layout:
             weights=_floats(self.weights[i] for i in owners),
         )
 
-    def _place(
-        self, grid: _Grid, row: int, column: int, number: int, tree: _Tree, tokens: list[tuple[int, int, int]]
-    ) -> int:
-        """Write `tree` into `row` from `column`, and append its targets to `tokens`. Return the next free column."""
-        width = grid.token_ids.shape[1]
-        prompt_length = len(tree.prompt)
-        prompt_end = column + prompt_length
-        grid.write(row, column, tree.prompt, 0, number, branch=0)
-        column = prompt_end
+    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> Iterator[tuple[int, int, int]]:
+        """Write `tree` into the first of `cells`. Yield source column, sample and position of each of its targets."""
+        _write(cells, tree.prompt, 0, number, branch=0)
+        column = len(tree.prompt)
         for branch, i in enumerate(tree.samples, start=1):
             sample = self.samples[i]
             first, last = _span(sample)
-            grid.write(row, column, sample.token_ids[first:last], first, number, branch)
+            _write(cells[:, column:], sample.token_ids[first:last], first, number, branch)
             for t in range(first, last + 1):
                 if sample.loss_mask[t]:
-                    source = prompt_end - 1 if t == first else column + t - 1 - first
-                    tokens.append((row * width + source, i, t))
+                    yield (len(tree.prompt) - 1 if t == first else column + t - 1 - first), i, t
             column += last - first
-        return column
 
 
-@dataclass(frozen=True)
-class _Grid:
-    token_ids: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    trees: NDArray[np.int32]
-    branches: NDArray[np.int32]
-
-    def write(self, row: int, column: int, tokens: Sequence[int], position: int, tree: int, branch: int) -> None:
-        place = (row, slice(column, column + len(tokens)))
-        self.token_ids[place] = tokens
-        self.position_ids[place] = np.arange(position, position + len(tokens))
-        self.trees[place] = tree
-        self.branches[place] = branch
+def _write(cells: NDArray[np.int64], tokens: Sequence[int], position: int, tree: int, branch: int) -> None:
+    """Write the tokens of one branch into the first of `cells`.  cells  # [4, columns]"""
+    used = cells[:, : len(tokens)]
+    used[0] = tokens
+    used[1] = np.arange(position, position + len(tokens))
+    used[2:] = [[tree], [branch]]
 
 
 def _floats(values: Iterable[float]) -> NDArray[np.float32]:

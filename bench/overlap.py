@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from run_job import read_steps, run_job
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "bench/overlap"
@@ -89,12 +89,7 @@ def run_variant(variant: Variant, arguments: argparse.Namespace) -> dict[str, An
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rljob.yaml"
     path.write_text(yaml.safe_dump(build_job(variant, arguments), sort_keys=False))
-    rljob = Path(sys.executable).with_name("rljob")
-    command = [rljob, "run", path, "--dir", folder / "run", "--fresh"]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    summary = Path(ended.stdout.strip().splitlines()[-1])
-    records = [json.loads(line) for line in (summary.parent / "metrics.jsonl").read_text().splitlines()]
-    steps = [record for record in records if record["type"] == "step"][1:]  # the first one warms up
+    steps = read_steps(run_job(path, folder / "run", {}))
     phases = {
         name: statistics.median(step["phase_seconds"].get(name, 0.0) for step in steps)
         for name in ("generate", "score", "update", "publish", "sync")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from run_job import run_job
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "examples/quickstart/rljob.yaml"
@@ -21,11 +20,8 @@ JOB = ROOT / "examples/quickstart/rljob.yaml"
 
 def run_seed(seed: int, folder: Path) -> dict[str, float | int]:
     """Run the demo with `seed`. Raise CalledProcessError if it fails."""
-    rljob = Path(sys.executable).with_name("rljob")
-    command = [rljob, "run", JOB, "--dir", folder / f"seed-{seed}", "--fresh", "--set", f"spec.schedule.seed={seed}"]
     started = time.monotonic()
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    summary = json.loads(Path(ended.stdout.strip().splitlines()[-1]).read_text())
+    summary = json.loads(run_job(JOB, folder / f"seed-{seed}", {"schedule.seed": seed}).read_text())
     before, after = summary["metrics_before"], summary["metrics_after"]
     return {
         "seed": seed,

@@ -9,9 +9,9 @@ excluded (warm-up). A step lasts from its first prompt until the new weights are
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from run_job import read_steps, run_job
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/quickstart"
@@ -40,13 +41,7 @@ def run_ours(steps: int, folder: Path) -> dict[str, Any]:
         "checkpoint.export": "false",
         "rollout.sampling.maxTokens": MAX_TOKENS,
     }
-    command = [Path(sys.executable).with_name("rljob"), "run", EXAMPLE / "rljob.yaml", "--dir", folder, "--fresh"]
-    for field, value in overrides.items():
-        command += ["--set", f"spec.{field}={value}"]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    run = Path(ended.stdout.strip().splitlines()[-1]).parent
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    measured = [record for record in records if record["type"] == "step"][1:]
+    measured = read_steps(run_job(EXAMPLE / "rljob.yaml", folder, overrides))
     phases = sorted({name for record in measured for name in record["phase_seconds"]})
     return {
         "step_seconds": [record["step_seconds"] for record in measured],
@@ -76,7 +71,7 @@ def train_with_trl(steps: int, result: Path) -> None:
     template, group_size = job["data"]["template"], job["algorithm"]["groupSize"]
     num_samples = job["schedule"]["promptsPerStep"] * group_size
     tokenizer = AutoTokenizer.from_pretrained(model)
-    compute_score = load_reward()
+    compute_score = runpy.run_path(str(EXAMPLE / "reward.py"))["compute_score"]
     seconds: list[float] = []
     tokens: list[int] = []
 
@@ -112,15 +107,6 @@ def train_with_trl(steps: int, result: Path) -> None:
     )  # fmt: skip
     trainer.train()
     result.write_text(json.dumps({"step_seconds": seconds[1:], "tokens": tokens[1:]}))
-
-
-def load_reward() -> Any:
-    spec = importlib.util.spec_from_file_location("reward", EXAMPLE / "reward.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.compute_score
 
 
 def report(ours: dict[str, Any], trl: dict[str, Any], num_samples: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ every sample is scored exactly once, whatever dies.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
@@ -48,13 +49,12 @@ class Day:
     slots: int
     """Slots per Pod."""
     seconds: float
-    slow: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    slow: tuple[float, float, float]
     """Begin, end, and the factor by which the scorer is slower."""
-    deaths: tuple[float, ...] = ()
+    deaths: tuple[float, ...]
     """Times at which a ready Pod dies and restarts."""
-    shortage: tuple[float, float, int] = (0.0, 0.0, 10**9)
+    shortage: tuple[float, float, int]
     """Begin, end, and how many Pods have a node meanwhile."""
-    seed: int = 0
 
 
 class Scaler(Protocol):
@@ -70,6 +70,7 @@ class Scaler(Protocol):
 class Sample:
     job: Job
     seconds: float
+    started_at: float = 0.0
 
 
 @dataclass(eq=False)
@@ -89,7 +90,6 @@ class Pod:
 class Step:
     """One step's outcome."""
 
-    job: str
     begin: float
     seconds: float
     reaction_seconds: float
@@ -104,7 +104,6 @@ class Job:
         self.progress = CollectionProgress()
         self.latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
         self.scored: list[float] = []
-        self.started_at: dict[int, float] = {}
         self.is_active = self.is_open = self.is_last = False
         self.first_ended_at: float | None = None
         self.met_at: float | None = None
@@ -131,7 +130,7 @@ class Simulation:
 
     def __init__(self, day: Day, scaler: Scaler) -> None:
         self.day, self.scaler, self.now = day, scaler, 0.0
-        self.jobs = [Job(spec, random.Random(f"{day.seed}/{spec.name}")) for spec in day.jobs]
+        self.jobs = [Job(spec, random.Random(f"0/{spec.name}")) for spec in day.jobs]
         self.pods: list[Pod] = []
         self.queue: deque[Sample] = deque()
         self.steps: list[Step] = []
@@ -140,7 +139,7 @@ class Simulation:
         self.paid_slot_seconds = self.used_slot_seconds = self.busy_slot_seconds = 0.0
         self.num_changes = 0
         self.desired = 0
-        self._draw = random.Random(f"{day.seed}/pods")
+        self._draw = random.Random("0/pods")
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._indices = itertools.count()
@@ -149,7 +148,7 @@ class Simulation:
 
     def run(self) -> Simulation:
         for job in self.jobs:
-            self._schedule(job.spec.starts_at, self._start_job(job))
+            self._schedule(job.spec.starts_at, functools.partial(self._start_job, job))
         for moment in self.day.deaths:
             self._schedule(moment, self._kill_one)
         for moment in self.day.shortage[:2]:
@@ -193,7 +192,7 @@ class Simulation:
         for job in self.jobs:
             if job.is_active:
                 executing = [s for pod in self.pods for s in pod.running.values() if s.job is job]
-                ages = [self.now - job.started_at[id(sample)] for sample in executing]
+                ages = [self.now - sample.started_at for sample in executing]
                 found.append(job.demand(self.now, len(executing), max(ages, default=0.0)))
         return found
 
@@ -264,7 +263,7 @@ class Simulation:
     def _execute(self, pod: Pod, sample: Sample) -> None:
         number, life = next(self._executions), pod.dead
         pod.running[number] = sample
-        sample.job.started_at[id(sample)] = self.now
+        sample.started_at = self.now
 
         def end() -> None:
             if pod.dead != life:
@@ -277,12 +276,9 @@ class Simulation:
 
         self._schedule(self.now + sample.seconds, end)
 
-    def _start_job(self, job: Job) -> Callable[[], None]:
-        def start() -> None:
-            job.is_active = True
-            self._schedule(self.now + STARTING_SECONDS, lambda: self._begin_step(job))
-
-        return start
+    def _start_job(self, job: Job) -> None:
+        job.is_active = True
+        self._schedule(self.now + STARTING_SECONDS, functools.partial(self._begin_step, job))
 
     def _begin_step(self, job: Job) -> None:
         if self.now >= job.spec.ends_at:
@@ -290,22 +286,17 @@ class Simulation:
             return
         job.forecaster.record_begin(self.now)
         job.progress = CollectionProgress("train", job.spec.samples, started_at=self.now)
-        job.is_open, job.first_ended_at, job.met_at, job.scored = True, None, None, []
-        job.is_last = False
+        job.is_open, job.is_last, job.first_ended_at, job.met_at, job.scored = True, False, None, None, []
         for end in _ends(job):
-            self._schedule(self.now + end, self._ended(job))
+            self._schedule(self.now + end, functools.partial(self._end_sample, job))
 
-    def _ended(self, job: Job) -> Callable[[], None]:
-        def act() -> None:
-            progress = job.progress
-            progress.ended_at.append(self.now)
-            if job.first_ended_at is None:
-                job.first_ended_at = self.now
-                self._record_ready()
-            self.queue.append(Sample(job, job.draw.uniform(1, 40) * self._slowness()))
-            self._dispatch()
-
-        return act
+    def _end_sample(self, job: Job) -> None:
+        job.progress.ended_at.append(self.now)
+        if job.first_ended_at is None:
+            job.first_ended_at = self.now
+            self._record_ready()
+        self.queue.append(Sample(job, job.draw.uniform(1, 40) * self._slowness()))
+        self._dispatch()
 
     def _slowness(self) -> float:
         begin, end, factor = self.day.slow
@@ -313,17 +304,14 @@ class Simulation:
 
     def _record_ready(self) -> None:
         """Record when a burst first had the slots that Little's law requires."""
-        if self.num_ready * self.day.slots >= min(self.required_slots(), self._all_open()):
+        num_open = sum(job.spec.samples for job in self.jobs if job.is_open)
+        if self.num_ready * self.day.slots >= min(self.required_slots(), num_open):
             for job in self.jobs:
                 if job.is_open and job.first_ended_at is not None and job.met_at is None:
                     job.met_at = self.now
 
-    def _all_open(self) -> int:
-        return sum(job.spec.samples for job in self.jobs if job.is_open)
-
     def _record_score(self, sample: Sample) -> None:
         job = sample.job
-        del job.started_at[id(sample)]
         job.latencies.append(sample.seconds)
         job.progress.num_scored += 1
         job.progress.scored_at = self.now
@@ -343,8 +331,8 @@ class Simulation:
         job.forecaster.record_end(job.progress, LOGPROB_SECONDS + UPDATE_SECONDS)
         first = job.first_ended_at or begin
         reaction = (job.met_at if job.met_at is not None else self.now) - first
-        self.steps.append(Step(job.spec.name, begin, ends - begin, reaction))
-        self._schedule(ends, lambda: self._begin_step(job))
+        self.steps.append(Step(begin, ends - begin, reaction))
+        self._schedule(ends, functools.partial(self._begin_step, job))
 
 
 def _ends(job: Job) -> Iterator[float]:

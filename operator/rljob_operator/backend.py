@@ -152,22 +152,18 @@ class Backend(Protocol):
     async def get_owner(self, key: Key) -> Owner | None:
         """Return None for an object that does not exist or is being deleted. Raises InvalidOwnerError and
         UnknownFieldsError."""
-        ...
 
     async def observe(self, owner: Owner) -> ObservedState: ...
 
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply. Raises ForeignObjectError when an object of another owner has the name, and UserError for
         what the API server rejects permanently."""
-        ...
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
         """Delete a child with its dependents."""
-        ...
 
     async def ungate(self, namespace: str, pod: str) -> None:
         """Remove the scheduling gate of a Pod."""
-        ...
 
     async def delete_job(self, key: JobKey) -> None: ...
 

@@ -51,9 +51,7 @@ def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[
 def build_child(
     api_version: str, kind: str, owner: Owner, name: str, labels: dict[str, str], **fields: Any
 ) -> Manifest:
-    """A child with the content `fields`.
-
-    An owner that was never stored has no uid, and its children no owner reference."""
+    """A child with the content `fields`. Without a uid its owner was never stored: no owner reference."""
     label = contract.LABEL_JOB if isinstance(owner, RLJob) else contract.LABEL_REWARD_MODEL
     metadata: Manifest = {
         "name": name,

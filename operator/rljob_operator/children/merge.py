@@ -23,6 +23,8 @@ _MERGE_KEYS = {
     "hostAliases": "ip",
     "resourceClaims": "name",
 }
+_REPLACED = ("volumes", "env")
+"""Lists with items that replace others whole: the API server rejects `value` together with `valueFrom`."""
 _APPENDED = {
     "tolerations",
     "envFrom",
@@ -66,10 +68,5 @@ def _merge_list(key: str, base: list[Any], patch: Any, path: str) -> list[Any]:
         if place is None:
             merged.append(item)
         else:
-            merged[place] = _replace_or_merge(key, merged[place], item, where)
+            merged[place] = item if key in _REPLACED else merge(merged[place], item, where)
     return merged
-
-
-def _replace_or_merge(key: str, old: Manifest, new: Manifest, path: str) -> Manifest:
-    """Volumes and variables are replaced: the API server rejects `value` together with `valueFrom`."""
-    return new if key in ("volumes", "env") else merge(old, new, path)

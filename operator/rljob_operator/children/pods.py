@@ -130,8 +130,8 @@ def build_workload(
 def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     """The whole template. The Pods of a job start as a gang, those of a RewardModel individually. Raises UserError if
     the user's template cannot be merged."""
-    gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
     built = _build_metadata(owner, parts)
+    gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
     template = {"metadata": built, "spec": _build_spec(parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
@@ -184,7 +184,7 @@ def _build_container(parts: PodParts) -> Manifest:
         "name": parts.role,
         "image": parts.spec.image or parts.image,
         "command": parts.command,
-        "env": parts.env + [{"name": name, "value": value} for name, value in parts.spec.env.items()],
+        "env": parts.env + build_env(parts.spec.env),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),

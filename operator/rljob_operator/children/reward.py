@@ -157,8 +157,8 @@ def _build_judge_env(service: RewardService) -> list[Manifest]:
 def _build_config_volume(service: RewardService) -> pods.Volume:
     """reward.yaml and function.py: inline source from the reward's ConfigMap, else from the user's."""
     reference = service.reward.function.config_map_key_ref if service.reward.function else None
-    if reference is None:
-        return pods.Volume("config", {"configMap": {"name": service.name}}, contract.PATH_CONFIG, read_only=True)
-    function = {"name": reference.name, "items": [{"key": reference.key, "path": contract.FILE_FUNCTION}]}
-    sources = [{"configMap": {"name": service.name}}, {"configMap": function}]
-    return pods.Volume("config", {"projected": {"sources": sources}}, contract.PATH_CONFIG, read_only=True)
+    source: Manifest = {"configMap": {"name": service.name}}
+    if reference is not None:
+        function = {"name": reference.name, "items": [{"key": reference.key, "path": contract.FILE_FUNCTION}]}
+        source = {"projected": {"sources": [source, {"configMap": function}]}}
+    return pods.Volume("config", source, contract.PATH_CONFIG, read_only=True)

@@ -36,8 +36,10 @@ _PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Res
 MAX_MESSAGE_LENGTH = 2000
 _WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
 
-Reasons = dict[str, tuple[str, str]]
-"""Condition type -> (reason, message)."""
+Reason = tuple[str, str]
+"""A reason and its message."""
+Reasons = dict[str, Reason]
+"""By condition type."""
 
 
 def find(status: OwnerStatus, type_: str) -> Condition | None:
@@ -81,9 +83,8 @@ def build_conditions(
     for type_ in TYPES + OPTIONAL_TYPES:
         if type_ in TYPES or type_ in true or type_ in false_reasons:
             reason, message = true.get(type_) or false_reasons.get(type_) or (f"Not{type_}", "")
-            conditions.append(
-                build_condition(old, type_, type_ in true, reason, message, generation=generation, now=now)
-            )
+            built = build_condition(old, type_, type_ in true, reason, message, generation=generation, now=now)
+            conditions.append(built)
         elif type_ == NAME_CONFLICT and (kept := find(old, type_)):  # only set_name_conflict changes it
             conditions.append(kept.model_copy(update={"observed_generation": generation}))
     return conditions
@@ -104,22 +105,16 @@ def derive_phase(conditions: list[Condition]) -> Phase:
 
 
 def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:
-    """The status with the condition NameConflict, for the caller that has applied a plan.
-
-    `status` is `plan.status`. `conflicts` are the children ("Service gsm8k-head") whose apply raised
-    ForeignObjectError; an empty list resets the condition. The events of the result are
-    `plan.events + conflict_events(job.status, result)`.
-    """
+    """`status` of a plan with the condition NameConflict. `conflicts` are the children ("Service gsm8k-head") whose
+    apply raised ForeignObjectError; an empty list resets the condition."""
     if not conflicts and not is_true(status, NAME_CONFLICT):
         return status
-    reason, message = "NoConflict", ""
+    names, reason, message = ", ".join(sorted(conflicts)), "NoConflict", ""
     if conflicts:
-        names = ", ".join(sorted(conflicts))
         reason = REASON_FOREIGN_OBJECT
         message = f"{names}: an object of that name exists and is not this job's; delete it, or rename the job"
-    condition = build_condition(
-        status, NAME_CONFLICT, bool(conflicts), reason, message, generation=status.observed_generation, now=now
-    )
+    generation = status.observed_generation
+    condition = build_condition(status, NAME_CONFLICT, bool(conflicts), reason, message, generation=generation, now=now)
     others = [other for other in status.conditions if other.type != NAME_CONFLICT]
     return status.model_copy(update={"conditions": [*others, condition]})
 

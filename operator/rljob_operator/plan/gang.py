@@ -13,6 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.gang import GATE_KUEUE
+from rljob_operator.plan.conditions import Reason
 from rljob_operator.plan.observed_job import ObservedJob, name_of
 
 TIMED_OUT = "TimedOut"
@@ -28,7 +29,7 @@ class GangState:
     """Pods whose scheduling gate to remove."""
     is_backing_off: bool = False
     """The nodes were released: no workload may exist."""
-    queued: tuple[str, str] | None = None
+    queued: Reason | None = None
     """Reason and message of the condition Queued; None: it is False."""
     queued_since: datetime | None = None
     not_before: datetime | None = None

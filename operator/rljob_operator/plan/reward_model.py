@@ -27,6 +27,7 @@ from rljob_operator.plan.autoscale import derive_scaling_events, is_recent
 from rljob_operator.plan.causes import Cause, find_model_causes
 from rljob_operator.plan.conditions import (
     REASON_INVALID_SPEC,
+    Reason,
     build_condition,
     derive_cause_events,
     describe_wait,
@@ -168,10 +169,7 @@ def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[
 
 
 def _build_plan(
-    seen: _ObservedModel,
-    now: datetime,
-    children: tuple[Manifest, ...] = (),
-    not_ready: tuple[str, str] | None = None,
+    seen: _ObservedModel, now: datetime, children: tuple[Manifest, ...] = (), not_ready: Reason | None = None
 ) -> Plan[RewardModelStatus]:
     model, causes, update = seen.model, list[Cause](), None
     if model.spec.is_served:
@@ -183,11 +181,7 @@ def _build_plan(
 
 
 def _build_status(
-    seen: _ObservedModel,
-    now: datetime,
-    not_ready: tuple[str, str] | None,
-    causes: Sequence[Cause],
-    update: tuple[str, str] | None,
+    seen: _ObservedModel, now: datetime, not_ready: Reason | None, causes: Sequence[Cause], update: Reason | None
 ) -> RewardModelStatus:
     model, served = seen.model, seen.model.spec.is_served
     desired, generation = model.spec.replicas, model.metadata.generation
@@ -227,7 +221,7 @@ def _build_status(
 
 
 def _evaluate_ready(
-    model: RewardModel, ready: int, not_ready: tuple[str, str] | None, counts: str, cause: str, why: str
+    model: RewardModel, ready: int, not_ready: Reason | None, counts: str, cause: str, why: str
 ) -> tuple[bool, str, str]:
     """Whether the model is ready, reason and message. `not_ready` applies whatever its Pods are."""
     if not_ready:
@@ -279,15 +273,14 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     known = {(condition.reason, condition.message) for condition in old.conditions}
     events = list(derive_cause_events(old, new, causes))
     for condition in new.conditions:
-        if condition.type == SCALING:
-            continue  # derive_scaling_events reports it
         is_user_error = condition.reason in _USER_REASONS
         if condition.type == UPDATING and condition.status == "False" and UPDATING in true:
             events.append(Event("Normal", "Updated", "all Pods run the same version"))
-        becomes_true = condition.status == "True" and condition.type not in true
+        # derive_scaling_events reports the condition Scaling.
+        becomes_true = condition.status == "True" and condition.type not in {*true, SCALING}
         if condition.type == DEGRADED:
             becomes_true = becomes_true and READY in true and not causes
         if becomes_true or (is_user_error and (condition.reason, condition.message) not in known):
-            type_ = condition.type == DEGRADED or is_user_error
-            events.append(Event("Warning" if type_ else "Normal", condition.reason, condition.message))
+            is_warning = condition.type == DEGRADED or is_user_error
+            events.append(Event("Warning" if is_warning else "Normal", condition.reason, condition.message))
     return tuple(events)

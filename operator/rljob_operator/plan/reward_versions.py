@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rljob_api.wire.contract import ENV_REWARD_IMAGES
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, REWARD
+from rljob_operator.plan.conditions import Reason
 from rljob_operator.plan.observed_job import RoleView, is_ready
 
 MIXED = "MixedVersions"
@@ -56,14 +57,16 @@ def describe_mixed_rewards(roles: Iterable[RoleView]) -> str:
 
 
 def describe_counts(counts: dict[Version, int]) -> str:
-    """'2 ready Pods of version 1a2b3c4 and 1 of 9f8e7d6'."""
-    names = _name_versions(list(counts))
+    """'2 ready Pods of version 1a2b3c4 and 1 of 9f8e7d6', with their images if only these differ."""
+    names = [version.digest[:_NUM_DIGITS] for version in counts]
+    if len({version.digest for version in counts}) < len(counts):
+        names = [f"{name} ({version.images})" for name, version in zip(names, counts, strict=True)]
     (first, number), *others = zip(names, counts.values(), strict=True)
     parts = [f"{number} ready {'Pod' if number == 1 else 'Pods'} of version {first}"]
     return " and ".join(parts + [f"{number} of {name}" for name, number in others])
 
 
-def describe_update(pods: Sequence[Manifest], template: Manifest | None) -> tuple[str, str] | None:
+def describe_update(pods: Sequence[Manifest], template: Manifest | None) -> Reason | None:
     """Reason and message of a rolling update; None if all Pods run the same version, which is the template's."""
     counts, existing = count_versions(filter(is_ready, pods)), count_versions(pods)
     desired = {version_of(template)} if template else set(existing)
@@ -73,10 +76,3 @@ def describe_update(pods: Sequence[Manifest], template: Manifest | None) -> tupl
         return MIXED, describe_counts(counts)
     ready = describe_counts(counts) if counts else "no Pod is ready"
     return STARTING, f"{ready}, and none of the new version yet"
-
-
-def _name_versions(versions: list[Version]) -> list[str]:
-    """By their digests; also by their images if only these differ."""
-    if len({version.digest for version in versions}) == len(versions):
-        return [version.digest[:_NUM_DIGITS] for version in versions]
-    return [f"{version.digest[:_NUM_DIGITS]} ({version.images})" for version in versions]

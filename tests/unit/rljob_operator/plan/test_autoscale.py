@@ -3,6 +3,7 @@
 import math
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,12 @@ def test_bounds_apply_and_are_named_in_the_message():
     assert (decided.replicas, decided.message[-17:]) == (50, "minReplicas is 50")
 
 
+def test_changed_bounds_apply_at_once_and_larger_demand_beyond_them():
+    assert decide_replicas(policy(maxReplicas=8), [demand()], having(33), NOW).replicas == 8
+    assert decide_replicas(policy(minReplicas=10), [IDLE], having(2), NOW).replicas == 10
+    assert decide_replicas(policy(minReplicas=10), [demand()], having(2), NOW).replicas == 33
+
+
 def test_demands_of_several_jobs_add_up():
     decided = decide_replicas(policy(), [demand("a"), demand("b", samples=512), IDLE], None, NOW)
     assert decided.message == "wants 36: 2 jobs need 523 + 53 slots of 16"
@@ -96,11 +103,15 @@ def test_pods_are_requested_one_startup_time_before_the_collection():
     assert decide_replicas(chosen, [soon], None, NOW, lead_seconds=40).replicas == 0
 
 
-def test_one_pod_starts_before_anything_is_measured():
-    first = demand(latency_seconds=None, latency_p95_seconds=None, due_seconds=None, window_seconds=None)
-    decided = decide_replicas(policy(), [first], None, NOW)
-    assert (decided.replicas, "not measured yet" in decided.message) == (1, True)
-    assert (decided.latency_seconds, decided.target_seconds) == (None, None)
+@pytest.mark.parametrize("missing", ["latency", "target"])
+def test_one_pod_starts_before_anything_is_measured(missing):
+    unmeasured = (
+        ("latency_seconds", "latency_p95_seconds") if missing == "latency" else ("due_seconds", "window_seconds")
+    )
+    decided = decide_replicas(policy(), [demand(**dict.fromkeys(unmeasured))], None, NOW)
+    assert decided.replicas == 1
+    assert f"{missing} not measured yet" in decided.message
+    assert getattr(decided, f"{missing}_seconds") is None
 
 
 def test_record_is_used_until_the_driver_has_measured():

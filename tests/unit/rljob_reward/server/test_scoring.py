@@ -172,3 +172,53 @@ async def test_refusals_do_not_each_poll_the_whole_queue(build_scorer: Callable[
             refused += 1
     assert refused == num_refused
     assert 1 <= Client.num_polls / num_queued < num_refused / 2, "polls of the whole queue"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the scorer and its executions read."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    return now
+
+
+async def test_result_has_the_seconds_in_the_queue_and_in_the_slot(
+    build_scorer: Callable[..., Scorer], clock: list[float]
+) -> None:
+    scorer = build_scorer()
+    submit(scorer, "first")
+    second = submit(scorer, "second")
+    clock[0] += 3.0
+    running(scorer)[0].finish(VALID)
+    clock[0] += 5.0
+    running(scorer)[0].finish(VALID)
+    result = await second.wait()
+    assert (result.queue_seconds, result.execute_seconds) == (3.0, 5.0)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 1), (40.0, 4), (4000.0, 60)])
+async def test_retry_after_is_the_time_to_work_off_the_queue(
+    build_scorer: Callable[..., Scorer], clock: list[float], seconds: float, expected: int
+) -> None:
+    scorer = build_scorer(slots=2, queue_length=4)
+    submit(scorer, "first")
+    clock[0] += seconds
+    running(scorer)[0].finish(VALID)  # the moving mean becomes a twentieth of it
+    for number in range(6):  # two run, four wait
+        submit(scorer, str(number))
+        clock[0] += 1000  # starts are spread over a window
+    with pytest.raises(QueueFullError) as refused:
+        submit(scorer, "too many")
+    assert refused.value.retry_after_seconds == expected
+
+
+async def test_drained_waits_for_what_runs_and_waits(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer()
+    submit(scorer, "a")
+    submit(scorer, "b")
+    drained = asyncio.create_task(scorer.drained())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        assert not drained.done()
+        running(scorer)[0].finish(VALID)
+    await asyncio.wait_for(drained, 10)

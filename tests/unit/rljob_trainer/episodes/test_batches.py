@@ -51,6 +51,7 @@ def test_drop_sample_masks_the_sample_and_drop_group_the_group():
     drop_sample, drop_group = reward(), reward(failurePolicy={"action": "dropGroup"})
     assert usable_scores(group_of([drop_sample], *scores), [drop_sample]) == [1.0, None, 0.0]
     assert usable_scores(group_of([drop_group], *scores), [drop_group]) == [None, None, None]
+    assert usable_scores(group_of([drop_group], {"r": 1.0}, {"r": 0.0}), [drop_group]) == [1.0, 0.0]
 
 
 def test_each_trajectory_becomes_one_sample_and_masks_are_kept():

@@ -143,9 +143,9 @@ class RewardHarness:
         new.replace(self._hosts)
 
     @asynccontextmanager
-    async def rewards(self, *specs, **settings):
+    async def rewards(self, *specs):
         async with open_session() as session:
-            rewards = RewardClients(specs, session, **settings)
+            rewards = RewardClients(specs, session)
             await rewards.start()
             try:
                 async with asyncio.timeout(DEADLINE_SECONDS):

@@ -41,7 +41,7 @@ async def run(environment: Environment) -> None:
     server = StatusServer(board, lambda: b"")
     await server.start(environment.address)
     async with open_session() as session:
-        rewards = RewardClients(spec.rewards, session, unavailable_timeout_seconds=30.0)
+        rewards = RewardClients(spec.rewards, session)
         collector = Collector(Agent(), rollouts, rewards, spec.rewards)  # type: ignore[arg-type]
         board.describe_live = lambda status: describe_live(status, collector.progress, rewards, rollouts, forecast)  # type: ignore[arg-type]
         board.update(total_steps=spec.schedule.steps)

@@ -13,6 +13,5 @@ __all__ = ["AgentLoop", "Generate", "build_agent"]
 
 
 def build_agent(spec: SingleTurnAgent) -> AgentLoop:
-    """Return the agent loop for `spec`."""
     loops = {"singleTurn": SingleTurn}
     return loops[spec.type]()

@@ -19,6 +19,4 @@ Generate = Callable[[list[int]], Awaitable[Completion]]
 class AgentLoop(Protocol):
     """Stateless: one instance runs all conversations at once."""
 
-    async def run(self, prompt: Prompt, group: int, sample: int, generate: Generate) -> Trajectory:
-        """Run one conversation to its end."""
-        ...
+    async def run(self, prompt: Prompt, group: int, sample: int, generate: Generate) -> Trajectory: ...

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from collections.abc import Collection as Names
 from dataclasses import dataclass
 
 from rljob_api.manifest.reward import Reward
@@ -145,19 +144,18 @@ class Collection:
         trajectory.score = weighted_score(trajectory, self._collector.specs)
         self.progress.record_scored(trajectory, time.monotonic())
 
-    async def _rescore(self, group: Group, names: Names[str]) -> None:
+    async def _rescore(self, group: Group, names: set[str]) -> None:
         scorer = self._open_scorer(group, names)
         await run_all([self._score(group.prompt, trajectory, scorer) for trajectory in group.trajectories])
         for name in names:
             self._collector.rewards.clients[name].num_rescored += len(group.trajectories)
 
-    def _open_scorer(self, group: Group, names: Names[str] | None = None) -> GroupScorer:
+    def _open_scorer(self, group: Group, names: set[str] | None = None) -> GroupScorer:
         plan = self.plan
         return self._collector.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
 
 
 def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) -> ScoreRequest:
-    """Return the request that the rewards receive for a trajectory."""
     return ScoreRequest(
         id=f"{plan.group_id(trajectory.group)}/{trajectory.sample}",
         lane=plan.lane,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.roles import Sampling
 from rljob_trainer.driver.collection import Collection, CollectionPlan
 from rljob_trainer.episodes.types import Group
@@ -18,8 +18,6 @@ from rljob_trainer.history.metrics import summarize_scores
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of one evaluation."""
-
     accuracy: float | None
     """None if no sample was valid."""
     means: dict[str, float]
@@ -28,9 +26,8 @@ class EvaluationResult:
     """In the order of the data."""
 
 
-def plan_evaluation(job: RLJob, step: int, incarnation: str) -> CollectionPlan:
+def plan_evaluation(spec: RLJobSpec, step: int, incarnation: str) -> CollectionPlan:
     """Return the plan: evaluation.sampling, or training's at temperature 0."""
-    spec = job.spec
     default: Sampling = spec.rollout.sampling.model_copy(update={"temperature": 0.0})
     return CollectionPlan("eval", step, 1, spec.evaluation.sampling or default, spec.schedule.seed, incarnation)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.status import StatusBoard
@@ -28,36 +28,37 @@ from rljob_trainer.history.trajectory_log import TrajectoryLog
 
 log = logging.getLogger(__name__)
 
+_SHOWN = (
+    *("step", "reward", "tokens_per_second", "step_seconds"),
+    *("reward_latency_p50_seconds", "reward_latency_p95_seconds"),
+)
+"""Fields of a step's record that the status has, too."""
+
 
 class Ledger:
     """The books of one trainer group; it continues the history of a checkpoint."""
 
     def __init__(
         self,
-        job: RLJob,
+        spec: RLJobSpec,
         run_dir: Path,
         history: History,
         board: StatusBoard,
         trackers: Trackers,
         prometheus: PrometheusMetrics,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.history = history
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
-        self._job = job
-        self._run_dir = run_dir
-        self._board = board
-        self._trackers = trackers
-        self._prometheus = prometheus
-        self._now = clock
-        self._phases: dict[str, float] = {}
-        self._step_started_at = clock()
+        self._spec, self._run_dir = spec, run_dir
+        self._board, self._trackers, self._prometheus = board, trackers, prometheus
+        self._phases: defaultdict[str, float] = defaultdict(float)
+        self._step_started_at = time.monotonic()
         self._served: dict[str, RolloutWeights] = {}
-        self.trajectories = TrajectoryLog(run_dir, job.spec.tracking.trajectories_mib)
+        self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib)
         """The driver flushes it before a checkpoint, which counts its samples."""
         trackers.restart_at(history.step)
-        board.update(step=history.step, total_steps=job.spec.schedule.steps, accuracy=history.accuracy_after)
+        board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
         board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
 
     # ---- time ----
@@ -66,16 +67,16 @@ class Ledger:
     def phase(self, name: str, waits_for: str = "") -> Iterator[None]:
         """Enter phase `name`, and count the time inside for it."""
         self._board.set_phase(name, waits_for)
-        started_at = self._now()
+        started_at = time.monotonic()
         try:
             yield
         finally:
-            self.add_seconds(name, self._now() - started_at)
+            self.add_seconds(name, time.monotonic() - started_at)
 
     def add_seconds(self, name: str, seconds: float) -> None:
         seconds = max(0.0, seconds)
-        self._phases[name] = self._phases.get(name, 0.0) + seconds
-        self._prometheus.record_phase(name, seconds)
+        self._phases[name] += seconds
+        self._prometheus.phases.labels(name).inc(seconds)
 
     def record_collection_seconds(
         self, progress: CollectionProgress, update_seconds: float, total_seconds: float
@@ -91,19 +92,17 @@ class Ledger:
 
     def begin_step(self) -> None:
         self._close_phases()  # of evaluation and checkpoint, between two steps
-        self._step_started_at = self._now()
+        self._step_started_at = time.monotonic()
 
     def _close_phases(self) -> dict[str, float]:
-        closed = dict(self._phases)
+        closed, self._phases = dict(self._phases), defaultdict(float)
         for name, seconds in closed.items():
             self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
-        self._phases.clear()
         return closed
 
     # ---- facts ----
 
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
-        """Record what the rollouts serve after a publication."""
         self._served = served
         self.weight_digests = {"trainer": manifest.checksum} | {a: weights.checksum for a, weights in served.items()}
 
@@ -123,26 +122,17 @@ class Ledger:
         history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
         history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]
         history.logprob_difference += [update.logprob_difference for update in outcome.updates[:1]]
-        num_results = sum(len(t.results) for group in groups for t in group.trajectories)
-        self._count_results(record["invalid_by_reason"], num_results)
         self._show_step(record)
 
     def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> Record:
-        """Return the step's line in metrics.jsonl."""
-        spec, step, served = self._job.spec, self.history.step + 1, self._served.values()
+        spec, step, served = self._spec, self.history.step + 1, self._served.values()
         phases = self._close_phases()
         num_tokens, generate = sum(t.num_sampled for t in progress.trajectories), phases.get("generate", 0.0)
         return {
             "type": "step",
             "step": step,
             "time": time.time(),
-            **summarize_step(
-                outcome.groups,
-                outcome.updates,
-                list(progress.latency_by_sample.values()),
-                rewards=spec.rewards,
-                zero_std_threshold=spec.algorithm.zero_std_threshold,
-            ),
+            **summarize_step(outcome.groups, outcome.updates, list(progress.latency_by_sample.values()), spec),
             "tokens_per_second": num_tokens / generate if generate else None,
             "pause_seconds": mean(weights.pause_seconds for weights in served),
             "transfer_seconds": mean(weights.transfer_seconds for weights in served),
@@ -150,11 +140,10 @@ class Ledger:
             "num_rollouts": len(served),
             "epoch": cursor.epoch,
             "phase_seconds": phases,
-            "step_seconds": self._now() - self._step_started_at,
+            "step_seconds": time.monotonic() - self._step_started_at,
         }
 
     def record_evaluation(self, outcome: EvaluationResult) -> None:
-        """Record an evaluation of the current step's weights."""
         history, phases = self.history, self._close_phases()
         trajectories = [trajectory for group in outcome.groups for trajectory in group.trajectories]
         invalid = dict(count_invalid(trajectories))
@@ -175,7 +164,6 @@ class Ledger:
             history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means
         history.accuracy_after, history.eval_after = outcome.accuracy, outcome.means
         history.evaluated_at = history.step
-        self._count_results(invalid, len(trajectories) * len(self._job.spec.rewards))
         self._board.update(accuracy=outcome.accuracy)
         log.info("step %d: accuracy %s, %s", history.step, outcome.accuracy, outcome.means)
 
@@ -186,27 +174,18 @@ class Ledger:
     # ---- helpers ----
 
     def _commit(self, record: Record) -> None:
+        history = self.history
         append_line(self._run_dir / FILE_METRICS, record)
         numbers = flatten({name: value for name, value in record.items() if name not in ("step", "time")})
         self._trackers.log(record["type"], record["step"], numbers)
-
-    def _count_results(self, invalid: dict[str, int], num_results: int) -> None:
-        history = self.history
-        history.rewards_served += num_results
-        history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(invalid))
+        history.rewards_served += record["num_samples"] * len(self._spec.rewards)
+        history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(record["invalid_by_reason"]))
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 
     def _show_step(self, record: Record) -> None:
         phases = record["phase_seconds"]
-        self._board.update(
-            step=record["step"],
-            reward=record["reward"],
-            tokens_per_second=record["tokens_per_second"],
-            reward_latency_p50_seconds=record["reward_latency_p50_seconds"],
-            reward_latency_p95_seconds=record["reward_latency_p95_seconds"],
-            step_seconds=record["step_seconds"],
-            gpu_seconds_per_step=sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync")),
-        )
+        gpu_seconds = sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync"))
+        self._board.update(gpu_seconds_per_step=gpu_seconds, **{name: record[name] for name in _SHOWN})
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
             record["step"], record["reward"], record["num_invalid"], record.get("logprob_difference"),

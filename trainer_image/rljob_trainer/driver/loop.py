@@ -49,8 +49,6 @@ _LAST_CHECKPOINT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class DriverComponents:
-    """Everything that the loop drives."""
-
     start_trainer: StartTrainer
     rollouts: RolloutClient
     rewards: RewardClients
@@ -61,16 +59,14 @@ class DriverComponents:
     train: Sequence[Prompt]
     eval: Sequence[Prompt]
     model: str
-    read_steps: Callable[[], int | None] = lambda: None
+    read_steps: Callable[[], int | None]
     """Reads the current schedule.steps; None: it is still the one at the job's start."""
 
 
 class Driver:
-    """Runs the job to its end."""
-
     def __init__(self, job: RLJob, run_dir: Path, components: DriverComponents, head_job_uid: str = "") -> None:
         """`head_job_uid`: of the head's Kubernetes Job. Restarts count from zero in each."""
-        self._job, self._spec, self._run_dir, self._components = job, job.spec, run_dir, components
+        self._spec, self._run_dir, self._components = job.spec, run_dir, components
         self._head_job_uid = head_job_uid
         self._num_restarts = 0
         self._initial_steps = job.spec.schedule.steps
@@ -92,13 +88,12 @@ class Driver:
                 self._record_death(error)
 
     async def _train(self) -> None:
-        """Run the algorithm with one trainer group."""
         history, checkpoint = resume(self._run_dir)
         if history.head_job_uid == self._head_job_uid:  # the previous driver had restarts, too
             self._num_restarts = max(self._num_restarts, history.restarts.get("trainer", 0))
         history.head_job_uid, history.restarts = self._head_job_uid, {"trainer": self._num_restarts}
         parts = self._components
-        ledger = Ledger(self._job, self._run_dir, history, parts.board, parts.trackers, parts.prometheus)
+        ledger = Ledger(self._spec, self._run_dir, history, parts.board, parts.trackers, parts.prometheus)
         generation = secrets.token_hex(4)
         with ledger.phase("starting", "waits for the trainer group"):
             trainer = await parts.start_trainer(
@@ -116,7 +111,6 @@ class Driver:
             await trainer.close()
 
     async def _advance(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
-        """Continue from the step of the history to the last one."""
         history, trainer_steps = ledger.history, self._initial_steps
         await self._publish(trainer, ledger, history.step)
         while True:
@@ -173,7 +167,7 @@ class Driver:
         self._forecaster.record_begin(time.monotonic())
         with ledger.phase("evaluate"):
             collection = parts.collector.collect(
-                parts.eval, plan_evaluation(self._job, ledger.history.step, generation)
+                parts.eval, plan_evaluation(self._spec, ledger.history.step, generation)
             )
             outcome = await evaluate(collection, self._spec.evaluation.accuracy)
         self._forecaster.record_end(collection.progress, 0.0)
@@ -220,7 +214,6 @@ class Driver:
             log.info("schedule.steps changes from %d to %d", self._spec.schedule.steps, steps)
             schedule = self._spec.schedule.model_copy(update={"steps": steps})
             self._spec = self._spec.model_copy(update={"schedule": schedule})
-            self._job = self._job.model_copy(update={"spec": self._spec})
             self._components.board.update(total_steps=steps)
         return self._spec.schedule.steps
 
@@ -232,9 +225,8 @@ class Driver:
 
     def _checkpoint_is_due(self, ledger: Ledger) -> bool:
         step = ledger.history.step
-        if step == 0 or not self._is_due(self._spec.checkpoint.every_steps, step):
-            return False
-        return not checkpoint_exists(self._run_dir, step)
+        is_due = step > 0 and self._is_due(self._spec.checkpoint.every_steps, step)
+        return is_due and not checkpoint_exists(self._run_dir, step)
 
     def _is_due(self, every: int, step: int) -> bool:
         """Return True after every `every` steps, and after the last one."""
@@ -246,7 +238,7 @@ class Driver:
     def _record_death(self, error: TrainerGroupDiedError) -> None:
         self._num_restarts += 1
         self._forecaster.record_interruption()
-        self._components.prometheus.record_restart("trainer")
+        self._components.prometheus.restarts.labels("trainer").inc()
         limit = self._spec.trainer.backoff_limit
         if self._num_restarts > limit:
             raise TransientError(
@@ -260,4 +252,4 @@ class Driver:
 
     def _report_mismatch(self, message: str) -> None:
         log.error("%s", message)
-        self._components.prometheus.record_mismatch()
+        self._components.prometheus.mismatches.inc()

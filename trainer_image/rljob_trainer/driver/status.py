@@ -7,6 +7,7 @@ can be downloaded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -16,8 +17,6 @@ log = logging.getLogger(__name__)
 
 
 class StatusBoard:
-    """The driver's status, and the newest weights."""
-
     def __init__(self) -> None:
         self.status = DriverStatus()
         self.describe_live: Callable[[DriverStatus], DriverStatus] = lambda status: status
@@ -26,7 +25,6 @@ class StatusBoard:
         self._announced = asyncio.Condition()
 
     def update(self, **fields: object) -> None:
-        """Change some fields of the status."""
         self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
 
     def set_phase(self, phase: str, waits_for: str = "") -> None:
@@ -42,7 +40,6 @@ class StatusBoard:
         return self.describe_live(self.status.model_copy())
 
     async def announce(self, manifest: WeightManifest) -> None:
-        """Publish a manifest to every waiting rollout."""
         async with self._announced:
             self.manifest = manifest
             self._announced.notify_all()
@@ -51,14 +48,10 @@ class StatusBoard:
     async def wait_for_manifest(self, key: str, timeout: float) -> WeightManifest | None:
         """Return the newest manifest as soon as its key differs from `key`; None after `timeout` seconds."""
         async with self._announced:
-            if self._is_new(key):  # wait_for with a timeout of 0 would not check at all
-                return self.manifest
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._announced.wait_for(lambda: self._is_new(key))
-            except TimeoutError:
-                return None
-            return self.manifest
+            return self.manifest if self._is_new(key) else None
 
     def _is_new(self, key: str) -> bool:
         return self.manifest is not None and self.manifest.key != key

@@ -20,8 +20,6 @@ from rljob_trainer.episodes.types import Group, TrainSample, Trajectory, UpdateM
 
 @dataclass
 class StepOutcome:
-    """The result of a step's collection and updates."""
-
     groups: list[Group] = field(default_factory=list)
     """In the order of the data."""
     updates: list[UpdateMetrics] = field(default_factory=list)

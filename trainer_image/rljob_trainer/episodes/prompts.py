@@ -48,7 +48,6 @@ def take(num_rows: int, cursor: Cursor, count: int, *, seed: int, shuffle: bool)
 
 
 def epoch_order(num_rows: int, epoch: int, *, seed: int, shuffle: bool) -> list[int]:
-    """Return the rows in the order of one epoch."""
     if not shuffle:
         return list(range(num_rows))
     return [int(i) for i in np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows)]
@@ -91,13 +90,9 @@ def read_rows(source: DataSource, where: str, *, split: str) -> list[Row]:
 def _data_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise UserError(
-            f"{path}: no such file or folder (spec.data); use a .jsonl or .parquet file, or a folder of such files"
-        )
-    files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
+    files = sorted(file for file in path.glob("*") if file.suffix in (".jsonl", ".parquet"))
     if not files:
-        raise UserError(f"{path}: the folder (spec.data) has no .jsonl and no .parquet file")
+        raise UserError(f"{path}: no such file, and no folder with .jsonl or .parquet files (spec.data)")
     return files
 
 

@@ -24,8 +24,6 @@ from rljob_api.wire.contract import (
 
 @dataclass(frozen=True)
 class Environment:
-    """The configuration of the head."""
-
     job: RLJob
     job_file: Path
     run_dir: Path

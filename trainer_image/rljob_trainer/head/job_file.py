@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 
 class JobFile:
-    """The job's file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read: tuple[int, int, int] | None = None

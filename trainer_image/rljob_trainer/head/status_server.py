@@ -17,32 +17,29 @@ _PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.METRICS.value)
 
 
 class StatusServer:
-    """Serves a status board and the metrics."""
-
     def __init__(self, board: StatusBoard, render_metrics: Callable[[], bytes]) -> None:
         self._board = board
         self._render_metrics = render_metrics
-        self._runner: web.AppRunner | None = None
-
-    async def start(self, address: str, port: int = PORT_DRIVER) -> None:
         app = web.Application(middlewares=[require_token])
         app.router.add_get(UrlPath.READY.value, self._ready)
         app.router.add_get(UrlPath.METRICS.value, self._metrics)
         app.router.add_get(UrlPath.STATUS.value, self._status)
         app.router.add_get(UrlPath.WEIGHTS_CURRENT.value, self._weights)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, address: str) -> None:
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, address, port).start()
+            await web.TCPSite(self._runner, address, PORT_DRIVER).start()
         except OSError as error:
             await self._runner.cleanup()
             raise UserError(
-                f"cannot listen on {address}:{port} (driver): {error.strerror}; stop the process that holds the port"
+                f"cannot listen on {address}:{PORT_DRIVER} (driver): {error.strerror}; stop the process that holds the "
+                "port"
             ) from error
 
     async def close(self) -> None:
-        if self._runner:
-            await self._runner.cleanup()
+        await self._runner.cleanup()
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -54,10 +51,7 @@ class StatusServer:
         return web.Response(text=self._board.snapshot().model_dump_json(), content_type="application/json")
 
     async def _weights(self, request: web.Request) -> web.Response:
-        try:
-            timeout = min(float(request.query.get("timeout", "0")), _MAX_POLL_SECONDS)
-        except ValueError:
-            return web.Response(status=422, text="timeout must be a number of seconds\n")
+        timeout = min(float(request.query.get("timeout", "0")), _MAX_POLL_SECONDS)
         manifest = await self._board.wait_for_manifest(request.query.get("after", ""), timeout)
         if manifest is None:
             return web.Response(status=204)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import average, deviation, has_signal
 from rljob_trainer.episodes.batches import usable_scores
@@ -56,7 +57,6 @@ def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
-    """Count invalid results by reason."""
     return Counter(
         str(result.reason)
         for trajectory in trajectories
@@ -67,32 +67,28 @@ def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
 
 def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, int]:
     """Count the versions of each reward among the valid scores. Results without a version count as one version."""
-    results = {
-        reward.name: [t.results[reward.name] for t in trajectories if reward.name in t.results] for reward in rewards
-    }
-    return {name: len({result.version for result in found if result.valid}) for name, found in results.items()}
+    valid = {r.name: [t.results[r.name] for t in trajectories if t.results[r.name].valid] for r in rewards}
+    return {name: len({result.version for result in found}) for name, found in valid.items()}
 
 
 def summarize_step(
-    groups: Sequence[Group],
-    updates: Sequence[UpdateMetrics],
-    latencies: Sequence[float],
-    *,
-    rewards: Sequence[Reward],
-    zero_std_threshold: float,
+    groups: Sequence[Group], updates: Sequence[UpdateMetrics], latencies: Sequence[float], spec: RLJobSpec
 ) -> Record:
     """Return the metrics of a step that follow from its samples and updates."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     scores = [t.score for t in trajectories if t.score is not None]
     results = [result for t in trajectories for result in t.results.values()]
-    usable = [usable_scores(group, rewards) for group in groups]
+    usable = [usable_scores(group, spec.rewards) for group in groups]
     invalid = count_invalid(trajectories)
     return {
         "reward": mean(scores),
         "reward_std": std(scores),
         "components": summarize_scores(trajectories),
-        "reward_versions": count_versions(trajectories, rewards),
-        "rewards": {reward.name: mean(_scores_of(trajectories, reward.name)) for reward in rewards},
+        "reward_versions": count_versions(trajectories, spec.rewards),
+        "rewards": {
+            reward.name: mean(score for t in trajectories if (score := t.results[reward.name].score) is not None)
+            for reward in spec.rewards
+        },
         "reward_latency_p50_seconds": quantile(latencies, 0.5),
         "reward_latency_p95_seconds": quantile(latencies, 0.95),
         "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
@@ -101,9 +97,9 @@ def summarize_step(
         "num_masked": sum(score is None for scores_ in usable for score in scores_),
         "num_invalid": sum(invalid.values()),
         "invalid_by_reason": dict(invalid),
-        "zero_signal_share": mean(0.0 if has_signal(group, zero_std_threshold) else 1.0 for group in usable),
+        "zero_signal_share": mean(not has_signal(group, spec.algorithm.zero_std_threshold) for group in usable),
         "response_tokens_mean": mean(t.num_sampled for t in trajectories),
-        "truncated_share": mean(float(t.truncated) for t in trajectories),
+        "truncated_share": mean(t.truncated for t in trajectories),
         **summarize_updates(updates),
     }
 
@@ -147,8 +143,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _scores_of(trajectories: Sequence[Trajectory], name: str) -> list[float]:
-    results = [trajectory.results[name] for trajectory in trajectories if name in trajectory.results]
-    return [result.score for result in results if result.score is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Protocol, get_args
 
@@ -61,8 +62,7 @@ class PrometheusMetrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
-        self._num_gauges: dict[str, int] = {}
-        self._components: dict[str, set[str]] = {}
+        self._known: defaultdict[str, set[str]] = defaultdict(set)
         by_component = ["reward", "lane", "component"]
         self._latency = Histogram(
             "rljob_reward_latency_seconds", "From a trajectory's end to this reward's result, with waits and retries.",
@@ -84,11 +84,11 @@ class PrometheusMetrics:
         self._invalid = counter("rljob_reward_invalid", text, "reward", "lane", "reason")
         self._samples = counter("rljob_samples", "Samples scored.", "lane")
         self._tokens = counter("rljob_sampled_tokens", "Tokens sampled.", "lane")
-        self._phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
-        self._mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
-        self._restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
+        self.phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
+        self.mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
+        self.restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
         for phase in PHASES:
-            self._phases.labels(phase)
+            self.phases.labels(phase)
 
     def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
         """Export the counters of all rewards, and read their clients at each scrape.
@@ -103,7 +103,6 @@ class PrometheusMetrics:
         self.registry.register(_RewardCollector(clients))
 
     def record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
-        """Record a sample whose last reward has arrived."""
         self._samples.labels(lane).inc()
         self._tokens.labels(lane).inc(trajectory.num_sampled)
         for name, result in trajectory.results.items():
@@ -115,41 +114,29 @@ class PrometheusMetrics:
             elif result.score is not None:
                 self._record_value(name, lane, SCORE, result.score)
                 for component, value in result.components.items():
-                    if self._has_room(name, component):
+                    if self._has_room(f"reward {name}", component, _MAX_COMPONENTS):
                         self._record_value(name, lane, component, value)
 
     def _record_value(self, reward: str, lane: Lane, component: str, value: float) -> None:
         self._score.labels(reward, lane, component).observe(value)
         self._score_sum.labels(reward, lane, component).inc(value)
 
-    def _has_room(self, reward: str, component: str) -> bool:
-        """Return whether a component gets a histogram. User code may return ever new keys, and each stays a series."""
-        known = self._components.setdefault(reward, set())
-        if component not in known and len(known) < _MAX_COMPONENTS:
-            known.add(component)
-            if len(known) == _MAX_COMPONENTS:
-                log.warning("reward %s: /metrics exports only its first %d components", reward, _MAX_COMPONENTS)
-        return component in known
-
-    def record_phase(self, phase: str, seconds: float) -> None:
-        self._phases.labels(phase).inc(seconds)
-
-    def record_mismatch(self) -> None:
-        self._mismatches.inc()
-
-    def record_restart(self, role: str) -> None:
-        self._restarts.labels(role).inc()
+    def _has_room(self, part: str, series: str, limit: int) -> bool:
+        """Return whether `part` exports a series. User code may return ever new components, and each stays a series."""
+        known = self._known[part]
+        if series not in known and len(known) < limit:
+            known.add(series)
+            if len(known) == limit:
+                log.warning("%s: /metrics exports only its first %d components", part, limit)
+        return series in known
 
     def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
         for name, value in {**numbers, "number": step}.items():
             metric = f"rljob_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
-            if metric not in self._gauges:
-                part = f"{kind}/{name.partition('/')[0]}"
-                if self._num_gauges.get(part, 0) == _MAX_GAUGES:
-                    continue
-                self._num_gauges[part] = self._num_gauges.get(part, 0) + 1
-                self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
-            self._gauges[metric].set(value)
+            if self._has_room(f"{kind}/{name.partition('/')[0]}", metric, _MAX_GAUGES):
+                if metric not in self._gauges:
+                    self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
+                self._gauges[metric].set(value)
 
     def close(self) -> None:
         """Do nothing: scrapers pull."""
@@ -159,8 +146,6 @@ class PrometheusMetrics:
 
 
 class _RewardCollector(Collector):
-    """Reads the reward clients at each scrape."""
-
     def __init__(self, clients: Mapping[str, RewardStatistics]) -> None:
         self._clients = clients
 

@@ -94,7 +94,6 @@ def list_trajectory_files(run_dir: Path) -> list[TrajectoryFile]:
 
 
 def checkpoint_exists(run_dir: Path, step: int) -> bool:
-    """Return whether the checkpoint after `step` steps is complete."""
     return (checkpoint_folder(run_dir, step) / FILE_COMPLETE).exists()
 
 
@@ -161,7 +160,6 @@ async def save_checkpoint(
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

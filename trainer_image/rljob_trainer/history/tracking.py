@@ -38,7 +38,6 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder))
 
     def restart_at(self, step: int) -> None:
-        """Truncate the curves after `step`."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         step += step > 0  # TensorBoard also drops the step in the event, which is done unless it is 0
@@ -99,8 +98,6 @@ class MlFlow:
 
 
 class Trackers:
-    """All trackers of a job."""
-
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
@@ -108,7 +105,6 @@ class Trackers:
         self._for_each(lambda tracker: tracker.log(kind, step, numbers))
 
     def restart_at(self, step: int) -> None:
-        """Truncate the history after `step`."""
         self._for_each(lambda tracker: tracker.restart_at(step) if isinstance(tracker, TensorBoard) else None)
 
     def close(self) -> None:

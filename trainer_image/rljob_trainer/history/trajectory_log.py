@@ -129,7 +129,6 @@ def _convert(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 def describe_sample(lane: Lane, step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
-    """Return one row."""
     return {
         "step": step,
         "lane": lane,

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 import aiohttp
@@ -20,7 +20,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import ENV_REWARD_SERVICES, ENV_REWARD_TOKENS, ENV_TOKEN
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, RewardDemand, ScoreRequest, ScoreResult
+from rljob_api.wire.protocol import GroupRequest, InvalidReason, RewardDemand, ScoreRequest, ScoreResult
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool
@@ -34,6 +34,7 @@ _IN_FLIGHT_PER_SLOT = 2
 driver: a replica that appears during a burst gets its share."""
 _IN_FLIGHT_PER_ENDPOINT = 1024
 """The limit for an external endpoint, whose slots are unknown: each request is a connection."""
+_UNAVAILABLE_SECONDS = 600.0
 _NUM_LATENCIES = 2048
 """Newest samples from which the autoscaler takes the latency: it notices soon that a scorer has become slow."""
 
@@ -41,9 +42,7 @@ _NUM_LATENCIES = 2048
 class RewardClient:
     """One reward of the job, over all of its replicas."""
 
-    def __init__(
-        self, reward: Reward, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
-    ) -> None:
+    def __init__(self, reward: Reward, session: aiohttp.ClientSession) -> None:
         self.reward = reward
         self.in_flight: set[PendingRequest] = set()
         """Requests that have no result yet: one per sample, or one per group."""
@@ -58,14 +57,14 @@ class RewardClient:
             _discovery(reward),
             max_in_flight=_IN_FLIGHT_PER_ENDPOINT if is_external else _IN_FLIGHT_PER_SLOT * reward.slots,
             # A long execution is not a sign of failure.
-            unavailable_timeout_seconds=max(unavailable_timeout_seconds, 2 * reward.timeout_seconds),
+            unavailable_timeout_seconds=max(_UNAVAILABLE_SECONDS, 2 * reward.timeout_seconds),
             # The operator may scale these to zero.
             allow_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
             readiness_lags=False,
         )
         self.versions = None if is_external else VersionTracker(self.replicas, session, headers)
         self.transport = RewardTransport(reward, session, headers, self.replicas, self.versions)
-        self.hedges = self.transport.hedges
+        self.hedges, self.num_requests = self.transport.hedges, self.transport.num_requests
         self.replicas.on_tick = self._tick
 
     async def start(self) -> None:
@@ -77,7 +76,6 @@ class RewardClient:
             await self.versions.close()
 
     def begin(self) -> None:
-        """Start a collection: pin one version for it."""
         if self.versions:
             self.versions.begin()
 
@@ -85,20 +83,28 @@ class RewardClient:
         """Return whether another version than the pinned one returned `result`."""
         return self.versions is not None and not self.versions.pin.accepts(result.version)
 
-    async def score(self, request: ScoreRequest) -> ScoredResult:
-        """Score one sample. Raise UserError if the policy is failJob, TransientError if no replica ever responds."""
-        [result] = await self._run(RewardCall(request, self._protocol), is_group_step=False)
-        return result
+    async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:
+        """Score the samples of `request` together.  [samples]
 
-    async def score_group(self, request: GroupRequest) -> list[ScoredResult]:
-        """Score the samples of `request` together.  [samples]"""
-        return await self._run(RewardCall(request, self._protocol), is_group_step=request.results is not None)
-
-    # ---- statistics ----
-
-    @property
-    def num_requests(self) -> Counter[Lane]:
-        return self.transport.num_requests
+        Raise UserError if the policy is failJob, TransientError if no replica ever responds.
+        """
+        now = time.monotonic()
+        pending = PendingRequest(RewardCall(request, self._protocol), started_at=now, waits_since=now)
+        self.in_flight.add(pending)
+        try:
+            results = await self._run_within_deadline(pending)
+        finally:
+            self.in_flight.discard(pending)
+        if pending.num_executions and not pending.is_group_step:
+            self._latencies.append(pending.execute_seconds)
+        for result in results:
+            if not result.valid and self.reward.failure_policy.action == "failJob":
+                raise UserError(
+                    f"spec.rewards: {self.reward.name} returned no valid score ({result.reason}: {result.message}) and "
+                    f"its failurePolicy.action is failJob"
+                )
+        latency, attempts = time.monotonic() - pending.started_at, pending.num_requests
+        return [ScoredResult.model_construct(**dict(r), attempts=attempts, latency_seconds=latency) for r in results]
 
     def statistics(self) -> dict[str, float]:
         """Return the current value of each metric `rljob_reward_NAME`."""
@@ -135,7 +141,7 @@ class RewardClient:
         return forecast.demand.model_copy(update=measured)
 
     def describe_wait(self) -> str:
-        """Describe the wait for results: its age, and what is missing. Empty if nothing is in flight."""
+        """Return the age of the oldest request and what is missing; empty if nothing is in flight."""
         if not self.in_flight:
             return ""
         oldest = time.monotonic() - min(pending.started_at for pending in self.in_flight)
@@ -148,28 +154,6 @@ class RewardClient:
                 f", no replica serves version {version}" if version else ", no replica has reported its version yet"
             )
         return f"({self.reward.name}), oldest {oldest:.1f} s{missing}"
-
-    # ---- one request ----
-
-    async def _run(self, call: RewardCall, *, is_group_step: bool) -> list[ScoredResult]:
-        now = time.monotonic()
-        pending = PendingRequest(call, started_at=now, waits_since=now, is_group_step=is_group_step)
-        self.in_flight.add(pending)
-        try:
-            results = await self._run_within_deadline(pending)
-        finally:
-            self.in_flight.discard(pending)
-        if pending.num_executions and not is_group_step:
-            self._latencies.append(pending.execute_seconds)
-        for result in results:
-            if not result.valid and self.reward.failure_policy.action == "failJob":
-                raise UserError(
-                    f"spec.rewards: {self.reward.name} returned no valid score ({result.reason}: {result.message}) and "
-                    f"its failurePolicy.action is failJob"
-                )
-        latency = time.monotonic() - pending.started_at
-        attempts = pending.num_requests
-        return [ScoredResult.model_construct(**dict(r), attempts=attempts, latency_seconds=latency) for r in results]
 
     async def _run_within_deadline(self, pending: PendingRequest) -> list[ScoreResult]:
         seconds = self.reward.deadline_seconds

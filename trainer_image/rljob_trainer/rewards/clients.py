@@ -6,7 +6,7 @@ reward; `groups` decides which reward sees which samples together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import aiohttp
 
@@ -19,15 +19,8 @@ from rljob_trainer.rewards.groups import GroupScorer
 
 
 class RewardClients:
-    """All rewards of the job."""
-
-    def __init__(
-        self, rewards: Sequence[Reward], session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
-    ) -> None:
-        self.clients = {
-            reward.name: RewardClient(reward, session, unavailable_timeout_seconds=unavailable_timeout_seconds)
-            for reward in rewards
-        }
+    def __init__(self, rewards: Sequence[Reward], session: aiohttp.ClientSession) -> None:
+        self.clients = {reward.name: RewardClient(reward, session) for reward in rewards}
 
     async def start(self) -> None:
         for client in self.clients.values():
@@ -38,11 +31,10 @@ class RewardClients:
             await client.close()
 
     def begin(self) -> None:
-        """Start a collection: each reward pins one version for it."""
         for client in self.clients.values():
             client.begin()
 
-    def open_group(self, group_id: str, lane: Lane, size: int, names: Collection[str] | None = None) -> GroupScorer:
+    def open_group(self, group_id: str, lane: Lane, size: int, names: set[str] | None = None) -> GroupScorer:
         """Return a scorer for one group. `names`: the rewards that score it; None for all."""
         clients = {name: client for name, client in self.clients.items() if names is None or name in names}
         return GroupScorer(clients, group_id, lane, size)

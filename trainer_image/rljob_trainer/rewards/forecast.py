@@ -132,5 +132,4 @@ class DemandForecaster:
 
 
 def _subsample(ends: Sequence[float]) -> tuple[float, ...]:
-    """Return at most _MAX_ENDS evenly spaced values."""
     return tuple(ends[:: -(-len(ends) // _MAX_ENDS) or 1])

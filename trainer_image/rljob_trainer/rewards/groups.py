@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest, ScoreResult
@@ -39,7 +40,7 @@ class GroupScorer:
         self._clients = clients
         self._group_id, self._lane = group_id, lane
         self._barriers = {
-            name: _GroupBarrier(size, self._build_step(client))
+            name: _GroupBarrier(size, partial(self._score_together, client))
             for name, client in clients.items()
             if client.reward.scope != "sample"
         }
@@ -57,62 +58,53 @@ class GroupScorer:
 
     async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> ScoredResult:
         client = self._clients[name]
-        result = None if client.reward.scope == "group" else await client.score(request)
+        result = None
+        if client.reward.scope != "group":
+            [result] = await client.score(request)
         if result is None or client.reward.scope == "sampleThenGroup":
             result = await self._barriers[name].join(position, (request, result))
         # Each sample's latency starts at its own end: the first of a group also waited for the last one.
         return ScoredResult.model_construct(**{**dict(result), "latency_seconds": time.monotonic() - ended_at})
 
-    def _build_step(self, client: RewardClient) -> Callable[[Sequence[_Member]], Awaitable[list[ScoredResult]]]:
-        async def score_group(members: Sequence[_Member]) -> list[ScoredResult]:
+    async def _score_together(self, client: RewardClient, members: Sequence[_Member]) -> list[ScoredResult]:
+        """Score the group; with results of samples, only the valid ones.  [samples]"""
+        if client.reward.scope == "group":
             samples = [request for request, _ in members]
-            return await client.score_group(GroupRequest(id=self._group_id, lane=self._lane, samples=samples))
-
-        async def score_valid_samples(members: Sequence[_Member]) -> list[ScoredResult]:
-            sample_results = [result for _, result in members if result is not None]
-            valid = [(request, result) for request, result in members if result is not None and result.valid]
-            if not valid:
-                return sample_results
-            fields = set(ScoreResult.model_fields)
-            request = GroupRequest(
-                id=self._group_id,
-                lane=self._lane,
-                samples=[request for request, _ in valid],
-                results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
-            )
-            group_results = iter(await client.score_group(request))
-            return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
-
-        return score_group if client.reward.scope == "group" else score_valid_samples
+            return await client.score(GroupRequest(id=self._group_id, lane=self._lane, samples=samples))
+        sample_results = [result for _, result in members if result is not None]
+        valid = [(request, result) for request, result in members if result is not None and result.valid]
+        if not valid:
+            return sample_results
+        fields = set(ScoreResult.model_fields)
+        request = GroupRequest(
+            id=self._group_id,
+            lane=self._lane,
+            samples=[request for request, _ in valid],
+            results=[ScoreResult(**result.model_dump(include=fields)) for _, result in valid],
+        )
+        group_results = iter(await client.score(request))
+        return [merge(result, next(group_results)) if result.valid else result for result in sample_results]
 
 
 class _GroupBarrier:
     """Where the samples of a group wait for each other. The last one runs `work` for all."""
 
     def __init__(self, size: int, work: Callable[[Sequence[_Member]], Awaitable[list[ScoredResult]]]) -> None:
-        self._work = work
+        self._size, self._work = size, work
         self._members: dict[int, _Member] = {}
-        self._results: list[asyncio.Future[ScoredResult]] = [asyncio.Future() for _ in range(size)]
+        self._results: asyncio.Future[list[ScoredResult]] = asyncio.Future()
 
     async def join(self, position: int, member: _Member) -> ScoredResult:
         self._members[position] = member
-        if len(self._members) < len(self._results):
-            return await self._results[position]
-        others = [future for i, future in enumerate(self._results) if i != position]
-        try:
-            results = await self._work([self._members[i] for i in range(len(self._results))])
-        except Exception as error:
-            for future in others:
-                if not future.done():
-                    future.set_exception(error)
-            raise
-        except asyncio.CancelledError:
-            for future in others:
-                future.cancel()
-            raise
-        for i, (future, result) in enumerate(zip(self._results, results, strict=True)):
-            if i != position and not future.done():
-                future.set_result(result)
+        if len(self._members) == self._size:
+            try:
+                self._results.set_result(await self._work([self._members[i] for i in range(self._size)]))
+            except asyncio.CancelledError:
+                self._results.cancel()
+                raise
+            except Exception as error:
+                self._results.set_exception(error)
+        results = await asyncio.shield(self._results)  # a cancelled sample leaves the others waiting
         return results[position]
 
 

@@ -71,9 +71,16 @@ class RewardCall:
         return results
 
     def _parse_openrlhf(self, text: str, seconds: float) -> list[ScoreResult]:
-        """Parse `{"rewards": [0.5, ...]}`: one number per sample; the list and its entries may be nested once more."""
-        rewards = _unnest(json.loads(text)["rewards"], len(self.samples))
-        return [_number_result(sample.id, each, seconds) for sample, each in zip(self.samples, rewards, strict=True)]
+        """Parse `{"rewards": [0.5, ...]}`: one number per sample, in lists of any depth."""
+        rewards = _flatten(json.loads(text)["rewards"])
+        if len(rewards) != len(self.samples):
+            raise ValueError(f"got {len(rewards)}")
+        return [
+            ScoreResult(id=sample.id, valid=True, score=number, execute_seconds=seconds)
+            if math.isfinite(number)
+            else invalid(sample.id, InvalidReason.NOT_FINITE, f"reward is {number}", seconds)
+            for sample, number in zip(self.samples, rewards, strict=True)
+        ]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[ScoreResult]:
         """Return the same invalid result for each sample.  [samples]"""
@@ -85,37 +92,19 @@ def is_final(results: Sequence[ScoreResult]) -> bool:
     return all(result.valid or result.reason is InvalidReason.ABSTAINED for result in results)
 
 
-def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float = 0.0) -> ScoreResult:
-    """Return an invalid result that the client makes itself."""
+def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float) -> ScoreResult:
     return ScoreResult(id=request_id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
 
 
 def busy_seconds(retry_after: str | None) -> float:
     """Return for how long to avoid a replica that answered 429 with this Retry-After."""
     seconds = parse_retry_after(retry_after)
-    if seconds is None:
-        return _DEFAULT_RETRY_AFTER_SECONDS
+    seconds = _DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds
     return min(max(seconds, _MIN_RETRY_AFTER_SECONDS), _MAX_RETRY_AFTER_SECONDS)
 
 
-def _unnest(value: Any, num: int) -> list[float]:
-    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
-        [value] = value
-    listed = value if isinstance(value, list) else [value]
-    if len(listed) != num:
-        raise ValueError(f"got {len(listed)}")
-    numbers = []
-    for entry in listed:
-        while isinstance(entry, list):
-            [entry] = entry
-        numbers.append(float(entry))
-    return numbers
-
-
-def _number_result(request_id: str, number: float, seconds: float) -> ScoreResult:
-    if not math.isfinite(number):
-        return invalid(request_id, InvalidReason.NOT_FINITE, f"reward is {number}", seconds)
-    return ScoreResult(id=request_id, valid=True, score=number, execute_seconds=seconds)
+def _flatten(value: Any) -> list[float]:
+    return [number for each in value for number in _flatten(each)] if isinstance(value, list) else [float(value)]
 
 
 def _prompt_text(request: ScoreRequest) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -17,7 +17,7 @@ import aiohttp
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
-from rljob_api.wire.protocol import InvalidReason, Lane, ScoreResult
+from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, ScoreResult
 from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import Lease, ReplicaPool
@@ -42,8 +42,6 @@ class PendingRequest:
     started_at: float
     waits_since: float
     """When it last started to wait for a replica."""
-    is_group_step: bool
-    """The second half of sampleThenGroup: short, and not counted as an execution for autoscaling."""
     waits_for: str = "a replica"
     sent_at: float | None = None
     """When the current replica received it; None while it waits for one."""
@@ -55,10 +53,13 @@ class PendingRequest:
     num_executions: int = 0
     execute_seconds: float = 0.0
 
+    @property
+    def is_group_step(self) -> bool:
+        """Whether it is the second half of sampleThenGroup: short, and no execution for autoscaling."""
+        return isinstance(self.call.request, GroupRequest) and self.call.request.results is not None
+
 
 class RewardTransport:
-    """Requests to the replicas of one reward."""
-
     def __init__(
         self,
         reward: Reward,
@@ -91,8 +92,9 @@ class RewardTransport:
                 self.hedges.num_hedges += 1
                 pending.waits_for += f" or {request.second.result().address}"
                 second = asyncio.create_task(self._send(request.second.result(), pending))
-            results, winner = await _first_final(first, second)
-            self.hedges.num_wins += winner is not None and winner is second
+            results = await _first_final([first, second] if second else [first])
+            if results is not None and second and second.done() and results is second.result():
+                self.hedges.num_wins += 1
             return results
         finally:
             self.hedges.record_ended(request)
@@ -118,7 +120,6 @@ class RewardTransport:
             request.second.set_result(lease)
 
     async def _send(self, lease: Lease, pending: PendingRequest) -> Attempt:
-        """Send one request to one replica."""
         sent_at, call = time.monotonic(), pending.call
         pending.tried.add(lease.address)
         pending.num_requests += 1
@@ -131,22 +132,18 @@ class RewardTransport:
                 timeout=aiohttp.ClientTimeout(total=self.timeout_seconds, sock_connect=CONNECT_SECONDS),
             ) as response:
                 text = await response.text(errors="replace")  # the parser reports what is not text
-        except aiohttp.ConnectionTimeoutError:  # a TimeoutError, but nothing was executed
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             pending.num_failures += 1
-            lease.failed(f"no connection within {CONNECT_SECONDS:g} s")
-            return None
-        except TimeoutError:
-            pending.num_failures += 1
-            message = f"no response within {self.timeout_seconds:.0f} s"
-            if not self._is_external:
+            # Without a connection nothing was executed.
+            timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
+            message = (
+                f"no response within {self.timeout_seconds:.0f} s" if timed_out else f"{type(error).__name__}: {error}"
+            )
+            if not (timed_out and self._is_external):
                 lease.failed(message)
                 return None
             lease.done()
             results: Attempt = call.fail(InvalidReason.TIMEOUT, message, time.monotonic() - sent_at)
-        except (aiohttp.ClientError, OSError) as error:
-            pending.num_failures += 1
-            lease.failed(f"{type(error).__name__}: {error}")
-            return None
         else:
             results = self._interpret(lease, call, response, text, time.monotonic() - sent_at)
         if results is not None:
@@ -185,24 +182,18 @@ class RewardTransport:
         return results
 
 
-async def _first_final(
-    first: asyncio.Task[Attempt], second: asyncio.Task[Attempt] | None
-) -> tuple[Attempt, asyncio.Task[Attempt] | None]:
-    """Return the first final results and their task; if neither has any, the results with the most valid samples."""
-    pending = {task for task in (first, second) if task}
+async def _first_final(tasks: Sequence[asyncio.Task[Attempt]]) -> Attempt:
+    """Return the first final results; if there are none, the results with the most valid samples."""
     best: Attempt = None
-    winner: asyncio.Task[Attempt] | None = None
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            results = task.result()
-            if results is None:
-                continue
-            if is_final(results):
-                return results, task
-            if best is None or num_valid(results) > num_valid(best):
-                best, winner = results, task
-    return best, winner
+    for next_done in asyncio.as_completed(tasks):
+        results = await next_done
+        if results is None:
+            continue
+        if is_final(results):
+            return results
+        if best is None or num_valid(results) > num_valid(best):
+            best = results
+    return best
 
 
 def num_valid(results: list[ScoreResult]) -> int:

@@ -141,5 +141,5 @@ def test_broken_file_error_contains_the_line(tmp_path, text, message):
 
 def test_missing_file_is_a_user_error(tmp_path):
     source = DataSource(source="./d.jsonl")
-    with pytest.raises(UserError, match="no such file or folder"):
+    with pytest.raises(UserError, match="no such file, and no folder"):
         load_prompts(Data(train=source), source, str(tmp_path / "no"), Tokenizer(), split="train")

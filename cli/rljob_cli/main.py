@@ -208,7 +208,7 @@ def logs(
     """Print the logs of a job's Pods, merged."""
     from rljob_cli.cluster.client import Target
     from rljob_cli.cluster.commands import logs_command
-    from rljob_cli.cluster.log_lines import Selection
+    from rljob_cli.cluster.logs import Selection
 
     selection = Selection(name, role, container, tail, previous)
     raise typer.Exit(logs_command(Target(kubeconfig, context, namespace), selection, follow=follow))

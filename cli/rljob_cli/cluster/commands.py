@@ -15,7 +15,7 @@ from typing import Any, Concatenate
 from rich.console import RenderableType
 
 from rljob_api.errors import UserError
-from rljob_cli.cluster import control, log_lines, logs, top
+from rljob_cli.cluster import control, logs, top
 from rljob_cli.cluster.client import Cluster, ClusterError, Target, connect
 from rljob_cli.cluster.explain import explain
 from rljob_cli.cluster.explanation import format_explanation
@@ -104,7 +104,7 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
 
 
 @_on_cluster
-async def logs_command(cluster: Cluster, selection: log_lines.Selection, *, follow: bool) -> int:
+async def logs_command(cluster: Cluster, selection: logs.Selection, *, follow: bool) -> int:
     if follow and selection.previous:
         raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")
     return await (logs.follow_logs(cluster, selection) if follow else logs.print_logs(cluster, selection))

@@ -45,7 +45,6 @@ _POLL_TIMEOUT_SECONDS = 2.0
 _STOP_SECONDS = 15.0
 """Limit for one Pod. The head stops first, so that it can complete a checkpoint."""
 _FINAL_PHASES = ("Succeeded", "Failed")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
@@ -64,25 +63,20 @@ class Run:
 
     async def execute(self) -> str:
         """Run until the job ends. Return the phase: Succeeded, Failed or Interrupted."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
-        try:
-            async with self._cluster:
-                store = self._cluster.store
-                tasks = [asyncio.create_task(workqueue.run(store.watch, partial(reconcile, store), workers=1))]
-                tasks.append(asyncio.create_task(self._poll(self._refresh_driver, _POLL_SECONDS)))
-                tasks.append(asyncio.create_task(self._poll(self._refresh_metrics, _METRICS_SECONDS)))
-                try:
-                    await self._follow(tasks)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                    await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        async with self._cluster:
+            store = self._cluster.store
+            tasks = [asyncio.create_task(workqueue.run(store.watch, partial(reconcile, store), workers=1))]
+            tasks.append(asyncio.create_task(self._poll(self._refresh_driver, _POLL_SECONDS)))
+            tasks.append(asyncio.create_task(self._poll(self._refresh_metrics, _METRICS_SECONDS)))
+            try:
+                await self._follow(tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
         return self._phase
 
     @property

@@ -12,6 +12,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,30 +35,21 @@ _TAIL_LINES = 12
 _TAIL_BYTES = 4096
 
 
+@dataclass(eq=False)
 class Container:
-    def __init__(
-        self,
-        manifest: Manifest,
-        record: ContainerRecord,
-        build: Callable[[list[str] | None], Process],
-        log: Path,
-        cwd: Path,
-        on_change: Callable[[], None],
-        on_lost_shim: Callable[[], None],
-    ) -> None:
-        """`build(command)` returns the process of the container, or of another command in it (exec probes)."""
-        self.manifest = manifest
-        self.record = record
-        self._build = build
-        self._log = log
-        self._cwd = cwd
-        self._on_change = on_change
-        self._on_lost_shim = on_lost_shim
-        self._process: asyncio.subprocess.Process | None = None
-        self._stopping = asyncio.Event()
-        self.started = asyncio.Event()
-        """It has started and passed its startup probe (if any) once, or it will not run again."""
-        self._address = ""
+    manifest: Manifest
+    record: ContainerRecord
+    build: Callable[[list[str] | None], Process]
+    """build(command) returns the process of the container, or of another command in it (exec probes)."""
+    log: Path
+    cwd: Path
+    on_change: Callable[[], None]
+    on_lost_shim: Callable[[], None]
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has started and passed its startup probe (if any) once, or it will not run again."""
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _process: asyncio.subprocess.Process | None = None
+    _address: str = ""
 
     async def supervise(self, address: str, restart_policy: str, grace_seconds: float) -> None:
         """Run the container repeatedly until the policy or stop() ends it."""
@@ -72,13 +64,13 @@ class Container:
             if time.monotonic() - started > _BACKOFF_RESET_SECONDS:
                 backoff = _BACKOFF_SECONDS
             self.record.record_waiting("CrashLoopBackOff", f"back-off {backoff:g} s restarting failed container")
-            self._on_change()
+            self.on_change()
             await self._pause(backoff)
             backoff = min(2 * backoff, _BACKOFF_MAX_SECONDS)
             self.record.restart_count += 1
         self.record.finished = True
         self.started.set()
-        self._on_change()
+        self.on_change()
 
     async def stop(self, grace_seconds: float) -> None:
         """Send SIGTERM, and after the grace period SIGKILL to the process tree. Return when it has ended."""
@@ -93,15 +85,15 @@ class Container:
         process = await self._wait_for_config()
         if process is None:
             return None
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
             command = " ".join(process.argv).replace("\n", "\\n")[:_MAX_COMMAND_CHARACTERS]
             log.write(self._marker(f"start {self.record.restart_count + 1}: {command}"))
             log.flush()
-            running = await spawn(process, log.fileno(), self._cwd)
+            running = await spawn(process, log.fileno(), self.cwd)
         self._process = running
         self.record.record_running(datetime.now(UTC))
-        self._on_change()
+        self.on_change()
         if self._stopping.is_set():  # stop() was called during the start
             self._signal(signal.SIGTERM)
         probes = asyncio.create_task(self._probe(grace_seconds))
@@ -111,23 +103,23 @@ class Container:
             probes.cancel()
             await asyncio.gather(probes, return_exceptions=True)
         if code < 0:  # the shim itself was killed; its descendants are orphans now
-            self._on_lost_shim()
+            self.on_lost_shim()
             code = EXIT_OF_SIGNAL - code
-        tail = read_tail(self._log)
-        with self._log.open("ab") as log:
+        tail = read_tail(self.log)
+        with self.log.open("ab") as log:
             log.write(self._marker(f"ended with exit code {code}"))
         self.record.record_terminated(code, tail, datetime.now(UTC))
-        self._on_change()
+        self.on_change()
         return code
 
     async def _wait_for_config(self) -> Process | None:
         """Return the process to start; None if stop() was called first."""
         while not self._stopping.is_set():
             try:
-                return self._build(None)
+                return self.build(None)
             except ContainerConfigError as error:
                 self.record.record_waiting("CreateContainerConfigError", str(error))
-                self._on_change()
+                self.on_change()
                 await self._pause(_CONFIG_RETRY_SECONDS)
         return None
 
@@ -141,7 +133,7 @@ class Container:
         self.record.started, self.record.ready = True, readiness is None
         self.record.has_started = True
         self.started.set()
-        self._on_change()
+        self.on_change()
         loops = []
         if readiness:
             loops.append(self._watch_readiness(ProbeState(readiness)))
@@ -168,7 +160,7 @@ class Container:
             ready = bool(state.record(not await self._probe_once(state)))
             if ready != self.record.ready:
                 self.record.ready = ready
-                self._on_change()
+                self.on_change()
             await asyncio.sleep(state.period_seconds if ready else min(state.period_seconds, _EAGER_PERIOD_SECONDS))
 
     async def _watch_liveness(self, state: ProbeState, grace_seconds: float) -> None:
@@ -182,11 +174,11 @@ class Container:
     async def _probe_once(self, state: ProbeState) -> str:
         command = state.probe.get("exec", {}).get("command")
         ports = {port["name"]: port["containerPort"] for port in self.manifest.get("ports", []) if "name" in port}
-        return await run_probe(state.probe, self._address, ports, self._build(command))
+        return await run_probe(state.probe, self._address, ports, self.build(command))
 
     async def _fail(self, which: str, grace_seconds: float) -> None:
         """Kill the container for a failed probe; `supervise` decides whether it restarts."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             log.write(self._marker(f"killed: its {which} probe failed"))
         # Shielded, because this task is cancelled as soon as the process ends.
         await asyncio.shield(self._terminate(grace_seconds))

@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -154,21 +155,19 @@ class PodRunner:
         store.set_pod_status(name, build_pod_status(old, self.address, records, datetime.now(UTC), self._message))
 
 
+@dataclass(eq=False)
 class Kubelet:
-    def __init__(
-        self, store: LocalStore, network: Network, paths: RunPaths, base_env: Mapping[str, str], gpus: GpuPool
-    ) -> None:
-        self.store = store
-        self.network = network
-        self.paths = paths
-        self.base_env = base_env
-        self.gpus = gpus
-        self._runners: dict[str, PodRunner] = {}
-        self._stops: dict[str, asyncio.Task[None]] = {}
-        self._hosts: str | None = None
-        self._config_version: tuple[tuple[str, str], ...] = ()
-        self._closing = False
-        self._other_children = {child.pid for child in psutil.Process().children()}
+    store: LocalStore
+    network: Network
+    paths: RunPaths
+    base_env: Mapping[str, str]
+    gpus: GpuPool
+    _runners: dict[str, PodRunner] = field(default_factory=dict)
+    _stops: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _hosts: str | None = None
+    _config_version: tuple[tuple[str, str], ...] = ()
+    _closing: bool = False
+    _other_children: set[int] = field(default_factory=lambda: {child.pid for child in psutil.Process().children()})
 
     async def run(self) -> None:
         changed = self.store.subscribe()

@@ -7,8 +7,18 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_cli.cluster.client import NotFoundError
-from rljob_cli.cluster.log_lines import Line, Printer, Selection, check_role, container_of, parse_line
-from rljob_cli.cluster.logs import Follower, Instance, follow_logs, print_logs
+from rljob_cli.cluster.logs import (
+    Follower,
+    Instance,
+    Line,
+    Printer,
+    Selection,
+    check_role,
+    container_of,
+    follow_logs,
+    parse_line,
+    print_logs,
+)
 
 
 class FakeCluster:

@@ -57,7 +57,6 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
     return pods.PodParts(
         role=HEAD,
         spec=job.spec.head,
-        spec_path="spec.head",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),

@@ -79,8 +79,6 @@ class PodParts:
 
     role: str
     spec: Role
-    spec_path: str
-    """Path of the role in the manifest, for errors: spec.rollout."""
     image: str
     command: list[str]
     labels: dict[str, str]
@@ -99,6 +97,8 @@ class PodParts:
     """Sleep before SIGTERM, while the Pod leaves its Service and in-flight requests end."""
     sidecar: Sidecar | None = None
     """Starts before the main container and ends after it."""
+    spec_path: str = ""
+    """Path of the role in the manifest, for errors; empty: spec.ROLE."""
 
 
 def build_workload(
@@ -107,10 +107,7 @@ def build_workload(
     """The headless Service and the workload of a role. `spec` is what the workload has besides selector and template.
 
     The name of the Service resolves to the addresses of the ready Pods; with publish_not_ready, of all Pods."""
-    ports = [
-        {"name": port_name, "port": port, "targetPort": port_name, "protocol": "TCP"}
-        for port_name, port in parts.ports.items()
-    ]
+    ports = [{"name": p, "port": port, "targetPort": p, "protocol": "TCP"} for p, port in parts.ports.items()]
     service = {
         "clusterIP": "None",
         "publishNotReadyAddresses": publish_not_ready,
@@ -133,7 +130,7 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     built = _build_metadata(owner, parts)
     gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
     template = {"metadata": built, "spec": _build_spec(parts) | gang}
-    template = merge(template, parts.spec.template, f"{parts.spec_path}.template")
+    template = merge(template, parts.spec.template, f"{parts.spec_path or f'spec.{parts.role}'}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
     spec = template["spec"] | {"restartPolicy": parts.restart_policy}

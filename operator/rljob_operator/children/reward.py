@@ -126,14 +126,14 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
         ports={"http": contract.PORT_REWARD},
         env=pods.build_token_env(service.token_secret)
-        + reward_vllm.build_server_env(reward)
+        + pods.build_env(reward_vllm.SERVER_ENV if reward.served_model else {})
         + _build_judge_env(service),
         probes=pods.build_probes("http", reward_vllm.STARTUP_SECONDS if reward.served_model else _STARTUP_SECONDS),
         volumes=[
             _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": {}}, contract.PATH_SCRATCH),
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
-            *reward_vllm.build_server_volumes(reward),
+            *([reward_vllm.SOCKET_VOLUME] if reward.served_model else []),
         ],
         sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image),
         grace_seconds=_PRE_STOP_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,

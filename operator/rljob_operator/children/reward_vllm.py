@@ -18,9 +18,6 @@ CONTAINER = "vllm"
 STARTUP_SECONDS = 1800
 """A large model takes minutes to load."""
 _SOCKET = f"{PATH_VLLM}/{FILE_VLLM_SOCKET}"
-_SERVED_MODEL_NAME = "model"
-_GIB_BYTES = 1 << 30
-_SCHEME = "hf://"
 # A restarted container finds the socket of its predecessor, and vLLM does not replace it.
 _START = 'rm -f "$0" && exec "$@"'
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -33,16 +30,9 @@ _CPU_ENVIRONMENT = {
 _UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 # If whitespace between the parts of its JSON is allowed, a model may generate nothing else.
 _STRUCTURED_OUTPUTS = '{"backend":"xgrammar","disable_any_whitespace":true}'
-_SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
-
-
-def build_server_volumes(reward: Reward) -> list[pods.Volume]:
-    """The volumes through which the reward server reaches the sidecar."""
-    return [_SOCKET_VOLUME] if reward.served_model else []
-
-
-def build_server_env(reward: Reward) -> list[Manifest]:
-    return pods.build_env({ENV_VLLM_SOCKET: _SOCKET}) if reward.served_model else []
+SOCKET_VOLUME = pods.Volume("vllm", {"emptyDir": {"medium": "Memory"}}, PATH_VLLM)
+SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
+"""With SOCKET_VOLUME, how the reward server reaches the sidecar."""
 
 
 def build_sidecar(reward: Reward, image: str) -> pods.Sidecar | None:
@@ -51,7 +41,7 @@ def build_sidecar(reward: Reward, image: str) -> pods.Sidecar | None:
     if model is None:
         return None
     # No /tmp volume: the root file system is writable, because vLLM compiles and caches in many places.
-    volumes = [_SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
+    volumes = [SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
     environment = _ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT) | reward.env
     container: Manifest = {
         "name": CONTAINER,
@@ -71,8 +61,8 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
     command = [
         *("python", "-m", "vllm.entrypoints.openai.api_server"),
         *("--uds", _SOCKET),
-        *("--model", parse_source(model.source).container_path.removeprefix(_SCHEME)),
-        *("--served-model-name", _SERVED_MODEL_NAME),
+        *("--model", parse_source(model.source).container_path.removeprefix("hf://")),
+        *("--served-model-name", "model"),
         *("--dtype", model.dtype),
         # Sampling parameters come from the manifest, not from the checkpoint.
         *("--generation-config", "vllm"),
@@ -99,5 +89,5 @@ def _build_command(reward: Reward, model: ServedModel) -> list[str]:
         command += ["--enforce-eager", "--gpu-memory-utilization", "0.1"]
         # One process for scheduler and worker saves one import of vLLM, a third of the startup.
         command += ["--distributed-executor-backend", _UNIPROCESS_EXECUTOR]
-        command += ["--kv-cache-memory-bytes", str(int((model.kv_cache_gib or 1.0) * _GIB_BYTES))]
+        command += ["--kv-cache-memory-bytes", str(int((model.kv_cache_gib or 1.0) * 2**30))]
     return [*command, *model.extra_args]

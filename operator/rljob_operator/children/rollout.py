@@ -35,7 +35,6 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     parts = pods.PodParts(
         role=ROLLOUT,
         spec=rollout,
-        spec_path="spec.rollout",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.rollout"],
         labels=build_selector(job, ROLLOUT),

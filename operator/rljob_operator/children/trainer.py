@@ -23,7 +23,6 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
     parts = pods.PodParts(
         role=TRAINER,
         spec=trainer,
-        spec_path="spec.trainer",
         image=defaults.trainer_image,
         command=["python", "-m", "rljob_trainer.worker"],
         labels=build_selector(job, TRAINER),

@@ -96,12 +96,9 @@ def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
     )
     created = metadata.get("creationTimestamp")
     since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
-
-    def cause(pod: str) -> Cause:
-        detail = f"trainer: Pod {pod} occupies a name of the StatefulSet but is not controlled by it"
-        return Cause.of("PodNameTaken", "", detail, f"-n {job.metadata.namespace} {pod}")
-
-    return [(since, cause(name)) for name in taken]
+    detail = "trainer: Pod {} occupies a name of the StatefulSet but is not controlled by it"
+    namespace = job.metadata.namespace
+    return [(since, Cause.of("PodNameTaken", "", detail.format(pod), f"-n {namespace} {pod}")) for pod in taken]
 
 
 def _belongs_to(workload: Manifest, pod: Manifest) -> bool:

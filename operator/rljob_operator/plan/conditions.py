@@ -31,7 +31,7 @@ REASON_INVALID_SPEC = "InvalidSpec"
 """The only failure from which a changed spec recovers."""
 
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
-_PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
+PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
 """Condition types in the order in which a True one gives the phase its name."""
 MAX_MESSAGE_LENGTH = 2000
 _WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
@@ -97,11 +97,6 @@ def describe_wait(waits: Iterable[str], causes: Sequence[str]) -> str:
     room = max(0, MAX_MESSAGE_LENGTH - len(known) - len("; "))
     cut = waiting if len(waiting) <= room else waiting[: max(0, room - 1)] + "…"
     return "; ".join(filter(None, [cut, known]))
-
-
-def derive_phase(conditions: list[Condition]) -> Phase:
-    held = {condition.type for condition in conditions if condition.status == "True"}
-    return next((phase for phase in _PHASES if phase in held), "Pending")
 
 
 def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:

@@ -44,7 +44,8 @@ def set_conditions(
     """`status` with the conditions, and the phase that follows from them."""
     generation = job.metadata.generation
     built = conditions.build_conditions(job.status, true, false_reasons, generation, now)
-    phase = conditions.derive_phase(built)
+    held = {condition.type for condition in built if condition.status == "True"}
+    phase = next((phase for phase in conditions.PHASES if phase in held), "Pending")
     return status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})
 
 

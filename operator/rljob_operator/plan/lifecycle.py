@@ -14,8 +14,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD, REWARD
-from rljob_operator.plan import conditions
+from rljob_operator.children.common import HEAD, REWARD, TRAINER
+from rljob_operator.plan import conditions, observed_job
 from rljob_operator.plan.causes import role_path
 from rljob_operator.plan.observed_job import (
     ObservedJob,
@@ -110,8 +110,11 @@ def count_restarts(observed: ObservedJob) -> dict[str, int]:
 
 
 def _observed_restarts(role: RoleView, observed: ObservedJob) -> int:
+    counts = [observed_job.count_restarts(pod) for pod in role.pods]
+    if role.kind == TRAINER:  # all trainers rejoin after the head was replaced: one restart of the group
+        return max(counts, default=0)
     if role.kind != HEAD:
-        return role.container_restarts
+        return sum(counts)
     # A Job replaces its failed Pods instead of restarting them. It does not replace the last one when it fails.
     failed = int((observed.head_job or {}).get("status", {}).get("failed") or 0)
     return max(0, failed - int(has_condition(observed.head_job, "Failed")))

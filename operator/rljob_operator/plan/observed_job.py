@@ -49,13 +49,6 @@ class RoleView:
             return min(1, self.spec.autoscaling.min_replicas)
         return self.desired if self.kind in (HEAD, TRAINER) else min(1, self.desired)
 
-    @property
-    def container_restarts(self) -> int:
-        """Replicas fail independently, so their restarts add up. Trainers all rejoin after the head was replaced, which
-        is one restart of the group."""
-        counts = [count_restarts(pod) for pod in self.pods]
-        return max(counts, default=0) if self.kind == TRAINER else sum(counts)
-
 
 @dataclass(frozen=True)
 class ObservedJob:

@@ -17,11 +17,11 @@ from datetime import datetime
 from pathlib import Path
 
 from rljob_api.errors import RLJobError
-from rljob_operator.backend import Key, RewardModelKey, describe_key, utc_now
+from rljob_operator.backend import Key, RewardModelKey, utc_now
 from rljob_operator.defaults import Defaults
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import KubeApi, NamespaceGoneError, connect
+from rljob_operator.kube.client import KubeApi, connect
 from rljob_operator.kube.crds import find_crd_problem
 from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.idle import IdleTracker
@@ -30,7 +30,7 @@ from rljob_operator.kube.resources import WATCHED
 from rljob_operator.loop.health import Health
 from rljob_operator.loop.metrics import Metrics
 from rljob_operator.loop.reconcile import reconcile
-from rljob_operator.loop.workqueue import WorkQueue, run
+from rljob_operator.loop.workqueue import ReconcileKey, WorkQueue, run
 from rljob_operator.settings import Settings
 from rljob_operator.watch.informer import Informer
 from rljob_operator.watch.tasks import run_uncancelled, wait_for_all
@@ -114,9 +114,9 @@ async def _lead(
         now=now,
         on_read=health.metrics.record_owner,
     )
-    reconciler = Reconciler(backend, health, Defaults(settings.trainer_image, settings.reward_image), clock)
+    reconcile_key = build_reconcile(backend, health, Defaults(settings.trainer_image, settings.reward_image), clock)
     work = asyncio.create_task(
-        run(informer.keys, reconciler.reconcile, settings.workers, clock=clock, now=now, queue=health.queue)
+        run(informer.keys, reconcile_key, settings.workers, clock=clock, now=now, queue=health.queue)
     )
     tasks: list[asyncio.Task[None]] = [work]
     if lease is not None:
@@ -136,35 +136,26 @@ async def _lead(
             await driver.close()
 
 
-class Reconciler:
-    """What a worker does with a key: skips idle jobs, measures, and forgets what was deleted with its namespace."""
+def build_reconcile(
+    backend: KubernetesBackend, health: Health, defaults: Defaults, clock: Callable[[], float]
+) -> ReconcileKey:
+    """Return what a worker does with a key: skip an idle job, else reconcile and measure."""
+    idle, metrics = IdleTracker(backend), health.metrics
 
-    def __init__(
-        self,
-        backend: KubernetesBackend,
-        health: Health,
-        defaults: Defaults,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._backend, self._health, self._defaults, self._clock = backend, health, defaults, clock
-        self._idle = IdleTracker(backend)
-
-    async def reconcile(self, key: Key, now: datetime) -> float | None:
-        metrics = self._health.metrics
-        self._health.started_at[key] = self._clock()
+    async def reconcile_key(key: Key, now: datetime) -> float | None:
+        health.started_at[key] = clock()
         try:
             with metrics.reconcile.labels("RewardModel" if isinstance(key, RewardModelKey) else "RLJob").time():
-                if (seconds := await self._idle.idle_seconds(key, now)) is not None:
+                if (seconds := await idle.idle_seconds(key, now)) is not None:
                     return seconds
-                return await reconcile(self._backend, key, now, self._defaults, on_unchanged=self._idle.track(key, now))
+                return await reconcile(backend, key, now, defaults, on_unchanged=idle.track(key, now))
         except Exception as error:
-            if isinstance(error, NamespaceGoneError) and await self._backend.is_deleted(key):
-                log.info("%s was deleted with its namespace", describe_key(key))
-                return None
             metrics.errors.labels(type(error).__name__).inc()
             raise
         finally:
-            self._health.started_at.pop(key, None)
+            health.started_at.pop(key)
+
+    return reconcile_key
 
 
 def _pod_namespace() -> str:

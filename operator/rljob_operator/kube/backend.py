@@ -82,18 +82,12 @@ class KubernetesBackend:
         self._foreign: set[tuple[str, str, str]] = set()
 
     async def get_owner(self, key: Key) -> Owner | None:
-        resource = _resource_of(key)
+        resource = RLJOB if isinstance(key, JobKey) else REWARD_MODEL
         manifest = self.cache.get(resource.key, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
         owner = None if manifest is None or is_deleted else _READERS[resource](manifest)
         self._on_read(key, owner)
         return owner
-
-    async def is_deleted(self, key: Key) -> bool:
-        """Return whether an RLJob or RewardModel no longer exists on the API server, whatever the cache holds."""
-        resource = _resource_of(key)
-        await self._refresh(resource, key.namespace, key.name)
-        return self.cache.get(resource.key, key.namespace, key.name) is None
 
     async def observe(self, owner: Owner) -> ObservedState:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
@@ -278,10 +272,6 @@ class KubernetesBackend:
         if method != "GET" and not self._may_write():
             raise TransientError("this replica is not the leader")
         return await self.api.request(method, resource.path(namespace, *path), **request)
-
-
-def _resource_of(key: Key) -> Resource:
-    return RLJOB if isinstance(key, JobKey) else REWARD_MODEL
 
 
 def _build_event(owner: Owner, event: Event, name: str, now: str) -> Manifest:

@@ -44,10 +44,6 @@ class ApiError(Exception):
         self.code, self.reason, self.message = code, reason, message
 
 
-class NamespaceGoneError(TransientError):
-    """A write found no namespace. Its object was probably deleted too, and no watch event has arrived yet."""
-
-
 class KubeApi:
     """A client of one API server. See `connect`."""
 
@@ -219,8 +215,6 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
                 f"account ({message})"
             )
         return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
-    if error.code == HTTPStatus.NOT_FOUND and message.startswith("namespaces "):
-        return NamespaceGoneError(f"{where}: its namespace was deleted: {message}")
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
     if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):

@@ -67,6 +67,10 @@ class ControlPlane:
             path.write_text(pki.build_kubeconfig(self.server, self.pki.ca, certificate, key))
         return path
 
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:
+        program = str(go_programs.programs_folder() / "kubectl")
+        return run(program, f"--kubeconfig={self.kubeconfig}", *arguments, input=input)
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -165,14 +169,13 @@ class ControlPlane:
         ]
 
     def _wait_ready(self) -> None:
-        kubectl = (str(go_programs.programs_folder() / "kubectl"), f"--kubeconfig={self.kubeconfig}")
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             for name in ("etcd", "kube-apiserver"):
                 if name in self.components and not self.processes.is_running(name):
                     raise ClusterError(f"{name} exited during startup:\n{self.processes.last_lines(name)}")
             try:
-                run(*kubectl, "get", "--raw=/readyz", "--request-timeout=5s")
+                self.kubectl("get", "--raw=/readyz", "--request-timeout=5s")
                 return
             except ClusterError as error:
                 if time.monotonic() > deadline:

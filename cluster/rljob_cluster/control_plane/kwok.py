@@ -33,17 +33,15 @@ def run_kwok(
 
     Pods of Jobs succeed as soon as they run, unless jobs_end is false.
     """
-    programs = go_programs.find_or_build("kwok", "kubectl")
-    kubeconfig = f"--kubeconfig={plane.kubeconfig}"
+    program = str(go_programs.find_or_build("kwok") / "kwok")
     configs = [f"--config={path}" for path in _find_stages() if jobs_end or path.name != "pod-complete.yaml"]
     selector = f"--manage-nodes-with-annotation-selector={_ANNOTATION}=fake"
     nodes = yaml.safe_dump_all(_build_node(f"kwok-{index}", labels or {}) for index in range(num_nodes))
-    kubectl = (str(programs / "kubectl"), kubeconfig)
     processes = ProcessGroup(plane.folder / "logs")
-    processes.start("kwok", [str(programs / "kwok"), kubeconfig, selector, *configs])
+    processes.start("kwok", [program, f"--kubeconfig={plane.kubeconfig}", selector, *configs])
     try:
-        run(*kubectl, "apply", "-f", "-", input=nodes)
-        run(*kubectl, "wait", "node", "--selector=type=kwok", "--for=condition=Ready", "--timeout=60s")
+        plane.kubectl("apply", "-f", "-", input=nodes)
+        plane.kubectl("wait", "node", "--selector=type=kwok", "--for=condition=Ready", "--timeout=60s")
         yield
     finally:
         processes.stop_all()

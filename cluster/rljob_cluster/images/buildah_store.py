@@ -31,8 +31,10 @@ def find_image(name: str, near: Path) -> StoredImage | None:
     root = _find_root()
     if root is None or not near.exists() or root.stat().st_dev != near.stat().st_dev:
         return None
-    found = (entry for entry in _load(root / "overlay-images/images.json") if f"localhost/{name}" in _names(entry))
-    return next((_read_image(root, entry, name) for entry in found), None)
+    for entry in _load(root / "overlay-images/images.json"):
+        if f"localhost/{name}" in (entry.get("names") or []):
+            return _read_image(root, entry, name)
+    return None
 
 
 @functools.cache
@@ -47,7 +49,9 @@ def _find_root() -> Path | None:
 
 
 def _read_image(root: Path, entry: dict[str, Any], name: str) -> StoredImage | None:
-    config = (root / "overlay-images" / entry["id"] / _file_name(f"sha256:{entry['id']}")).read_bytes()
+    # containers/storage encodes keys in base64 if they contain other characters than a-z, 0-9, . and -.
+    encoded = base64.b64encode(f"sha256:{entry['id']}".encode()).decode()
+    config = (root / "overlay-images" / entry["id"] / f"={encoded}").read_bytes()
     by_id = {layer["id"]: layer for layer in _load(root / "overlay-layers/layers.json")}
     layers: list[dict[str, Any]] = []
     next_id = entry.get("layer")
@@ -64,15 +68,6 @@ def _read_image(root: Path, entry: dict[str, Any], name: str) -> StoredImage | N
 
 def _reject_reading() -> IO[bytes]:
     raise AssertionError("layers of buildah's store are linked, not read")
-
-
-def _file_name(key: str) -> str:
-    """containers/storage encodes keys in base64 if they contain other characters than a-z, 0-9, . and -."""
-    return "=" + base64.b64encode(key.encode()).decode()
-
-
-def _names(entry: dict[str, Any]) -> list[str]:
-    return entry.get("names") or []
 
 
 def _load(path: Path) -> list[dict[str, Any]]:

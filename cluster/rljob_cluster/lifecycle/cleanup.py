@@ -85,7 +85,6 @@ def _remove_network_namespaces(node: Node) -> None:
 
 
 def _remove_cgroup(cgroup: Path) -> None:
-    children = sorted((path for path in cgroup.rglob("*") if path.is_dir()), reverse=True)
-    for folder in (*children, cgroup):
+    for folder in sorted(cgroup.glob("**"), reverse=True):
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -63,18 +63,14 @@ class Supervisor:
         self._processes.start(
             "kube-proxy", [str(self.programs / "kube-proxy"), f"--config={self._write_proxy_config()}"]
         )
-        self._kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(addons.build_coredns()))
-        self._kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=90s")
-        self._kubectl("rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout=60s")
+        self._plane.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(addons.build_coredns()))
+        self._plane.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=90s")
+        self._plane.kubectl("rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout=60s")
         (self.state / "run/ready").touch()
         while not self._stopping.wait(_RESTART_DELAY_SECONDS):
             self._processes.restart_dead()
         self._processes.stop_all()
         self._plane.stop()
-
-    def _kubectl(self, *arguments: str, input: str | None = None) -> str:
-        kubeconfig = str(self.state / "kubeconfig")
-        return run(str(self.programs / "kubectl"), "--kubeconfig", kubeconfig, *arguments, input=input)
 
     def _open_network(self) -> None:
         add_bridge(cleanup.API_BRIDGE, f"{API_ADDRESS}/32")

@@ -36,15 +36,11 @@ class RankProcess:
         self.address = os.environ.get(ENV_POD_IP) or ray.util.get_node_ip_address()
         self._store: WeightStore | None = None
 
-    def describe(self) -> tuple[str, str, int]:
-        """Return address, machine, and process id."""
-        return self.address, _BOOT_ID.read_text(), os.getpid()
-
-    def free_port(self) -> int:
-        """Return a free port on this rank's address, for the rendezvous."""
+    def describe(self) -> tuple[str, str, int, int]:
+        """Return machine, address, process id, and a free port for the rendezvous."""
         with socket.socket() as probe:
             probe.bind((self.address, 0))
-            return int(probe.getsockname()[1])
+            return _BOOT_ID.read_text(), self.address, os.getpid(), probe.getsockname()[1]
 
     @typed_errors
     def start(

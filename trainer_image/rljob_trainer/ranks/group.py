@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -111,11 +110,8 @@ class TrainerGroup:
         """Raise TrainerGroupDiedError once a rank died, even while no other method runs: rollouts may still need the
         weights that it serves."""
         while True:
-            calls = [_future(rank.describe.remote()) for rank in self._ranks]
             # A rank that runs an update answers later; a peer of a dead rank may never answer.
-            if calls:
-                await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [error for call in calls if call.done() and (error := call.exception())]
+            errors = await _wait_for([_future(rank.__ray_ready__.remote()) for rank in self._ranks])
             if errors and self._ranks:  # else a failed method killed them and raises the reason
                 self._kill()
                 raise group_failure("watch", errors)
@@ -142,15 +138,14 @@ class TrainerGroup:
     async def _load(self, model: str, checkpoint: Path | None) -> None:
         described = await self._broadcast("describe")
         # Adjacent ranks share a machine, so that their collectives stay on it.
-        order = sorted(range(len(described)), key=lambda i: (described[i][1], described[i][0], i))
-        self._ranks = [self._ranks[i] for i in order]
-        self.process_ids = [described[i][2] for i in order]
-        machines = Counter(machine for _, machine, _ in described)
-        (port,) = await self._call([self._ranks[0]], "free_port", [()])
-        rendezvous = (described[order[0]][0], port)
+        order = sorted(range(len(described)), key=lambda i: described[i][:2])
+        self._ranks, described = [self._ranks[i] for i in order], [described[i] for i in order]
+        machines = [machine for machine, *_ in described]
+        self.process_ids = [process_id for _, _, process_id, _ in described]
+        _, address, _, port = described[0]
         calls = [
-            (rank, len(order), machines[described[i][1]], rendezvous, self._job, model, checkpoint)
-            for rank, i in enumerate(order)
+            (rank, len(order), machines.count(machine), (address, port), self._job, model, checkpoint)
+            for rank, machine in enumerate(machines)
         ]
         self._can_share_prompts = all(await self._call_all("start", calls))
 
@@ -158,20 +153,14 @@ class TrainerGroup:
         return await self._call_all(method, [arguments] * len(self._ranks))
 
     async def _call_all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return await self._call(self._ranks, method, arguments)
-
-    async def _call(self, ranks: Sequence[ActorHandle], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `method` on `ranks`. The first failure kills all ranks, since the others may never return."""
+        """Call `method` on all ranks. The first failure kills the group, since the other ranks may never return."""
         if not self._ranks:
             raise TrainerGroupDiedError("the trainer group has ended")
         calls = [
-            asyncio.ensure_future(_future(getattr(rank, method).remote(*args)))
-            for rank, args in zip(ranks, arguments, strict=True)
+            _future(getattr(rank, method).remote(*args)) for rank, args in zip(self._ranks, arguments, strict=True)
         ]
         try:
-            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [error for call in calls if call.done() and (error := call.exception())]
-            if errors:
+            if errors := await _wait_for(calls):
                 raise group_failure(method, errors)
             return [call.result() for call in calls]
         except BaseException:
@@ -222,6 +211,13 @@ def scatter_logprobs(
 
 def _future(reference: Any) -> asyncio.Future[Any]:
     return asyncio.wrap_future(reference.future())
+
+
+async def _wait_for(calls: Sequence[asyncio.Future[Any]]) -> list[BaseException]:
+    """Wait until all calls have ended or one has failed. Return the errors."""
+    if calls:
+        await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+    return [error for call in calls if call.done() and (error := call.exception())]
 
 
 def connect() -> None:

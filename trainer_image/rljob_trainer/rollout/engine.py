@@ -36,22 +36,16 @@ _NUM_PROBED_COLUMNS = 4
 
 
 @dataclass
-class FileInitInfo(WeightTransferInitInfo):
-    """Empty: the transfer needs no rendezvous."""
-
-
-@dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):
     """A verified file that every worker of the replica can read."""
 
     path: str
-    sha256: str
 
 
-class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+class FileWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, FileUpdateInfo]):
     """Loads complete checkpoints with Hugging Face names; vLLM's layerwise reload fuses, shards and repacks them."""
 
-    init_info_cls = FileInitInfo
+    init_info_cls = WeightTransferInitInfo
     update_info_cls = FileUpdateInfo
 
     def __init__(
@@ -60,8 +54,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         super().__init__(config, vllm_config, device, model)
         self.readback = ReadBack(model)
 
-    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        """Do nothing."""
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Do nothing: the transfer needs no rendezvous."""
 
     def start_weight_update(self) -> None:
         self.readback.begin()

@@ -111,7 +111,7 @@ class EngineLoader:
                 begin = time.perf_counter()  # it was generating until now
             load_begin = time.perf_counter()
             await engine.start_weight_update()
-            await engine.update_weights(_build_update(path, manifest))
+            await engine.update_weights(_build_update(path))
             await engine.finish_weight_update(manifest.key)
             digests = await engine.collective_rpc("rljob_digest")
             load_seconds = time.perf_counter() - load_begin
@@ -127,7 +127,7 @@ class EngineLoader:
         )
 
 
-def _build_update(path: Path, manifest: WeightManifest) -> Any:
+def _build_update(path: Path) -> Any:
     from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-    return WeightTransferUpdateRequest(update_info={"path": str(path), "sha256": manifest.sha256})
+    return WeightTransferUpdateRequest(update_info={"path": str(path)})

@@ -170,7 +170,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_transfer, "_build_update", lambda path, manifest: str(path))
+    monkeypatch.setattr(weight_transfer, "_build_update", str)
 
 
 @pytest.mark.parametrize(("update_mode", "pause_mode"), [("keep", "keep"), ("finish", "wait")])

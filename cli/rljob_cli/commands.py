@@ -11,8 +11,7 @@ from rich.console import Console
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import Problem
-from rljob_cli.check.findings import check_file
-from rljob_cli.check.jobfile import JobFile, load, load_partial
+from rljob_cli.check.jobfile import JobFile, check_file, load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block

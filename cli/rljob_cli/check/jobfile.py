@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,13 +56,38 @@ class JobFile:
         return any(location[: len(other)] == other[: len(location)] for other in known)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or for a warning, may go wrong."""
+
+    path: str
+    message: str
+    is_warning: bool = False
+    line_within: int = 0
+    """The line of a multi-line text at `path`, from 1."""
+
+
+def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Problem] = ()) -> None:
+    """Raise all errors at once, with the file's own problems; print warnings."""
+    problems = [*file.problems, *extra]
+    for finding in findings:
+        if file.has_problem(finding.path):
+            continue
+        problem = file.problem(finding.path, finding.message, finding.line_within)
+        if finding.is_warning:
+            print(f"warning: {file.path}:{problem.line}: {problem}", file=sys.stderr)
+        else:
+            problems.append(problem)
+    if problems:
+        raise InvalidManifestError(str(file.path), problems)
+
+
 def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
     """Read a job file; raise UserError if anything is wrong with it.
 
     `keep_references` keeps rewardModelRef, as on a cluster. Otherwise the file's RewardModels replace it."""
     file = load_partial(path, overrides, keep_references=keep_references)
-    if file.problems:
-        raise InvalidManifestError(str(path), list(file.problems))
+    check_file(file, ())
     return file
 
 
@@ -80,7 +106,7 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
     if not keep_references:
         job, sources, found = inline_reward_models(job, document, models)
         problems += found
-    own = {m.name: m.model for m in models if m.model.metadata.namespace == job.metadata.namespace}
+    own = {name: model for (namespace, name), (model, _) in models.items() if namespace == job.metadata.namespace}
     return JobFile(path, resolve(job, path.parent), document, text.splitlines(), tuple(problems), sources, own)
 
 

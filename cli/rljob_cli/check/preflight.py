@@ -24,8 +24,8 @@ from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
 from rljob_api.manifest.sources import parse_source
-from rljob_cli.check.findings import Finding
 from rljob_cli.check.inspect_files import count_parameters, find_data_files, find_model_problem, read_columns
+from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.node.gpus import find_gpus
 from rljob_cli.local.secrets import find_reference
 from rljob_operator.plan.validate import find_model_sources

@@ -23,8 +23,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
-from rljob_cli.check.findings import check_file
-from rljob_cli.check.jobfile import load
+from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import check_reward
 from rljob_cli.check.score_client import score_all
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.findings import check_file
-from rljob_cli.check.jobfile import load, load_partial
+from rljob_cli.check.jobfile import check_file, load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks
 
 MACHINE = Machine(

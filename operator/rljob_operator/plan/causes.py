@@ -27,7 +27,6 @@ from rljob_operator.plan.observed_job import (
     has_condition,
     is_ready,
     is_terminating,
-    labels_of,
     last_termination,
     name_of,
 )
@@ -37,7 +36,7 @@ _NODE_FAILURE_REASONS = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
 _GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
-"""Time for the garbage collector to delete the Pods of an earlier StatefulSet."""
+"""Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
 _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
 """Reasons for which a RewardModel is not ready and needs no help yet. "" is a ready or a new one."""
 REMEDIES = {
@@ -82,7 +81,7 @@ def find_causes(observed: ObservedJob) -> list[Cause]:
 
 def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
     """Pods that have the name of a trainer and do not belong to its StatefulSet, which waits for the name silently and
-    indefinitely. Each comes with the time from which it counts: Pods of an earlier StatefulSet are deleted before."""
+    indefinitely. Each comes with the time from which it counts: until then Pods are deleted or adopted."""
     job = observed.job
     stateful_set = observed.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
     if stateful_set is None or is_terminating(stateful_set):
@@ -92,21 +91,13 @@ def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
     taken = sorted(
         name_of(pod)
         for pod in observed.state.pods
-        if name_of(pod) in names and not is_terminating(pod) and not _belongs_to(stateful_set, pod)
+        if name_of(pod) in names and not is_terminating(pod) and find_controller(pod).get("uid") != metadata.get("uid")
     )
     created = metadata.get("creationTimestamp")
     since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
     detail = "trainer: Pod {} occupies a name of the StatefulSet but is not controlled by it"
     namespace = job.metadata.namespace
     return [(since, Cause.of("PodNameTaken", "", detail.format(pod), f"-n {namespace} {pod}")) for pod in taken]
-
-
-def _belongs_to(workload: Manifest, pod: Manifest) -> bool:
-    """Whether the workload controls the Pod, or will adopt it: no controller, and matching labels."""
-    if controller := find_controller(pod):
-        return bool(controller.get("uid") == workload["metadata"].get("uid"))
-    selector = (workload["spec"].get("selector") or {}).get("matchLabels") or {}
-    return bool(selector.items() <= labels_of(pod).items())
 
 
 def find_model_causes(

@@ -270,10 +270,8 @@ def _keep_head_template(desired: Manifest, running: Manifest) -> Manifest:
 
 def _is_outdated(running: Manifest | None, desired: Manifest | None) -> bool:
     """Whether what the role reads at its start has changed."""
-    return running is not None and desired is not None and _config_hash(running) != _config_hash(desired)
-
-
-def _config_hash(workload: Manifest) -> str | None:
-    annotations = workload["spec"]["template"].get("metadata", {}).get("annotations") or {}
-    found: str | None = annotations.get(ANNOTATION_CONFIG_HASH)
-    return found
+    if running is None or desired is None:
+        return False
+    templates = (workload["spec"]["template"].get("metadata", {}) for workload in (running, desired))
+    old, new = ((metadata.get("annotations") or {}).get(ANNOTATION_CONFIG_HASH) for metadata in templates)
+    return bool(old != new)

@@ -209,7 +209,6 @@ def test_pod_with_a_trainers_name_is_reported_with_the_delete_command(pod):
         (orphan(), 5),
         (orphan("s1"), 61),
         (orphan(deletionTimestamp="2026-01-01T00:00:00Z"), 61),
-        (orphan(ownerReferences=[]), 61),
         (orphan(name="gsm8k-trainer-7"), 61),
     ],
 )

@@ -46,7 +46,9 @@ class RayHead:
     async def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         await self._wait_for_port()
-        command = build_command(self._address, self._folder.name)
+        # No resources: ranks run on the trainers' nodes only.
+        arguments = ["--head", f"--port={ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
+        command = build_start_command(arguments, self._address, self._folder.name)
         environment = {**os.environ, **ray_environment()}
         self._process = await asyncio.create_subprocess_exec(
             *command, env=environment, preexec_fn=_die_with_parent, stdout=asyncio.subprocess.DEVNULL
@@ -98,12 +100,6 @@ class RayHead:
                 f"cannot listen on {self._address}:{ray_port()} (Ray): the port is in use; "
                 "stop the process that holds it"
             ) from error
-
-
-def build_command(address: str, folder: str) -> list[str]:
-    """Return the command line of the head. It offers no resources: ranks run on the trainers' nodes only."""
-    arguments = ["--head", f"--port={ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
-    return build_start_command(arguments, address, folder)
 
 
 def _die_with_parent() -> None:

@@ -71,16 +71,12 @@ class Raylet:
 
     def has_died(self) -> bool:
         """Return True once the raylet existed and no longer does."""
-        alive = self._exists()
+        try:
+            alive = any(map(_is_raylet, psutil.Process(self._node).children(recursive=True)))
+        except psutil.NoSuchProcess:
+            alive = False
         self._seen = self._seen or alive
         return self._seen and not alive
-
-    def _exists(self) -> bool:
-        try:
-            processes = psutil.Process(self._node).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return False
-        return any(_is_raylet(process) for process in processes)
 
 
 def _is_raylet(process: psutil.Process) -> bool:

@@ -47,7 +47,7 @@ class Fleet:
         """`readiness_lags`: a replica can leave the list because it lacks the required key, without draining."""
         self.replicas: dict[str, Replica] = {}
         self.required_key = ""
-        """Only replicas that serve this key are used; empty: any."""
+        """The caller sets it: only replicas that serve this key are used; empty: any."""
         self.failing_since: float | None = None
         """Start of the period in which attempts were made and none succeeded; None after a success."""
         self._max_in_flight = max_in_flight
@@ -68,10 +68,6 @@ class Fleet:
             # An empty list may be a DNS failure: the known replicas stay usable.
             if not replica.in_flight and (replica.num_failures or (replica.draining and listed)):
                 del self.replicas[address]
-
-    def require(self, key: str) -> None:
-        """Use only replicas that serve `key` from now on."""
-        self.required_key = key
 
     def pick(self, now: float, avoid: Collection[str] = (), *, only_others: bool = False) -> str | None:
         """Return the usable replica with the fewest requests, and count one more for it. A replica in `avoid` is the
@@ -196,7 +192,6 @@ class Fleet:
         return not replica.draining and not replica.num_failures and self._is_suitable(replica)
 
     def _release(self, address: str) -> Replica | None:
-        replica = self.replicas.get(address)
-        if replica:
+        if replica := self.replicas.get(address):
             replica.in_flight -= 1
         return replica

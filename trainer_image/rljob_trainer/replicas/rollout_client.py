@@ -122,17 +122,20 @@ class RolloutClient:
         self._manifest = manifest
         self.served = {}
         fleet = self.replicas.fleet
-        fleet.require(manifest.key)
+        fleet.required_key = manifest.key
         self._verify_all()
         loop = asyncio.get_running_loop()
         first_at: float | None = None
         while True:
             if fleet.num_serving():
-                first_at = loop.time() if first_at is None else first_at
+                first_at = first_at or loop.time()
                 if not fleet.stragglers() or loop.time() - first_at > _STRAGGLER_SECONDS:
                     return dict(self.served)
-            else:
-                self._raise_if_all_mismatch()
+            elif fleet.replicas and all(r.rejected_key == manifest.key for r in fleet.replicas.values()):
+                raise TransientError(
+                    f"every rollout serves weights {manifest.key} with a digest that differs from the trainer's; "
+                    "see the driver's log"
+                )
             await asyncio.sleep(0.02)
 
     def describe_wait(self) -> str:
@@ -140,14 +143,6 @@ class RolloutClient:
         if not fleet.required_key or fleet.num_serving():
             return ""
         return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
-
-    def _raise_if_all_mismatch(self) -> None:
-        fleet = self.replicas.fleet
-        if fleet.replicas and all(replica.rejected_key == fleet.required_key for replica in fleet.replicas.values()):
-            raise TransientError(
-                f"every rollout serves weights {fleet.required_key} with a digest that differs from the trainer's; "
-                "see the driver's log"
-            )
 
     def _verify_all(self) -> None:
         manifest = self._manifest
@@ -186,8 +181,7 @@ class RolloutClient:
         self.replicas.dispatch()
 
     async def _stop_verifying(self) -> None:
-        tasks = [task for task in self._verifying.values() if not task.done()]
-        self._verifying.clear()
+        tasks, self._verifying = self._verifying.values(), {}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -76,7 +76,7 @@ class VersionTracker:
         self._require_pinned()
 
     def _require_pinned(self) -> None:
-        self._replicas.fleet.require(self.pin.version or PENDING)
+        self._replicas.fleet.required_key = self.pin.version or PENDING
         self._replicas.dispatch()
 
     async def _identify(self, address: str) -> None:

@@ -65,7 +65,10 @@ class WeightStore:
         save_file(tensors, partial)
         partial.replace(path)
         sha256, checksum = _digest_file_and_tensors(path, tensors)
-        self._keep(path)
+        published = [*self._published, path]
+        self._published = published[-_NUM_KEPT:]
+        for old in published[:-_NUM_KEPT]:
+            old.unlink()
         return WeightManifest(
             generation=generation,
             version=version,
@@ -74,12 +77,6 @@ class WeightStore:
             sha256=sha256,
             checksum=checksum,
         )
-
-    def _keep(self, path: Path) -> None:
-        published = [*self._published, path]
-        self._published = published[-_NUM_KEPT:]
-        for old in published[:-_NUM_KEPT]:
-            old.unlink()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -69,17 +69,17 @@ def test_busy_replica_is_not_suspect():
 
 def test_only_replicas_with_the_required_weights_are_used():
     fleet = fleet_of("a", "b")
-    fleet.require("g:1")
+    fleet.required_key = "g:1"
     fleet.record_serves("a", "g:1")
     assert fleet.pick(0.0) == fleet.pick(0.0) == "a"
     assert fleet.list_unverified(0.0) == ["b"]
-    fleet.require("g:2")
+    fleet.required_key = "g:2"
     assert fleet.pick(0.0) is None
 
 
 def test_failed_replica_must_report_its_weights_again():
     fleet = fleet_of("a")
-    fleet.require("g:1")
+    fleet.required_key = "g:1"
     fleet.record_serves("a", "g:1")
     fleet.pick(0.0)
     fleet.record_failed("a", 0.0)
@@ -91,11 +91,11 @@ def test_failed_replica_must_report_its_weights_again():
 
 def test_rejected_replica_is_not_verified_again_for_that_version():
     fleet = fleet_of("a")
-    fleet.require("g:1")
+    fleet.required_key = "g:1"
     fleet.record_rejected("a", "g:1")
     assert fleet.list_unverified(0.0) == []
     assert fleet.stragglers() == []
-    fleet.require("g:2")
+    fleet.required_key = "g:2"
     assert fleet.list_unverified(0.0) == ["a"]
 
 
@@ -129,7 +129,7 @@ def test_draining_replica_is_used_when_no_other_works():
 
 def test_unlisted_replica_is_used_again_when_it_serves_the_required_weights():
     fleet = fleet_of("a", "b")
-    fleet.require("g:2")
+    fleet.required_key = "g:2"
     fleet.record_serves("a", "g:2")
     fleet.observe_addresses(["a"])
     fleet.record_serves("b", "g:2")
@@ -138,12 +138,12 @@ def test_unlisted_replica_is_used_again_when_it_serves_the_required_weights():
 
 def test_draining_replica_is_not_a_straggler():
     fleet = fleet_of("a", "b")
-    fleet.require("g:1")
+    fleet.required_key = "g:1"
     for address in "ab":
         fleet.record_serves(address, "g:1")
     fleet.pick(0.0, avoid={"b"})
     fleet.observe_addresses(["b"])
-    fleet.require("g:2")
+    fleet.required_key = "g:2"
     assert fleet.stragglers() == ["b"]
 
 

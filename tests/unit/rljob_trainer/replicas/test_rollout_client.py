@@ -118,5 +118,5 @@ async def test_job_stops_when_every_rollout_serves_a_wrong_digest(rollouts):
 
 async def test_wait_for_weights_is_described(rollouts):
     assert rollouts.describe_wait() == ""
-    rollouts.replicas.fleet.require("g:1")
+    rollouts.replicas.fleet.required_key = "g:1"
     assert "waits for a rollout to serve weights g:1" in rollouts.describe_wait()

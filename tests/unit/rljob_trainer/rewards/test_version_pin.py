@@ -79,12 +79,12 @@ def test_result_without_a_version_counts():
 def test_only_replicas_of_the_required_version_are_picked():
     fleet = Fleet(readiness_lags=False)
     fleet.observe_addresses(["x", "y"])
-    fleet.require(PENDING)
+    fleet.required_key = PENDING
     assert fleet.pick(0.0) is None, "no replica has reported a version"
     assert sorted(fleet.list_unidentified(0.0)) == ["x", "y"]
     fleet.record_version("x", "a")
     fleet.record_version("y", "b")
-    fleet.require("a")
+    fleet.required_key = "a"
     assert [fleet.pick(0.0), fleet.pick(0.0)] == ["x", "x"]
     assert sorted(fleet.versions()) == ["a", "b"]
 
@@ -93,7 +93,7 @@ def test_failed_replica_is_identified_again_and_stays_suspect():
     fleet = Fleet(readiness_lags=False)
     fleet.observe_addresses(["x"])
     fleet.record_version("x", "a")
-    fleet.require("a")
+    fleet.required_key = "a"
     fleet.pick(0.0)
     fleet.record_failed("x", 0.0)
     assert (fleet.list_unidentified(0.0), fleet.list_unidentified(10.0)) == ([], ["x"])

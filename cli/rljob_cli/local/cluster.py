@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_RAY_PORT
@@ -44,9 +43,7 @@ class LocalCluster:
         self._tasks = [asyncio.create_task(self._run_controllers()), asyncio.create_task(self.kubelet.run())]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop(_STOP_SECONDS)
 
     async def stop(self, grace_seconds: float, first: tuple[str, ...] = ()) -> None:

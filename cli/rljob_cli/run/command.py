@@ -28,11 +28,9 @@ from rljob_cli.manifests import phase_of, role_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
-from rljob_cli.run.metrics_file import read_rows, split_rows
-from rljob_cli.run.report import draw_curves, print_report
+from rljob_cli.run.report import build_summary, draw_curves, print_report
 from rljob_cli.run.reward_rows import Metrics
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
-from rljob_cli.run.summary import build_summary
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
@@ -106,7 +104,7 @@ class Run:
         pods = list(store.pods.values())
         self.history.record(pods)
         job = store.job or self._job
-        steps, evals = split_rows(read_rows(self._folder / runfolder.FILE_METRICS))
+        steps, evals = runfolder.split_rows(runfolder.read_rows(self._folder / runfolder.FILE_METRICS))
         return Snapshot(
             name=job.metadata.name,
             phase=job.status.phase or "Pending",
@@ -164,16 +162,12 @@ def run_job(
     job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput, console: Console
 ) -> str:
     """Run the job and write its summary and curves. Return its phase."""
-
-    async def execute() -> tuple[str, Run]:
-        run = Run(job, folder, network, claims, output)
-        return await run.execute(), run
-
     try:
-        phase, run = asyncio.run(execute())
+        run = Run(job, folder, network, claims, output)
+        phase = asyncio.run(run.execute())
     finally:
         output.close()
-    rows = read_rows(folder / runfolder.FILE_METRICS)
+    rows = runfolder.read_rows(folder / runfolder.FILE_METRICS)
     summary = build_summary(
         name=job.metadata.name,
         phase=phase,

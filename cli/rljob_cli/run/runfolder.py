@@ -26,6 +26,8 @@ FILE_SUMMARY = "summary.json"
 FILE_CURVES = "curves.png"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
 """Except schedule.steps."""
+Row = dict[str, Any]
+"""A line of metrics.jsonl: the numbers of a step or an evaluation."""
 
 
 @contextlib.contextmanager
@@ -86,6 +88,20 @@ def read_driver_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return summary
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the complete rows. The driver may be writing the last line, which is then left for the next read."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    steps = [row for row in rows if row.get("type", "step") == "step"]
+    return steps, [row for row in rows if row.get("type") == "eval"]
 
 
 def _dump(job: RLJob) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.manifests import is_ready, role_of
-from rljob_cli.run.metrics_file import Row
 from rljob_cli.run.reward_rows import RewardRow
+from rljob_cli.run.runfolder import Row
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import is_terminating, name_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ class Side:
 
     @property
     def means(self) -> dict[str, float]:
-        return {name: math.fsum(values) / len(values) for name, values in self.values.items()}
+        return {name: statistics.fmean(values) for name, values in self.values.items()}
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,12 @@ class Pair:
     a: Side
     b: Side
 
+    def has(self, curve: str) -> bool:
+        return curve in self.a.values and curve in self.b.values
+
     def difference(self, curve: str) -> float | None:
         """Return b minus a; None if either has no valid value."""
-        before, after = self.a.means.get(curve), self.b.means.get(curve)
-        return None if before is None or after is None else after - before
+        return self.b.means[curve] - self.a.means[curve] if self.has(curve) else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rljob_cli.trajectories.comparison import Comparison, Pair
+from rljob_cli.trajectories.comparison import Comparison, Pair, Side
 from rljob_cli.trajectories.log import Row
 
 _MAX_TEXT_CHARACTERS = 400
@@ -30,7 +30,7 @@ def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
         table.add_row(
             f"{row['step']}\n{row['lane']}",
             f"{row['group']}/{row['sample']}",
-            Text(shorten(row["prompt"], full) + _answer(row)),
+            Text(shorten(row["prompt"], full) + _answer(row["ground_truth"])),
             Text(shorten(row["completion"], full) + (" [truncated]" if row["truncated"] else "")),
             number(row["score"]),
             *(describe_reward(by_name.get(name)) for name in rewards),
@@ -85,14 +85,13 @@ def _summarize(comparison: Comparison) -> Table:
     for name in ("curve", "a", "b", "difference", "better in b", "worse in b", "prompts"):
         table.add_column(name, justify="left" if name == "curve" else "right")
     for curve in comparison.curves:
-        found = [pair for pair in comparison.pairs if pair.difference(curve) is not None]
-        differences = [pair.difference(curve) or 0.0 for pair in found]
-        before = math.fsum(pair.a.means[curve] for pair in found) / len(found) if found else None
-        after = math.fsum(pair.b.means[curve] for pair in found) / len(found) if found else None
-        change = None if before is None or after is None else after - before
-        better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-        cells = (number(before), number(after), signed(change), str(better), str(worse), str(len(found)))
-        table.add_row(curve, *cells)
+        # Both runs have the curve for one prompt at least, or it would not be listed.
+        found = [(pair.a.means[curve], pair.b.means[curve]) for pair in comparison.pairs if pair.has(curve)]
+        before, after = (statistics.fmean(values) for values in zip(*found, strict=True))
+        better, worse = sum(b > a for a, b in found), sum(b < a for a, b in found)
+        table.add_row(
+            curve, number(before), number(after), signed(after - before), str(better), str(worse), str(len(found))
+        )
     return table
 
 
@@ -101,24 +100,22 @@ def _list_pairs(pairs: Sequence[Pair], curves: Sequence[str], full: bool) -> Tab
     for name in ("prompt", "a", "b", "difference"):
         table.add_column(name, overflow="fold", ratio=3 if name == "prompt" else None)
     for pair in pairs:
-        answer = "" if pair.ground_truth is None else f"\nanswer: {pair.ground_truth}"
         table.add_row(
-            Text(shorten(pair.prompt, full) + answer),
-            Text(_list_means(pair.a.means, curves, pair.a.num_samples, pair.a.num_invalid)),
-            Text(_list_means(pair.b.means, curves, pair.b.num_samples, pair.b.num_invalid)),
+            Text(shorten(pair.prompt, full) + _answer(pair.ground_truth)),
+            *(Text(_list_means(side, curves)) for side in (pair.a, pair.b)),
             Text("\n".join(signed(pair.difference(curve)) for curve in curves)),
         )
     return table
 
 
-def _list_means(means: dict[str, float], curves: Sequence[str], num_samples: int, num_invalid: int) -> str:
-    lines = [f"{curve} {number(means.get(curve))}" for curve in curves]
-    invalid = f", {num_invalid} invalid" if num_invalid else ""
-    return "\n".join([*lines, f"{num_samples} sample{'s' if num_samples != 1 else ''}{invalid}"])
+def _list_means(side: Side, curves: Sequence[str]) -> str:
+    lines = [f"{curve} {number(side.means.get(curve))}" for curve in curves]
+    invalid = f", {side.num_invalid} invalid" if side.num_invalid else ""
+    return "\n".join([*lines, f"{side.num_samples} sample{'s' if side.num_samples != 1 else ''}{invalid}"])
 
 
-def _answer(row: Row) -> str:
-    return "" if row["ground_truth"] is None else f"\nanswer: {row['ground_truth']}"
+def _answer(ground_truth: str | None) -> str:
+    return "" if ground_truth is None else f"\nanswer: {ground_truth}"
 
 
 def shorten(text: str, full: bool) -> str:

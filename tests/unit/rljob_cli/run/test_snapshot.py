@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from rljob_cli.run.live import render, sparkline
-from rljob_cli.run.metrics_file import read_rows
+from rljob_cli.run.report import build_summary
 from rljob_cli.run.reward_rows import RewardRow
+from rljob_cli.run.runfolder import read_rows
 from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots
-from rljob_cli.run.summary import build_summary
 
 
 def step(number, **row):

@@ -64,7 +64,11 @@ class Supervisor:
             "kube-proxy", [str(self.programs / "kube-proxy"), f"--config={self._write_proxy_config()}"]
         )
         self._plane.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(addons.build_coredns()))
-        self._plane.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=90s")
+        nodes = [f"node/{node.name}" for node in self.nodes]
+        self._plane.kubectl(
+            "wait", *nodes, "--for=create", "--timeout=60s"
+        )  # they may not have registered yet
+        self._plane.kubectl("wait", *nodes, "--for=condition=Ready", "--timeout=90s")
         self._plane.kubectl("rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout=60s")
         (self.state / "run/ready").touch()
         while not self._stopping.wait(_RESTART_DELAY_SECONDS):

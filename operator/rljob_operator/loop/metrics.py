@@ -32,7 +32,6 @@ class Metrics:
             registry=self.registry,
         )
         self.leader = Gauge("rljob_operator_is_leader", "1 while this replica leads.", registry=self.registry)
-        self._scaled: set[tuple[str, str, str]] = set()
         self._slots_wanted = Gauge(
             "rljob_reward_slots_wanted",
             "Concurrent requests that the demand required at the last change of replicas.",
@@ -48,21 +47,13 @@ class Metrics:
 
     def record_owner(self, key: Key, owner: Owner | None) -> None:
         """Record the last autoscaling decisions of a job or RewardModel; None: it was deleted."""
-        where = (key.namespace, key.name if isinstance(key, JobKey) else f"rewardmodel/{key.name}")
-        decisions = dict(_decisions(owner)) if owner else {}
-        for reward, (scaling, max_replicas) in decisions.items():
-            self._scaled.add((*where, reward))
-            self._slots_wanted.labels(*where, reward).set(scaling.slots)
-            self._scaling.labels(*where, reward, "wanted").set(scaling.replicas)
-            self._scaling.labels(*where, reward, "max").set(max_replicas)
-        for scaled in [s for s in self._scaled if s[:2] == where and s[2] not in decisions]:
-            self._remove(scaled)
-
-    def _remove(self, scaled: tuple[str, str, str]) -> None:
-        self._scaled.remove(scaled)
-        self._slots_wanted.remove(*scaled)
-        for kind in ("wanted", "max"):
-            self._scaling.remove(*scaled, kind)
+        name = key.name if isinstance(key, JobKey) else f"rewardmodel/{key.name}"
+        for gauge in (self._slots_wanted, self._scaling):
+            gauge.remove_by_labels({"namespace": key.namespace, "owner": name})
+        for reward, (scaling, max_replicas) in _decisions(owner) if owner else ():
+            self._slots_wanted.labels(key.namespace, name, reward).set(scaling.slots)
+            self._scaling.labels(key.namespace, name, reward, "wanted").set(scaling.replicas)
+            self._scaling.labels(key.namespace, name, reward, "max").set(max_replicas)
 
     def on_response(self, verb: str, path: str, code: int) -> None:
         resource = next((part for part in reversed(path.split("/")) if part in self._resources), "other")

@@ -34,8 +34,13 @@ async def run_watches(
     `scopes` are namespaces; None: all. `on_list` gets the plural name of a kind that kopf has listed.
     """
     registry, sessions = kopf.OperatorRegistry(), list[aiohttp.ClientSession]()
+
+    async def handle(event: Any, param: Any = None, **_: Any) -> None:
+        await on_event(param, event)
+
     for resource in resources:
-        _register(resource, registry, on_event)
+        names = (resource.group, resource.version, resource.plural)
+        kopf.on.event(*names, id=resource.plural, param=resource, registry=registry)(handle)
 
     async def report_list(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         response = await handler(request)
@@ -78,12 +83,6 @@ async def _start(
         )
     finally:
         on_watching()
-
-
-def _register(resource: Resource, registry: kopf.OperatorRegistry, on_event: OnEvent) -> None:
-    @kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
-    async def handler(event: Any, **_: Any) -> None:
-        await on_event(resource, event)
 
 
 class _NoDiffs(kopf.StatusDiffBaseStorage):

@@ -1,4 +1,4 @@
-"""The operator's start with CRDs of another version, and the measures of a reconcile."""
+"""The operator's start with CRDs that are older or newer, and the measures of a reconcile."""
 
 import asyncio
 import contextlib

@@ -44,10 +44,7 @@ def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1); 0 for fewer than two values.
-
-    fsum: the order of samples must not matter.
-    """
+    """Return the sample standard deviation (n - 1) in any order (fsum); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = average(values)

@@ -112,10 +112,7 @@ class Collection:
                 yield group
 
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
-        """Rescore what a reward scored with another version than the pinned one. Call it before scores are used.
-
-        A reward may be updated in the middle of a step.
-        """
+        """Rescore what an older version scored: rewards may change during a step. Call it before scores are used."""
         rewards = self._collector.rewards
         for _ in range(_MAX_RESCORINGS):
             stale = [(group, names) for group in groups if (names := rewards.find_stale(group.trajectories))]

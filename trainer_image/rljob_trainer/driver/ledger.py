@@ -81,10 +81,7 @@ class Ledger:
     def record_collection_seconds(
         self, progress: CollectionProgress, update_seconds: float, total_seconds: float
     ) -> None:
-        """Split the time of a collection and its updates: generation up to the last token, updates, and the rest.
-
-        The rest counts as scoring: the driver waited only for rewards.
-        """
+        """Split the time into generation up to the last token, updates, and scoring: the rest, a wait for rewards."""
         generate = progress.generate_seconds
         self.add_seconds("generate", generate)
         self.add_seconds("update", update_seconds)

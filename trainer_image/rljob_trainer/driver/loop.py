@@ -182,10 +182,7 @@ class Driver:
         ledger.write_summary()
 
     async def _save_before_exit(self, trainer: Trainer, ledger: Ledger) -> None:
-        """Save the steps since the last checkpoint, if the trainer holds exactly those.
-
-        A checkpoint that is not complete in time has no COMPLETE, and the next driver removes it.
-        """
+        """Save steps since the last checkpoint, if the trainer holds exactly those. An unfinished one is removed."""
         step = ledger.history.step
         is_quick = self._checkpoint_seconds < _LAST_CHECKPOINT_SECONDS
         if not self._matches_history or not is_quick or step == 0 or checkpoint_exists(self._run_dir, step):

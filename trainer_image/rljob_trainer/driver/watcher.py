@@ -8,10 +8,7 @@ from typing import Any
 
 
 async def run_with_watcher(work: Coroutine[Any, Any, None], watcher: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or until `watcher` raises. Both have ended when this returns.
-
-    If both fail, raise the watcher's error: it names the cause.
-    """
+    """Run `work` until it ends or `watcher` raises; both then end. The watcher's error wins: it names the cause."""
     working, watching = asyncio.create_task(work), asyncio.create_task(watcher)
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)

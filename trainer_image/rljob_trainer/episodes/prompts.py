@@ -59,14 +59,12 @@ def load_prompts(data: Data, source: DataSource, where: str, tokenizer: Any, *, 
     if not rows:
         raise UserError(f"spec.data.{split_field(split)}.source: {where} has no rows")
     prompts = [build_prompt(data, source, row, i, tokenizer, split=split) for i, row in enumerate(rows)]
-    if data.max_prompt_tokens is None:
-        return prompts
-    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= data.max_prompt_tokens]
+    limit = data.max_prompt_tokens
+    kept = [prompt for prompt in prompts if limit is None or len(prompt.token_ids) <= limit]
     if not kept:
         shortest = min(len(prompt.token_ids) for prompt in prompts)
         raise UserError(
-            f"spec.data.maxPromptTokens is {data.max_prompt_tokens}, but the shortest prompt of {where} has "
-            f"{shortest} tokens; raise it"
+            f"spec.data.maxPromptTokens is {limit}, but the shortest prompt of {where} has {shortest} tokens; raise it"
         )
     return kept
 

@@ -1,7 +1,12 @@
-"""The head's environment variables, which the operator or `rljob run` sets. Read once."""
+"""What the operator or `rljob run` gives to the head: environment variables, and the job's file, which may change.
+
+A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file over it. The driver decides
+what a change means. Invariant: an unusable file changes nothing.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +25,8 @@ from rljob_api.wire.contract import (
     ENV_TOKEN,
     ENV_TRAIN_DATA,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,22 @@ def read_environment(variables: dict[str, str]) -> Environment:
         eval_data=variables.get(ENV_EVAL_DATA) or None,
         head_job_uid=variables.get(ENV_HEAD_JOB_UID, ""),
     )
+
+
+class JobFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[int, int, int] | None = None
+        self._steps: int | None = None
+
+    def read_steps(self) -> int | None:
+        """Return schedule.steps of the newest readable file; None if no file was readable yet."""
+        try:
+            found = self._path.stat()
+            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if identity != self._read:
+                self._read = identity
+                self._steps = load_job(self._path).spec.schedule.steps
+        except (OSError, UserError) as error:
+            log.warning("the job's file is unusable, so schedule.steps is unchanged: %s", error)
+        return self._steps

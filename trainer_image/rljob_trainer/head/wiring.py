@@ -22,8 +22,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.prompts import load_prompts
 from rljob_trainer.episodes.types import Prompt
-from rljob_trainer.head.environment import Environment
-from rljob_trainer.head.job_file import JobFile
+from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space

@@ -54,10 +54,7 @@ class RewardStatistics(Protocol):
 
 
 class PrometheusMetrics:
-    """The driver's /metrics.
-
-    Gauges hold the last step's numbers. Counters and histograms also move during a step.
-    """
+    """The driver's /metrics. Gauges hold the last step's numbers. Counters and histograms also move during a step."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -91,10 +88,7 @@ class PrometheusMetrics:
             self.phases.labels(phase)
 
     def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
-        """Export the counters of all rewards, and read their clients at each scrape.
-
-        Counters start at 0, so that rate() works for the first event.
-        """
+        """Export all rewards, whose clients a scrape reads. Counters start at 0: rate() shows their first event."""
         for name in clients:
             for lane in get_args(Lane):
                 self._latency.labels(name, lane, VALID)

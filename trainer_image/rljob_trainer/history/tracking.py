@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        """Record the numbers of one step or evaluation (`kind`)."""
-        ...
-
+    def log(self, kind: str, step: int, numbers: dict[str, float]) -> None: ...
     def close(self) -> None: ...
 
 

@@ -84,10 +84,7 @@ class RewardClient:
         return self.versions is not None and not self.versions.pin.accepts(result.version)
 
     async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:
-        """Score the samples of `request` together.  [samples]
-
-        Raise UserError if the policy is failJob, TransientError if no replica ever responds.
-        """
+        """Score the samples together.  [samples]  Raise UserError with failJob, TransientError without any response."""
         now = time.monotonic()
         pending = PendingRequest(RewardCall(request, self._protocol), started_at=now, waits_since=now)
         self.in_flight.add(pending)
@@ -120,10 +117,7 @@ class RewardClient:
         }
 
     def demand(self, forecast: DemandForecast) -> RewardDemand:
-        """Return the demand in executions, and their latency.
-
-        With scope group, an execution is a group. With sampleThenGroup it is a sample: the group step is short.
-        """
+        """Return the demand in executions: of groups with scope group, else of samples, since a group step is short."""
         if self.reward.scope == "group":
             forecast = forecast.in_groups()
         ordered, now = sorted(self._latencies), time.monotonic()

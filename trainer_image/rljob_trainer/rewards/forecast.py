@@ -113,10 +113,7 @@ class DemandForecaster:
         return replace(measured, demand=demand, group_size=progress.group_size if is_open else self._group_size)
 
     def _predict_due(self, progress: CollectionProgress, elapsed: float) -> float | None:
-        """Predict when the scores of the first collection are due from its generated share.
-
-        Assume that updates take as long as generation.
-        """
+        """Predict when scores of the first collection are due. Assume that updates take as long as generation."""
         if progress.num_samples and progress.num_generated == progress.num_samples:
             generate = progress.generate_seconds
         else:

@@ -48,10 +48,7 @@ class GroupScorer:
     async def score(
         self, position: int, request: ScoreRequest, ended_at: float | None = None
     ) -> dict[str, ScoredResult]:
-        """Return the results of all rewards for one sample, whose trajectory ended at `ended_at` (default: now).
-
-        Call it exactly once for each position of the group.
-        """
+        """Return a sample's results by reward; call it once a position. `ended_at`: of its trajectory; default: now."""
         ended_at = time.monotonic() if ended_at is None else ended_at
         results = await run_all([self._score_by(name, position, request, ended_at) for name in self._clients])
         return dict(zip(self._clients, results, strict=True))
@@ -64,7 +61,7 @@ class GroupScorer:
         if result is None or client.reward.scope == "sampleThenGroup":
             result = await self._barriers[name].join(position, (request, result))
         # Each sample's latency starts at its own end: the first of a group also waited for the last one.
-        return ScoredResult.model_construct(**{**dict(result), "latency_seconds": time.monotonic() - ended_at})
+        return result.model_copy(update={"latency_seconds": time.monotonic() - ended_at})
 
     async def _score_together(self, client: RewardClient, members: Sequence[_Member]) -> list[ScoredResult]:
         """Score the group; with results of samples, only the valid ones.  [samples]"""
@@ -115,9 +112,8 @@ def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResu
     two halves were scored by different versions is noticed.
     """
     components = {**sample_result.components, **group_result.components} if group_result.valid else {}
-    return ScoredResult.model_construct(
-        **{
-            **dict(group_result),
+    return group_result.model_copy(
+        update={
             "components": components,
             "queue_seconds": sample_result.queue_seconds + group_result.queue_seconds,
             "execute_seconds": sample_result.execute_seconds + group_result.execute_seconds,

@@ -58,8 +58,14 @@ class IdleTracker:
         seen_at = self._backend.cache.num_changes
 
         def on_unchanged(owner: Owner, observed: ObservedState, wanted: Plan[Any]) -> None:
-            if isinstance(owner, RLJob) and wanted.valid_until is not None:
-                self._idle[key] = self._build_state(key, seen_at, owner, observed, wanted.valid_until, now)
+            if not isinstance(owner, RLJob) or wanted.valid_until is None:
+                return
+            models = {reward.reward_model_ref.name for reward in owner.spec.rewards if reward.reward_model_ref}
+            owners = [ObjectKey(RLJOB.kind, key.namespace, key.name)]
+            owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
+            latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
+            driver, status = find_driver(owner, observed), _without_demand(observed.driver)
+            self._idle[key] = _IdleState(seen_at, tuple(owners), driver, status, min(latest, wanted.valid_until))
 
         return on_unchanged
 
@@ -68,16 +74,6 @@ class IdleTracker:
         if now >= state.until or _without_demand(await driver.get_status(state.driver)) != state.driver_status:
             return False
         return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
-
-    def _build_state(
-        self, key: Key, seen_at: int, job: RLJob, observed: ObservedState, valid_until: datetime, now: datetime
-    ) -> _IdleState:
-        models = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
-        owners = [ObjectKey(RLJOB.kind, key.namespace, key.name)]
-        owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
-        latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
-        driver = find_driver(job, observed)
-        return _IdleState(seen_at, tuple(owners), driver, _without_demand(observed.driver), min(latest, valid_until))
 
 
 def _without_demand(status: DriverStatus | None) -> DriverStatus | None:

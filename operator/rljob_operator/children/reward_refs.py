@@ -23,18 +23,13 @@ def child_name(name: str) -> str:
     return f"{name}-rewardmodel"
 
 
-def missing_reward_models(job: RLJob, observed: ObservedState) -> list[str]:
-    """Names of the RewardModels that the job references and that do not exist."""
-    names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
-    return sorted(names - set(observed.reward_models))
-
-
 def find_frozen_children(
     job: RLJob, observed: ObservedState, desired: Iterable[Manifest], head_exists: bool
 ) -> frozenset[ChildKey]:
     """Children that stay unchanged while a RewardModel is missing. Without a head no Pod is created, because none could
     work. A running head, and what it reads, is left alone, so that nothing is lost when the model returns."""
-    if not missing_reward_models(job, observed):
+    names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
+    if names <= observed.reward_models.keys():
         return frozenset()
     if not head_exists:
         return frozenset(key_of(child) for child in desired if child["kind"] in WORKLOAD_KINDS)

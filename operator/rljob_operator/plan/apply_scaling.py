@@ -16,17 +16,8 @@ from rljob_api.manifest.scaling import RewardScaling
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_operator.backend import Demand, Event, Manifest, ObservedState
 from rljob_operator.children.common import HEAD
-from rljob_operator.plan import conditions
-from rljob_operator.plan.autoscale import (
-    LEAD_SECONDS,
-    MAX_LEAD_SECONDS,
-    MIN_LEAD_SECONDS,
-    ScalingPolicy,
-    decide_replicas,
-    derive_scaling_events,
-    next_decision_seconds,
-    read_demand,
-)
+from rljob_operator.plan import autoscale, conditions
+from rljob_operator.plan.autoscale import ScalingPolicy
 from rljob_operator.plan.observed_job import find_condition, find_pods, is_ready, labels_of
 
 
@@ -37,12 +28,12 @@ def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob
         return job, None
     if job.spec.suspend or not is_autoscaled(job):
         return (_set_records(job, []) if job.status.scaling else job), None
-    pods = find_pods(job, observed)
+    name, pods = job.metadata.name, find_pods(job, observed)
     last = {record.name: record for record in job.status.scaling}
     rewards, records, waits = list[Reward](), list[RewardScaling](), list[float | None]()
     for reward in job.spec.rewards:
         if reward.autoscaling:
-            demands = [read_demand(job.metadata.name, observed.driver, reward.name)] if has_driver(pods) else []
+            demands = [autoscale.read_demand(name, observed.driver, reward.name)] if has_driver(pods) else []
             policy = ScalingPolicy(reward.name, reward.autoscaling, reward.slots)
             own = [pod for pod in pods if labels_of(pod).get(LABEL_REWARD) == reward.name]
             record, wait = _decide(policy, demands, last.get(reward.name), own, now)
@@ -68,8 +59,8 @@ def scale_model(model: RewardModel, observed: ObservedState, now: datetime) -> t
 def _decide(
     policy: ScalingPolicy, demands: Sequence[Demand], last: RewardScaling | None, pods: list[Manifest], now: datetime
 ) -> tuple[RewardScaling, float | None]:
-    record = decide_replicas(policy, demands, last, now, measure_startup_seconds(pods))
-    return record, next_decision_seconds(policy, demands, record, now)
+    record = autoscale.decide_replicas(policy, demands, last, now, measure_startup_seconds(pods))
+    return record, autoscale.next_decision_seconds(policy, demands, record, now)
 
 
 def is_autoscaled(job: RLJob) -> bool:
@@ -88,7 +79,7 @@ def read_demands(job: RLJob, observed: ObservedState, model: str) -> list[Demand
     if conditions.is_finished(job.status) or not has_driver(find_pods(job, observed)):
         return []
     return [
-        read_demand(f"{job.metadata.name}/{reward.name}", observed.driver, reward.name)
+        autoscale.read_demand(f"{job.metadata.name}/{reward.name}", observed.driver, reward.name)
         for reward in job.spec.rewards
         if reward.reward_model_ref and reward.reward_model_ref.name == model
     ]
@@ -102,7 +93,9 @@ def measure_startup_seconds(pods: Iterable[Manifest]) -> float:
         ready = find_condition(pod, "Ready").get("lastTransitionTime")
         if created and ready:
             times.append((datetime.fromisoformat(ready) - datetime.fromisoformat(created)).total_seconds())
-    return min(max(statistics.median(times), MIN_LEAD_SECONDS), MAX_LEAD_SECONDS) if times else LEAD_SECONDS
+    if not times:
+        return autoscale.LEAD_SECONDS
+    return min(max(statistics.median(times), autoscale.MIN_LEAD_SECONDS), autoscale.MAX_LEAD_SECONDS)
 
 
 def scaling_events(old: Sequence[RewardScaling], new: Sequence[RewardScaling]) -> tuple[Event, ...]:
@@ -111,7 +104,7 @@ def scaling_events(old: Sequence[RewardScaling], new: Sequence[RewardScaling]) -
     return tuple(
         event
         for record in new
-        for event in derive_scaling_events(before.get(record.name), record, f"reward {record.name}")
+        for event in autoscale.derive_scaling_events(before.get(record.name), record, f"reward {record.name}")
     )
 
 

@@ -205,27 +205,22 @@ def describe_waiting(role: RoleView) -> str:
 
 
 def _describe_unready_pod(pod: Manifest) -> str:
+    """Why the Pod is not ready; the same in every reconcile."""
     for status in container_statuses(pod):
         state = status.get("state") or {}
         if waiting := state.get("waiting"):
-            waiting = _stable_waiting(waiting, status.get("image"))
-            return _join(waiting.get("reason") or "Waiting", waiting.get("message"))
+            reason = waiting.get("reason") or "Waiting"
+            if reason == "CrashLoopBackOff":
+                return reason  # the seconds in its message change
+            if reason in ("ErrImagePull", "ImagePullBackOff") and (image := status.get("image")):
+                return _join("ImagePullBackOff", f'Back-off pulling image "{image}"')  # they alternate
+            return _join(reason, waiting.get("message"))
         if terminated := state.get("terminated"):
             code, message = terminated.get("exitCode"), extract_error_message(terminated.get("message"))
             return _join(f"ended with exit code {code}", message)
     if (scheduled := find_condition(pod, "PodScheduled")) and scheduled["status"] != "True":
         return _join(scheduled.get("reason") or "Unschedulable", scheduled.get("message"))
     return "starting" if container_statuses(pod) else "waiting to be scheduled"
-
-
-def _stable_waiting(waiting: Manifest, image: str | None) -> Manifest:
-    """Without what changes between reconciles: the seconds of a backoff, and ErrImagePull alternating with its
-    backoff."""
-    if waiting.get("reason") == "CrashLoopBackOff":
-        return {"reason": "CrashLoopBackOff"}
-    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff") and image:
-        return {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
-    return waiting
 
 
 def _join(reason: str, message: str | None) -> str:

@@ -22,6 +22,7 @@ from rljob_operator.children.network import build_reward_budget, build_reward_po
 from rljob_operator.children.reward import build_model_selector, build_reward, service_of
 from rljob_operator.children.reward_refs import child_name
 from rljob_operator.defaults import DEFAULTS, Defaults
+from rljob_operator.plan import validate
 from rljob_operator.plan.apply_scaling import scale_model
 from rljob_operator.plan.autoscale import derive_scaling_events, is_recent
 from rljob_operator.plan.causes import Cause, find_model_causes
@@ -35,12 +36,6 @@ from rljob_operator.plan.conditions import (
 from rljob_operator.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
 from rljob_operator.plan.observed_job import RoleView, describe_waiting, find_owned_children, find_pods, find_stale
 from rljob_operator.plan.reward_versions import SETTLED, describe_update
-from rljob_operator.plan.validate import (
-    find_model_sources,
-    find_source_problems,
-    find_template_problems,
-    find_url_problems,
-)
 
 READY = "Ready"
 DEGRADED = "Degraded"
@@ -147,10 +142,10 @@ def _plan_children(
 
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
     """All children. Raises UserError for a spec that cannot be built."""
-    sources = find_model_sources("spec", model.spec)
-    problems = [*find_url_problems("spec", model.spec), *find_source_problems(sources)]
+    sources = validate.find_model_sources("spec", model.spec)
+    problems = [*validate.find_url_problems("spec", model.spec), *validate.find_source_problems(sources)]
     if model.spec.is_served:
-        problems += find_template_problems("spec", model.spec)
+        problems += validate.find_template_problems("spec", model.spec)
     if problems:
         raise UserError("; ".join(problems))
     if not model.spec.is_served:

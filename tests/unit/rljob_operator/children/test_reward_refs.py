@@ -7,7 +7,7 @@ import yaml
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import ENV_REWARD_TOKENS
-from rljob_operator.backend import ObservedState
+from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.children import reward_refs
 from tests.paths import ROOT
 
@@ -31,8 +31,12 @@ MODELS = {
 }
 
 
-def test_missing_model_is_named():
-    assert reward_refs.missing_reward_models(make_job(), ObservedState(reward_models=MODELS)) == ["model-gone"]
+def test_workloads_wait_for_a_missing_model():
+    desired = [{"kind": kind, "metadata": {"name": "a"}} for kind in ("Service", "Job")]
+    present = MODELS | {"model-gone": MODELS["model-ours"]}
+    for models, frozen in ((MODELS, {ChildKey("Job", "a")}), (present, set())):
+        observed = ObservedState(reward_models=models)
+        assert reward_refs.find_frozen_children(make_job(), observed, desired, head_exists=False) == frozen
 
 
 def test_http_model_gives_the_driver_its_url_and_timeout():

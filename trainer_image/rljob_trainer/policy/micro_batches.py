@@ -193,14 +193,14 @@ class _Layout:
         width = max(_row_length(row) for row in rows)
         grid = np.zeros((4, len(rows), width), np.int64)  # token ids, positions, trees, branches
         grid[2] = -1
-        tokens: list[tuple[int, int, int]] = []  # (source, sample, position)
+        tokens: list[tuple[int, int, int, int]] = []  # (source, target, sample, position)
         for row, trees in enumerate(rows):
             start = 0
             for number, tree in enumerate(trees):
-                for column, sample, position in self._place(grid[:, row, start:], number, tree):
-                    tokens.append((row * width + start + column, sample, position))
+                for column, target, sample, position in self._place(grid[:, row, start:], number, tree):
+                    tokens.append((row * width + start + column, target, sample, position))
                 start += tree.length
-        sources, owners, positions = np.array(tokens, np.int64).T
+        sources, targets, owners, positions = np.array(tokens, np.int64).T
         chosen = [self.samples[i] for i in owners]
         old = [
             np.nan if sample.old_logprobs is None else sample.old_logprobs[t]
@@ -212,7 +212,7 @@ class _Layout:
             trees=grid[2],
             branches=grid[3],
             sources=sources,
-            targets=np.array([s.token_ids[t] for s, t in zip(chosen, positions, strict=True)], np.int64),
+            targets=targets,
             samples=owners,
             positions=positions,
             advantages=_floats(sample.advantage for sample in chosen),
@@ -221,8 +221,8 @@ class _Layout:
             weights=_floats(self.weights[i] for i in owners),
         )
 
-    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> Iterator[tuple[int, int, int]]:
-        """Write `tree` into the first of `cells`. Yield source column, sample and position of each of its targets."""
+    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> Iterator[tuple[int, int, int, int]]:
+        """Write `tree` into the first of `cells`. Yield source column, token, sample and position of each target."""
         _write(cells, tree.prompt, 0, number, branch=0)
         column = len(tree.prompt)
         for branch, i in enumerate(tree.samples, start=1):
@@ -231,7 +231,8 @@ class _Layout:
             _write(cells[:, column:], sample.token_ids[first:last], first, number, branch)
             for t in range(first, last + 1):
                 if sample.loss_mask[t]:
-                    yield (len(tree.prompt) - 1 if t == first else column + t - 1 - first), i, t
+                    source = len(tree.prompt) - 1 if t == first else column + t - 1 - first
+                    yield source, sample.token_ids[t], i, t
             column += last - first
 
 

@@ -97,13 +97,9 @@ def can_share_prompts(config: Any) -> bool:
     return bool(getattr(config, "layer_types", None) or not windowed)
 
 
-def shard(
-    network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool, checkpoint_activations: bool
-) -> ScoringModel:
+def shard(network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool) -> ScoringModel:
     """Apply FSDP2 over `mesh`: one unit per decoder layer and one for the rest, so tied embeddings share a unit."""
     network.train()
-    if checkpoint_activations:
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = ScoringModel(network, dtype)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _decoder_layers(network):

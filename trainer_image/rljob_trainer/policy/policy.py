@@ -190,7 +190,10 @@ class Policy:
 
     def _load(self, dtype: torch.dtype) -> Any:
         attention = self._spec.trainer.attention
-        return load_network(self._source, dtype=dtype, attention=attention, options=self.source_options)
+        network = load_network(self._source, dtype=dtype, attention=attention, options=self.source_options)
+        if self._spec.trainer.gradient_checkpointing:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return network
 
     @property
     def source_options(self) -> dict[str, Any]:
@@ -200,13 +203,7 @@ class Policy:
 
     def _shard(self, network: Any) -> ScoringModel:
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
-        return shard(
-            network,
-            mesh=mesh,
-            dtype=self.dtype,
-            keep_gathered=self._keep_gathered,
-            checkpoint_activations=self._spec.trainer.gradient_checkpointing,
-        )
+        return shard(network, mesh=mesh, dtype=self.dtype, keep_gathered=self._keep_gathered)
 
     def _fits_gathered(self, network: Any) -> bool:
         if self.device.type == "cpu":

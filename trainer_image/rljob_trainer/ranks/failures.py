@@ -6,6 +6,7 @@ errors before it raises them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
@@ -17,14 +18,8 @@ from ray.exceptions import RayError, RayTaskError
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 
-_COLLECTIVE_ERROR_TEXTS = (
-    "gloo",
-    "nccl",
-    "connection closed by peer",
-    "connection reset",
-    "broken pipe",
-    "tcpstore",
-    "timed out",
+_COLLECTIVE_ERRORS = re.compile(
+    "gloo|nccl|connection closed by peer|connection reset|broken pipe|tcpstore|timed out", re.IGNORECASE
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -49,7 +44,7 @@ def typed_errors(method: Method) -> Method:
                 "set spec.trainer.gradientCheckpointing, or use more ranks"
             ) from None
         except RuntimeError as error:
-            if isinstance(error, dist.DistError) or any(text in str(error).lower() for text in _COLLECTIVE_ERROR_TEXTS):
+            if isinstance(error, dist.DistError) or _COLLECTIVE_ERRORS.search(str(error)):
                 raise RankLostError(str(error).splitlines()[0]) from None
             raise
 

@@ -47,13 +47,7 @@ class TrainerGroup:
 
     @classmethod
     async def start(
-        cls,
-        job: RLJob,
-        *,
-        model: str,
-        generation: str,
-        checkpoint: Path | None,
-        report: Callable[[str], None],
+        cls, job: RLJob, *, model: str, generation: str, checkpoint: Path | None, report: Callable[[str], None]
     ) -> TrainerGroup:
         """Wait for the trainer Pods, place one rank per unit, and load the model or CHECKPOINT/trainer.
 

@@ -35,11 +35,10 @@ class RolloutMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif scope["path"] in _OPEN_PATHS or self._is_authorized(scope):
-            response = await self._respond(scope)
-            if response is None:
-                await self._app(scope, receive, self._label(send))
-            else:
+            if response := await self._respond(scope):
                 await response(scope, receive, send)
+            else:
+                await self._app(scope, receive, self._label(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _WEBSOCKET_POLICY_VIOLATION})
         else:

@@ -1,8 +1,7 @@
 """A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with RLJob's weights and middleware.
 
 Owns vLLM's arguments and environment for a job, and the wiring of engine, middleware and weight puller. Leaves serving
-to vLLM and weights to the puller. The engine starts from spec.model; it must load the
-announced version before it is ready.
+to vLLM and weights to the puller. The engine starts from spec.model; it must load the announced version to be ready.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from rljob_api.errors import TransientError, UserError
@@ -29,7 +27,6 @@ from rljob_trainer.weights.scratch import open_scratch_folder
 
 logger = logging.getLogger(__name__)
 
-_UNIPROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _ANSWER_SECONDS = 5
 """Time to send the last responses after SIGTERM and the engine's end. Aborted requests are retried elsewhere, and an
 open request must not keep the Pod until its grace period ends."""
@@ -72,7 +69,7 @@ def _cpu_arguments(kv_cache_gib: float) -> list[str]:
     # Compiling costs more than a short job gains. One process for scheduler and worker saves an import of vLLM, a third
     # of the startup time. vLLM uses two processes for thread binding, which is off here (build_environment).
     return [
-        *("--enforce-eager", "--distributed-executor-backend", _UNIPROCESS_EXECUTOR),
+        *("--enforce-eager", "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
         # A seeded prompt that is prefilled in chunks kills the engine: vLLM then rewinds the request's random generator
         # by an offset, which torch's CPU generator does not support.
         "--no-enable-chunked-prefill",
@@ -97,7 +94,7 @@ def main() -> int:
     _log_to_stderr()
     # The first process of a container ignores SIGTERM by default, and vLLM installs its handler only after a minute of
     # loading.
-    signal.signal(signal.SIGTERM, _raise_on_signal)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         job = load_job(os.environ[contract.ENV_JOB_FILE])
         arguments = build_arguments(job, os.environ)
@@ -113,10 +110,6 @@ def main() -> int:
     except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
         logger.info("stopped by a signal before serving")
         return contract.ExitCode.SUCCEEDED
-
-
-def _raise_on_signal(number: int, _: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _log_to_stderr() -> None:

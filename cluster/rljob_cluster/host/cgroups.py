@@ -12,7 +12,8 @@ def cgroup_controllers() -> Sequence[Path]:
     """The hierarchies of cgroup v1, or the one of v2."""
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
-    return [path for path in sorted(_CGROUPS.iterdir()) if path.is_dir() and not path.is_symlink() and _is_v1(path)]
+    folders = [procs.parent for procs in sorted(_CGROUPS.glob("*/cgroup.procs"))]
+    return [folder for folder in folders if not folder.is_symlink() and folder.name != "unified"]
 
 
 def find_cgroups(name: str) -> list[Path]:
@@ -22,7 +23,3 @@ def find_cgroups(name: str) -> list[Path]:
 
 def is_hybrid() -> bool:
     return (_CGROUPS / "unified/cgroup.procs").exists()
-
-
-def _is_v1(path: Path) -> bool:
-    return (path / "cgroup.procs").exists() and path.name != "unified"

@@ -69,7 +69,8 @@ def build_command(tool: Tool, name: str, base: str, extra: str, digest: str, uv_
 def build_image(root: Path, name: str, tool: Tool, archive: Literal["no", "needed", "yes"]) -> BuildResult:
     """Build one image unless the existing image has the same inputs."""
     start = time.monotonic()
-    base, extra, image = tool.find_base(), os.environ.get("EXTRA", "cpu"), image_name(name)
+    base = os.environ.get("BASE_IMAGE") or tool.find_base()
+    extra, image = os.environ.get("EXTRA", "cpu"), image_name(name)
     digest = digest_inputs(root, list_inputs(root, name), (base, extra))
     info = tool.inspect(image)
     reused = info is not None and info.inputs == digest

@@ -37,8 +37,7 @@ class Docker:
     name: ClassVar = "docker"
 
     def find_base(self) -> str:
-        """BASE_IMAGE, else the base that this tool can build on."""
-        return os.environ.get("BASE_IMAGE") or DEFAULT_BASE
+        return DEFAULT_BASE
 
     def build_options(self, base: str, uv_cache: Path | None) -> list[str]:
         return []
@@ -62,7 +61,7 @@ class Buildah:
     """OCI runtime for RUN instructions; None for buildah's own choice."""
 
     def find_base(self) -> str:
-        return os.environ.get("BASE_IMAGE") or ensure_base()
+        return ensure_base()
 
     def build_options(self, base: str, uv_cache: Path | None) -> list[str]:
         options = ["--layers", "--disable-compression"]

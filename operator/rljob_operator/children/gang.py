@@ -25,13 +25,10 @@ replacement exists, but a StatefulSet never creates that while the failed Pod ha
 ANNOTATION_KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 """false: the group is finished, and its quota released, when none of its Pods runs. Otherwise all Pods would have to
 succeed, which rollouts and rewards never do."""
-_LABELS = (LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED)
-_ANNOTATIONS = (
-    ANNOTATION_VOLCANO_GROUP,
-    ANNOTATION_KUEUE_COUNT,
-    ANNOTATION_KUEUE_PARENT,
-    ANNOTATION_KUEUE_RETRIABLE,
-)
+_METADATA = {
+    *(LABEL_COSCHEDULING_GROUP, LABEL_KUEUE_QUEUE, LABEL_KUEUE_GROUP, LABEL_KUEUE_MANAGED),
+    *(ANNOTATION_VOLCANO_GROUP, ANNOTATION_KUEUE_COUNT, ANNOTATION_KUEUE_PARENT, ANNOTATION_KUEUE_RETRIABLE),
+}
 _GATE = {"name": SCHEDULING_GATE}
 _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 """The scheduler names in their own charts."""
@@ -100,24 +97,20 @@ def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:
     old, new = running["spec"]["template"], desired["spec"]["template"]
     if _gang_of(old) == _gang_of(new):
         return desired
-    labels, annotations, gated = _gang_of(old)
     metadata = dict(new["metadata"])
-    metadata["labels"] = _without(metadata.get("labels") or {}, _LABELS) | labels
-    metadata["annotations"] = _without(metadata.get("annotations") or {}, _ANNOTATIONS) | annotations
-    spec = _without(new["spec"], ("schedulerName", "schedulingGates"))
+    for part in ("labels", "annotations"):
+        others = {key: value for key, value in (metadata.get(part) or {}).items() if key not in _METADATA}
+        metadata[part] = others | _gang_of(old)[part]
+    spec = {name: value for name, value in new["spec"].items() if name not in ("schedulerName", "schedulingGates")}
     if "schedulerName" in old["spec"]:
         spec["schedulerName"] = old["spec"]["schedulerName"]
-    gates = [gate for gate in new["spec"].get("schedulingGates") or [] if gate != _GATE] + [_GATE] * gated
+    gates = [gate for gate in new["spec"].get("schedulingGates") or [] if gate != _GATE] + _gang_of(old)["gates"]
     spec |= {"schedulingGates": gates} if gates else {}
     return desired | {"spec": desired["spec"] | {"template": new | {"metadata": metadata, "spec": spec}}}
 
 
-def _gang_of(template: Manifest) -> tuple[dict[str, str], dict[str, str], bool]:
-    metadata = template.get("metadata") or {}
-    labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k in _LABELS}
-    annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in _ANNOTATIONS}
-    return labels, annotations, _GATE in (template["spec"].get("schedulingGates") or [])
-
-
-def _without(mapping: Manifest, keys: tuple[str, ...]) -> Manifest:
-    return {key: value for key, value in mapping.items() if key not in keys}
+def _gang_of(template: Manifest) -> Manifest:
+    """The labels, annotations and scheduling gates of its gang."""
+    parts = {part: (template.get("metadata") or {}).get(part) or {} for part in ("labels", "annotations")}
+    found: Manifest = {part: {k: v for k, v in all_.items() if k in _METADATA} for part, all_ in parts.items()}
+    return found | {"gates": [gate for gate in template["spec"].get("schedulingGates") or [] if gate == _GATE]}

@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_RUNS = Path("runs")
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A file with one RLJob.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field: spec.schedule.steps=3.")
@@ -40,9 +41,7 @@ OutputOption = Annotated[str, typer.Option("-o", "--output", help="text or json.
 @app.command()
 def run(
     job: JobArgument,
-    directory: Annotated[Path, typer.Option("--dir", help="Parent of run folders; this run uses DIR/NAME.")] = Path(
-        "runs"
-    ),
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of run folders; this run uses DIR/NAME.")] = _RUNS,
     overrides: SetOption = None,
     volumes: VolumeOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False,
@@ -121,7 +120,7 @@ def trajectories(
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: table 20, json all.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = Path("runs"),
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
     output: Annotated[str, typer.Option("-o", "--output", help="table or json (one object per line).")] = "table",
 ) -> None:
     """Show the samples of a run with all their scores, newest step first; or compare two runs."""

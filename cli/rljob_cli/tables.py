@@ -41,7 +41,6 @@ def _cell(value: str | Text, gap: int = 0) -> Text:
 
 
 def to_text(renderable: RenderableType, width: int = _PIPE_WIDTH) -> str:
-    """Return plain lines without trailing spaces."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(renderable, soft_wrap=isinstance(renderable, str), markup=False, highlight=False)

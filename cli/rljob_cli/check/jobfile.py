@@ -116,7 +116,7 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path}: {reason}; pass the path of a job's YAML file")
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 
@@ -148,23 +148,20 @@ def apply_override(data: Any, override: str) -> None:
     documents, problems = read_documents(text)
     if problems:
         raise UserError(f"--set {path}: the value is not YAML: {problems[0].message}")
+    last = location[-1]
     for part, following in itertools.pairwise(location):
-        data = _descend(data, part, following, override)
-    last: Any = location[-1]
-    if (isinstance(data, list) and isinstance(last, int) and last < len(data)) or isinstance(data, dict):
-        data[last] = documents[0].data if documents else None
-    else:
-        raise UserError(f"--set {override}: {path} does not exist")
-
-
-def _descend(data: Any, part: str | int, following: str | int, override: str) -> Any:
-    if isinstance(data, dict) and isinstance(part, str):
-        if data.get(part) is None:
+        _check_key(data, part, override)
+        if isinstance(data, dict) and data.get(part) is None:
             data[part] = [] if isinstance(following, int) else {}
-        return data[part]
-    if isinstance(data, list) and isinstance(part, int) and part < len(data):
-        return data[part]
-    raise UserError(f"--set {override}: {part} does not exist")
+        data = data[part]
+    _check_key(data, last, override)
+    data[last] = documents[0].data if documents else None
+
+
+def _check_key(data: Any, key: str | int, override: str) -> None:
+    is_index = isinstance(data, list) and isinstance(key, int) and key < len(data)
+    if not is_index and not (isinstance(data, dict) and isinstance(key, str)):
+        raise UserError(f"--set {override}: {key} does not exist")
 
 
 def resolve(job: RLJob, folder: Path) -> RLJob:

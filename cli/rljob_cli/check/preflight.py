@@ -61,8 +61,7 @@ def run_checks(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: M
     for index, reward in enumerate(job.spec.rewards):
         findings += check_reward(reward, f"spec.rewards[{index}]")
     findings += [*_check_gpus(job, machine), *_check_packages(job, machine)]
-    findings += [*_check_disk(job, run_dir, claims, machine), *_check_memory(job, claims, machine)]
-    return findings
+    return [*findings, *_check_disk(job, run_dir, claims, machine), *_check_memory(job, claims, machine)]
 
 
 def local_path(source: str, claims: Mapping[str, Path]) -> Path | None:
@@ -256,7 +255,7 @@ def _check_memory(job: RLJob, claims: Mapping[str, Path], machine: Machine) -> I
 
 def _count_parameters(source: str, claims: Mapping[str, Path]) -> int:
     folder = local_path(source, claims)
-    return count_parameters(folder) if folder and folder.is_dir() else 0
+    return count_parameters(folder) if folder else 0
 
 
 def _show_bytes(num_bytes: float) -> str:

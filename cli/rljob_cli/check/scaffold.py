@@ -89,7 +89,6 @@ summary.json.
 
 @guard
 def write_scaffold(directory: Path) -> int:
-    """Write the files into a new or empty folder."""
     name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"
     name = name if name[0].isalpha() else f"job-{name}"
     name = name[:40].rstrip("-")

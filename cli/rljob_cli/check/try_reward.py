@@ -27,9 +27,8 @@ from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.preflight import check_reward
 from rljob_cli.check.score_client import score_all
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
-from rljob_cli.local import network as local_network
 from rljob_cli.local.cluster import LocalCluster
-from rljob_cli.local.network import Network
+from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_operator.backend import Manifest
@@ -69,7 +68,7 @@ def try_reward_command(
     groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
     check_file(job_file, check_reward(reward, f"spec.rewards[{index}]"))
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        network = local_network.claim_block(folder, block, ports=[PORT_REWARD])
+        network = claim_block(folder, block, ports=[PORT_REWARD])
         try:
             outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
         except (KeyboardInterrupt, asyncio.CancelledError):

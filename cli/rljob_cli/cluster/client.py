@@ -137,9 +137,7 @@ class Cluster:
         previous: bool = False,
         since_seconds: int | None = None,
     ) -> AsyncIterator[str]:
-        """Yield lines with their timestamp in front, as they arrive. A broken connection ends them.
-
-        Raise NotReadyError if the container has no log (yet)."""
+        """Yield lines behind their timestamp until the connection ends. Raise NotReadyError if there is no log yet."""
         query = {"container": container, "timestamps": "true"}
         query |= {"follow": str(follow).lower(), "previous": str(previous).lower()}
         limits = {"tailLines": tail, "sinceSeconds": since_seconds}

@@ -55,7 +55,6 @@ def _check_output(output: str) -> None:
 
 @_on_cluster
 async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
-    """Suspend, resume or retry a job."""
     _check_output(output)
     job = await cluster.get_job(name)
     change = control.plan_change(verb, job, utc_now())
@@ -82,7 +81,6 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
         raise UserError("--watch shows a table; to poll JSON, run the command repeatedly without --watch")
 
     async def view() -> tuple[RenderableType, Any]:
-        """Return the drawn tables, and the same as JSON."""
         if name is None:
             rows = top.view_jobs(await cluster.list_jobs(everywhere), utc_now())
             return top.draw_jobs(rows, cluster.namespace, everywhere), [asdict(row) for row in rows]

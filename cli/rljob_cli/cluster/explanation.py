@@ -69,31 +69,28 @@ def format_explanation(found: Explanation, now: datetime) -> str:
     lines += _wrap("  ", found.why)
     for name, message in found.conditions:
         lines += _wrap("  ", f"{name}: {message}")
-    if found.roles:
-        lines += ["", "Roles", *_format_roles(found.roles)]
-    if found.remedies:
-        lines += ["", "What to do"]
-        for remedy in found.remedies:
-            lines += _wrap("  - ", remedy)
-    if found.warnings:
-        lines += ["", "Newest warnings"]
-        for warning in found.warnings:
-            times = f" (x{warning.count})" if warning.count > 1 else ""
-            age = format_age(parse_time(warning.at), now)
-            text = f"{age:>4}  {warning.about}  {warning.reason}{times}: {warning.message}"
-            lines += _wrap("  ", text, indent_columns=8)
-    if found.unreadable:
-        lines += ["", "Not readable"]
-        for message in found.unreadable:
-            lines += _wrap("  - ", message)
-    if found.next:
-        lines += ["", "Next", *(f"  {line}" for line in found.next)]
+    sections = {
+        "Roles": _format_roles(found.roles),
+        "What to do": [line for remedy in found.remedies for line in _wrap("  - ", remedy)],
+        "Newest warnings": [line for warning in found.warnings for line in _format_warning(warning, now)],
+        "Not readable": [line for message in found.unreadable for line in _wrap("  - ", message)],
+        "Next": [f"  {command}" for command in found.next],
+    }
+    for title, section in sections.items():
+        lines += ["", title, *section] if section else []
     return "\n".join(lines)
+
+
+def _format_warning(warning: WarningEvent, now: datetime) -> list[str]:
+    times = f" (x{warning.count})" if warning.count > 1 else ""
+    age = format_age(parse_time(warning.at), now)
+    text = f"{age:>4}  {warning.about}  {warning.reason}{times}: {warning.message}"
+    return _wrap("  ", text, indent_columns=8)
 
 
 def _format_roles(roles: list[RoleReport]) -> list[str]:
     lines = []
-    width = max(len(role.name) for role in roles)
+    width = max((len(role.name) for role in roles), default=0)
     for role in roles:
         restarts = f"   {role.restarts} restarts" if role.restarts else ""
         lines.append(f"  {role.name.ljust(width)}   {role.ready}/{role.desired} ready{restarts}")
@@ -107,9 +104,9 @@ def _format_roles(roles: list[RoleReport]) -> list[str]:
 def _wrap(prefix: str, text: str, indent_columns: int | None = None) -> list[str]:
     """Lines of at most _WIDTH, later ones indented as the first or by `indent_columns`."""
     indent = " " * (len(prefix) if indent_columns is None else indent_columns)
+    wrapper = textwrap.TextWrapper(_WIDTH, prefix, indent, break_long_words=False)  # words: ok
     wrapped = []
-    for index, line in enumerate(text.splitlines()):
-        first = prefix if index == 0 else indent
-        wrapper = textwrap.TextWrapper(_WIDTH, first, indent, break_long_words=False)  # words: ok
+    for line in text.splitlines():
         wrapped += wrapper.wrap(line)
+        wrapper.initial_indent = indent
     return wrapped

@@ -228,8 +228,6 @@ class Follower:
 
 
 class Followers:
-    """The followers of all Pods seen so far."""
-
     def __init__(self, cluster: Cluster, selection: Selection) -> None:
         self._cluster, self._selection = cluster, selection
         self._known: dict[Instance, Follower] = {}

@@ -138,7 +138,6 @@ def _plan_job(workload: Manifest, pods: list[Manifest], plan: PodPlan, now: date
 
 
 def _job_outcome(spec: Manifest, pods: list[Manifest], failed: list[Manifest], now: datetime) -> Manifest | None:
-    """Return the condition that ends the Job; None while it runs."""
     if any(phase_of(pod) == "Succeeded" for pod in pods):
         return _job_condition("Complete", "CompletionsReached", "Reached expected number of succeeded pods", now)
     num_failures = 0

@@ -100,14 +100,11 @@ def render(snapshot: Snapshot, recent: Iterable[str]) -> RenderableType:
 
 def _render_numbers(snapshot: Snapshot) -> RenderableType:
     table, driver = Table.grid(padding=(0, 2)), snapshot.driver
-    rewards = [float(row["reward"]) for row in snapshot.steps if row.get("reward") is not None]
-    if rewards:
+    if rewards := [float(row["reward"]) for row in snapshot.steps if row.get("reward") is not None]:
         table.add_row("reward", f"{rewards[-1]:.3f}", sparkline(rewards))
-    accuracies = [row["accuracy"] for row in snapshot.evals if row.get("accuracy") is not None]
-    if accuracies:
-        table.add_row(
-            "accuracy", " -> ".join(f"{a:.3f}" for a in dict.fromkeys((accuracies[0], accuracies[-1]))), "held out"
-        )
+    if accuracies := [row["accuracy"] for row in snapshot.evals if row.get("accuracy") is not None]:
+        first_and_last = dict.fromkeys((accuracies[0], accuracies[-1]))
+        table.add_row("accuracy", " -> ".join(f"{value:.3f}" for value in first_and_last), "held out")
     if driver and driver.tokens_per_second is not None:
         table.add_row("tokens/s", f"{driver.tokens_per_second:.0f}", "")
     if driver and driver.reward_latency_p50_seconds is not None:
@@ -118,11 +115,10 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
 
 
 def _render_roles(snapshot: Snapshot) -> RenderableType:
-    rows = []
-    for role in snapshot.roles:
-        style = "green" if role.ready >= role.desired else "yellow"
-        ready = Text(f"{role.ready}/{role.desired}", style=style)
-        rows.append((role.name, ready, str(role.restarts or "")))
+    rows = [
+        (r.name, Text(f"{r.ready}/{r.desired}", "green" if r.ready >= r.desired else "yellow"), str(r.restarts or ""))
+        for r in snapshot.roles
+    ]
     return build_table(("role", "ready", "restarts"), rows, gap=1, header_style="dim")
 
 
@@ -130,9 +126,8 @@ def sparkline(values: list[float]) -> str:
     """Draw the last values as one line of bars, scaled from minimum to maximum."""
     shown = values[-_SPARK_WIDTH:]
     low, high = min(shown), max(shown)
-    if high <= low:
-        return _BARS[0] * len(shown)
-    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((value - low) * scale)] for value in shown)
 
 
 def format_seconds(seconds: float) -> str:

@@ -15,8 +15,6 @@ from rljob_operator.children.common import HEAD
 
 
 async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
-    """Return the metrics of the ready Pods."""
-
     async def read(pod: Manifest, port: int) -> str:
         try:
             async with session.get(f"http://{pod['status']['podIP']}:{port}/metrics") as response:

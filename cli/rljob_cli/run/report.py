@@ -107,12 +107,12 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
 
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
     xs = [row["step"] for row in steps]
-    top.plot(xs, [_number(row.get("reward")) for row in steps], marker=".", label="reward (training)")
+    top.plot(xs, [row.get("reward") for row in steps], marker=".", label="reward (training)")
     evals = [row for row in evals if row.get("accuracy") is not None]
     if evals:
         top.plot([r["step"] for r in evals], [r["accuracy"] for r in evals], "s--", label="accuracy (held out)")
     top.legend(loc="best")
-    middle.plot(xs, [_number(row.get("tokens_per_second")) for row in steps], marker=".", color="tab:green")
+    middle.plot(xs, [row.get("tokens_per_second") for row in steps], marker=".", color="tab:green")
     middle.set_ylabel("sampled tokens/s")
     phases: list[dict[str, float]] = [row.get("phase_seconds") or {} for row in steps]
     names = list(dict.fromkeys(name for phase in phases for name, seconds in phase.items() if seconds))
@@ -120,7 +120,7 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
         bottom.stackplot(xs, [[phase.get(name, 0.0) for phase in phases] for name in names], labels=names)
         bottom.legend(loc="best", fontsize="small")
     else:
-        bottom.plot(xs, [_number(row.get("step_seconds")) for row in steps])
+        bottom.plot(xs, [row.get("step_seconds") for row in steps])
     bottom.set_ylabel("seconds per step")
     bottom.set_xlabel("step")
     for axis in (top, middle, bottom):
@@ -128,7 +128,3 @@ def draw_curves(rows: list[Row], path: Path) -> bool:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return True
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)

@@ -171,19 +171,14 @@ def _quantile(driver: Sequence[Sample], share: float) -> float | None:
 def row_cells(row: RewardRow) -> list[str]:
     pods = UNKNOWN if row.ready is None or row.replicas is None else f"{row.ready}/{row.replicas}"
     numbers = (row.slots_wanted, row.slots_given, row.slots_in_use, row.waiting)
+    invalid = ", ".join(f"{count} {reason}" for reason, count in (row.invalid or {}).items())
     times = (row.oldest_seconds, row.latency_p50_seconds, row.latency_p95_seconds)
     return [
         *(row.name, row.kind or UNKNOWN, pods),
         *(UNKNOWN if number is None else str(number) for number in numbers),
         *(UNKNOWN if seconds is None else format_short(seconds) for seconds in times),
-        describe_invalid(row.invalid),
+        UNKNOWN if row.invalid is None else invalid or "0",
     ]
-
-
-def describe_invalid(invalid: Mapping[str, int] | None) -> str:
-    if invalid is None:
-        return UNKNOWN
-    return ", ".join(f"{count} {reason}" for reason, count in invalid.items()) or "0"
 
 
 def format_short(seconds: float) -> str:

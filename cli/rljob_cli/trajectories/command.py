@@ -11,7 +11,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_cli.exits import guard
 from rljob_cli.trajectories import tables
-from rljob_cli.trajectories.comparison import Pair, Side, choose_lane, choose_steps, compare
+from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.log import Filter, Row, find_log, read_rows
 
 _TABLE_LIMIT = 20
@@ -73,11 +73,9 @@ def _describe_pair(pair: Pair, curves: list[str]) -> Row:
     return {
         "prompt": pair.prompt,
         "ground_truth": pair.ground_truth,
-        "a": _describe_side(pair.a),
-        "b": _describe_side(pair.b),
+        **{
+            letter: {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}
+            for letter, side in (("a", pair.a), ("b", pair.b))
+        },
         "difference": {name: pair.difference(name) for name in curves},
     }
-
-
-def _describe_side(side: Side) -> Row:
-    return {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}

@@ -57,9 +57,8 @@ class Container:
         while not self._stopping.is_set():
             started = time.monotonic()
             code = await self._run_once(grace_seconds)
-            if code is None or self._stopping.is_set():
-                break
-            if restart_policy == "Never" or (restart_policy == "OnFailure" and code == 0):
+            is_final = restart_policy == "Never" or (restart_policy == "OnFailure" and code == 0)
+            if is_final or self._stopping.is_set():
                 break
             if time.monotonic() - started > _BACKOFF_RESET_SECONDS:
                 backoff = _BACKOFF_SECONDS
@@ -223,7 +222,6 @@ def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    markers = [i for i, line in enumerate(lines) if is_marker(line)]
-    starts = [i for i in markers if " start " in lines[i]]
-    begin = starts[-1] + 1 if starts else 0
-    return "\n".join([line for i, line in enumerate(lines) if i >= begin and i not in markers][-num_lines:])
+    starts = [number for number, line in enumerate(lines) if is_marker(line) and " start " in line]
+    written = [line for line in lines[starts[-1] if starts else 0 :] if not is_marker(line)]
+    return "\n".join(written[-num_lines:])

@@ -45,8 +45,6 @@ def log_path(paths: RunPaths, pod: Manifest, container: str) -> Path:
 
 
 class PodRunner:
-    """One Pod, from its first volume to its last process."""
-
     def __init__(self, pod: Manifest, kubelet: Kubelet) -> None:
         self.pod = pod
         self._kubelet = kubelet
@@ -165,7 +163,7 @@ class Kubelet:
     _runners: dict[str, PodRunner] = field(default_factory=dict)
     _stops: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _hosts: str | None = None
-    _config_version: tuple[tuple[str, str], ...] = ()
+    _config_version: tuple[str, ...] = ()
     _closing: bool = False
     _other_children: set[int] = field(default_factory=lambda: {child.pid for child in psutil.Process().children()})
 
@@ -189,9 +187,8 @@ class Kubelet:
     async def shutdown(self, first: tuple[str, ...], grace_seconds: float) -> None:
         """Stop the Pods whose name starts with one of `first`, then all others."""
         self._closing = True
-        early = [runner for name, runner in self._runners.items() if name.startswith(first)]
-        late = [runner for runner in self._runners.values() if runner not in early]
-        for group in (early, late):
+        for is_early in (True, False):
+            group = [runner for name, runner in self._runners.items() if name.startswith(first) is is_early]
             await asyncio.gather(*(runner.stop(grace_seconds) for runner in group))
         await asyncio.gather(*self._stops.values(), return_exceptions=True)
 
@@ -239,9 +236,7 @@ class Kubelet:
             self._hosts = text
 
     def _refresh_volumes(self) -> None:
-        version = tuple(
-            (name_of(o), o["metadata"]["resourceVersion"]) for o in self.store.of_kind("ConfigMap", "Secret")
-        )
+        version = tuple(o["metadata"]["resourceVersion"] for o in self.store.of_kind("ConfigMap", "Secret"))
         if version != self._config_version:
             self._config_version = version
             for runner in self._runners.values():

@@ -33,11 +33,8 @@ def set_parent_death_signal(number: int) -> None:
 
 
 def scan_processes() -> tuple[dict[int, list[int]], set[int]]:
-    """Return all processes of the machine by parent, and the dead ones.
-
-    Dead processes belong to the tree: a process whose first thread has ended is a zombie, and stays a parent until its
-    last thread has ended.
-    """
+    """Return all processes of the machine by parent, and the dead ones, which may still be parents of living ones:
+    a process is a zombie from the end of its first thread to the end of its last one."""
     tree: dict[int, list[int]] = {}
     dead: set[int] = set()
     for entry in os.listdir("/proc"):

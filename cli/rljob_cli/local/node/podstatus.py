@@ -83,11 +83,13 @@ def build_pod_status(
     initialized = all(record.is_done_init for record in records if record.is_init)
     lasting = [record for record in records if not record.is_init or record.is_sidecar]
     ready = initialized and bool(main) and all(record.ready for record in lasting)
+    waiting = " ".join(record.name for record in lasting if not record.ready)
+    unready = "" if ready else f"containers with unready status: [{waiting}]"
     conditions: list[tuple[str, bool, str]] = [
         ("PodScheduled", not message, message),
         ("Initialized", initialized, ""),
-        ("ContainersReady", ready, "" if ready else _unready(lasting)),
-        ("Ready", ready, "" if ready else _unready(lasting)),
+        ("ContainersReady", ready, unready),
+        ("Ready", ready, unready),
     ]
     status: dict[str, Any] = {
         "phase": _phase(records, main, initialized),
@@ -101,11 +103,6 @@ def build_pod_status(
     if len(main) != len(records):
         status["initContainerStatuses"] = [record.to_status() for record in records if record.is_init]
     return status
-
-
-def _unready(lasting: list[ContainerRecord]) -> str:
-    names = [record.name for record in lasting if not record.ready]
-    return f"containers with unready status: [{' '.join(names)}]"
 
 
 def _phase(records: list[ContainerRecord], main: list[ContainerRecord], initialized: bool) -> str:

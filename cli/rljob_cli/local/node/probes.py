@@ -55,13 +55,13 @@ async def run_probe(probe: Manifest, address: str, ports: dict[str, int], proces
         async with asyncio.timeout(timeout):
             if "httpGet" in probe:
                 return await _http(probe["httpGet"], address, ports)
+            if "exec" in probe:
+                return await _exec(process)
             if "tcpSocket" in probe:
                 port = _port(probe["tcpSocket"]["port"], ports)
                 _, writer = await asyncio.open_connection(probe["tcpSocket"].get("host") or address, port)
                 writer.close()
                 return ""
-            if "exec" in probe:
-                return await _exec(process)
     except TimeoutError:
         return f"no answer within {timeout:g} s"
     except (OSError, aiohttp.ClientError) as error:
@@ -70,12 +70,13 @@ async def run_probe(probe: Manifest, address: str, ports: dict[str, int], proces
 
 
 async def _http(action: Manifest, address: str, ports: dict[str, int]) -> str:
-    url = f"{action.get('scheme', 'HTTP').lower()}://{action.get('host') or address}:{_port(action['port'], ports)}"
+    origin = f"{action.get('scheme', 'HTTP').lower()}://{action.get('host') or address}:{_port(action['port'], ports)}"
+    url = f"{origin}/{action.get('path', '/').lstrip('/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", [])}
     # A session per probe, because an idle connection would hide a dead server. A kubelet opens one per probe, too.
     async with (
         aiohttp.ClientSession() as session,
-        session.get(url + "/" + action.get("path", "/").lstrip("/"), headers=headers, ssl=False) as response,
+        session.get(url, headers=headers, ssl=False) as response,
     ):
         if 200 <= response.status < 400:
             return ""

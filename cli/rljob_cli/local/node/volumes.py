@@ -107,7 +107,6 @@ def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:
 
 
 def refresh(pod: Manifest, paths: RunPaths, find: Find) -> None:
-    """Write ConfigMaps and Secrets that have changed."""
     for volume in pod["spec"].get("volumes", []):
         for kind, key, mode in (("ConfigMap", "configMap", 0o644), ("Secret", "secret", 0o600)):
             if key in volume:

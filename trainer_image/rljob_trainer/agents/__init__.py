@@ -6,12 +6,11 @@ To add one: its spec in rljob_api.manifest.job, its module here, and one line be
 from __future__ import annotations
 
 from rljob_api.manifest.job_sections import SingleTurnAgent
-from rljob_trainer.agents.base import AgentLoop, Generate
+from rljob_trainer.agents.base import AgentLoop
 from rljob_trainer.agents.single_turn import SingleTurn
 
-__all__ = ["AgentLoop", "Generate", "build_agent"]
+__all__ = ["AgentLoop", "build_agent"]
 
 
 def build_agent(spec: SingleTurnAgent) -> AgentLoop:
-    loops = {"singleTurn": SingleTurn}
-    return loops[spec.type]()
+    return {"singleTurn": SingleTurn}[spec.type]()

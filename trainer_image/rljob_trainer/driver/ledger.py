@@ -105,16 +105,16 @@ class Ledger:
 
     def record_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> None:
         """Record a step, once its weights are published and served."""
-        record, history, groups = self._describe_step(outcome, progress, cursor), self.history, outcome.groups
+        record, history = self._describe_step(outcome, progress, cursor), self.history
         for name, num_versions in record["reward_versions"].items():
             if num_versions > 1:
                 log.warning("step %d: scored by %d versions of reward %s", record["step"], num_versions, name)
-        self.trajectories.record("train", record["step"], groups)
+        self.trajectories.record("train", record["step"], outcome.groups)
         self._commit(record)
         history.step = record["step"]
         history.epoch, history.position = cursor.epoch, cursor.position
         history.step_rewards.append(record["reward"])
-        history.prompts_trained.append([group.prompt.index for group in groups])
+        history.prompts_trained.append([group.prompt.index for group in outcome.groups])
         history.samples_trained += record["num_samples"] - record["num_masked"]
         history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
         history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]

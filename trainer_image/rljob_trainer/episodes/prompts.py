@@ -137,10 +137,8 @@ def _read_hub(source: DataSource, where: str, split: str) -> list[Row]:
 
 def build_prompt(data: Data, source: DataSource, row: Row, index: int, tokenizer: Any, *, split: str) -> Prompt:
     """Return one prompt. Raise UserError if a column is missing or has the wrong type."""
-    text_or_messages = _column(row, source.prompt, split, "prompt")
     ground_truth = None if source.answer is None else _column(row, source.answer, split, "answer")
-    rendered = _render(data, text_or_messages, row)
-    token_ids = _tokenize(data, rendered, tokenizer)
+    rendered = _render(data, _column(row, source.prompt, split, "prompt"), row)
     given = row.get("extra_info")
     others = {name: value for name, value in row.items() if name not in (source.prompt, source.answer, "extra_info")}
     if isinstance(given, dict):  # verl's files keep extra columns in a column of this name
@@ -150,11 +148,9 @@ def build_prompt(data: Data, source: DataSource, row: Row, index: int, tokenizer
     return Prompt(
         index=index,
         prompt=rendered,
-        token_ids=token_ids,
+        token_ids=_tokenize(data, rendered, tokenizer),
         ground_truth=_plain(ground_truth),
-        data_source=source.data_source
-        if source.data_source is not None
-        else source.source.partition("://")[2] or source.source,
+        data_source=source.source.split("://", 1)[-1] if source.data_source is None else source.data_source,
         extra_info={**_plain(others), "index": index, "split": source.split or split},
     )
 

@@ -53,7 +53,7 @@ def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
                 values.setdefault(name, []).append(result.score)
             for component, value in result.components.items():
                 values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
-    return {name: found for name, listed in values.items() if (found := mean(listed)) is not None}
+    return {name: average(listed) for name, listed in values.items() if listed}
 
 
 def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:

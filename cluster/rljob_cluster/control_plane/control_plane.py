@@ -185,7 +185,6 @@ class ControlPlane:
 
 
 def free_port(address: str) -> int:
-    """A port of the address that is free now."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -64,7 +64,6 @@ class ProcessGroup:
                 self.start(name, process.args)  # type: ignore[arg-type]
 
     def last_lines(self, name: str) -> str:
-        """The end of the log, for error messages."""
         path = self._log(name)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join([*lines[-_LOG_LINES:], f"(complete log: {path})"])

@@ -51,7 +51,6 @@ def list_inputs(root: Path, name: str) -> list[Path]:
 
 
 def digest_inputs(root: Path, files: Iterable[Path], arguments: Sequence[str]) -> str:
-    """A short digest of paths, contents and build arguments."""
     digest = hashlib.sha256("\0".join(arguments).encode())
     for path in files:
         digest.update(f"\0{path.relative_to(root)}\0".encode())

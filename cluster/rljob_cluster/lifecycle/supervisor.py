@@ -146,7 +146,6 @@ def _wait_for_containerd(node: Node) -> None:
 
 
 def start_in_background(state: Path, image_sources: list[str]) -> None:
-    """Start the supervisor and wait until the cluster is ready."""
     (state / "run").mkdir(parents=True, exist_ok=True)
     (state / "run/ready").unlink(missing_ok=True)
     RUN.mkdir(parents=True, exist_ok=True)

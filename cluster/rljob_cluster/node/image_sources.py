@@ -37,7 +37,6 @@ def _format_source(name: str, stored: StoredImage) -> str:
 
 
 def name_of(source: str) -> str:
-    """The image's name."""
     return Path(source.removeprefix(_STORED)).stem.rpartition("-")[0]
 
 

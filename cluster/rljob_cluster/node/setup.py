@@ -39,7 +39,6 @@ def prepare_store(node: Node) -> None:
 
 
 def add_bridge(name: str, address: str) -> None:
-    """Create and start a network bridge with this address, unless it exists."""
     if name not in psutil.net_if_addrs():
         run("ip", "link", "add", name, "type", "bridge")
         run("ip", "address", "add", address, "dev", name)

@@ -116,7 +116,6 @@ class Cache:
             self._unconfirmed.setdefault(key, self._clock())
 
     def confirm_write(self, kind: str, manifest: Manifest) -> None:
-        """Record that a watch has reported this object."""
         self._unconfirmed.pop(_key(kind, manifest), None)
 
     def unconfirmed_write_seconds(self) -> float:
@@ -216,7 +215,6 @@ class Cache:
 
 
 def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
-    """Return the newest Event of each object."""
     newest: dict[tuple[str, str], Manifest] = {}
     for event in sorted(events, key=_event_time):
         involved = event.get("involvedObject") or {}
@@ -237,7 +235,6 @@ def owner_of(kind: str, manifest: Manifest) -> ObjectKey | None:
 
 
 def references_model(job: Manifest | None, name: str) -> bool:
-    """Return whether an RLJob references the RewardModel `name`."""
     rewards = ((job or {}).get("spec") or {}).get("rewards") or []
     return any((reward.get("rewardModelRef") or {}).get("name") == name for reward in rewards)
 

@@ -120,7 +120,6 @@ def _plan_invalid(owner: Owner, problems: list[str], now: datetime) -> Plan[Any]
 
 
 def _find_changed(wanted: Plan[Any], observed: ObservedState) -> list[Manifest]:
-    """Return the children, stamped, that differ from their observed state."""
     return [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
 
 

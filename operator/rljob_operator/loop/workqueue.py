@@ -89,7 +89,6 @@ class WorkQueue:
         return key
 
     def finish(self, key: Key) -> None:
-        """Record that the reconcile of `key` succeeded."""
         self._failures.pop(key, None)
         self._release(key)
 
@@ -119,7 +118,6 @@ class WorkQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no key is ready or being reconciled."""
         return not self._ready and not self._working
 
     def _release(self, key: Key) -> None:
@@ -202,7 +200,6 @@ async def _feed(watch: Watch, queue: WorkQueue, changed: asyncio.Condition, cloc
 
 
 async def _take(queue: WorkQueue, changed: asyncio.Condition, clock: Callable[[], float]) -> Key:
-    """Wait for the next due key."""
     async with changed:
         while True:
             if key := queue.take(clock()):

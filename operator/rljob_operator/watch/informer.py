@@ -78,7 +78,6 @@ class Informer:
         return [_key_of(owner) for resource in (RLJOB, REWARD_MODEL) for owner in self._cache.names(resource)]
 
     async def _list_all(self) -> None:
-        """Replace the content of the cache, kind by kind."""
         absent = await self._list(WATCHED)
         was, self._absent = self._absent, frozenset(absent)
         if self.has_listed and was != self._absent:

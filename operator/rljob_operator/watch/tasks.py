@@ -29,7 +29,6 @@ class TaskTree:
         self._parents: dict[Task, Task | None] = {}
 
     def create_task(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Start the root."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         if not isinstance(factory := loop.get_task_factory(), _TrackingTaskFactory):
             loop.set_task_factory(_TrackingTaskFactory(factory))

@@ -79,10 +79,8 @@ class Worker:
         self._stopping = True
 
     def run(self) -> None:
-        while not self._stopping:
-            head_address = self._wait_for_head()
-            if head_address is not None:
-                self._run_node(head_address)
+        while (head_address := self._wait_for_head()) is not None:
+            self._run_node(head_address)
 
     def _wait_for_head(self) -> str | None:
         """Return the address of a head that accepts connections; None when stopped."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardBase, RewardModel
 from rljob_api.wire.contract import ExitCode
 from rljob_operator.backend import ChildKey, Manifest, ObservedState
@@ -73,8 +72,8 @@ def find_causes(observed: ObservedJob) -> list[Cause]:
     """Every cause of a job, each once, in the order of the roles."""
     found: list[Cause] = []
     for role in observed.roles:
-        path, name = role_path(observed.job, role), child_name(observed.job, role.name)
-        found += _causes_of_role(role, path, name, observed.children, observed.state.warnings)
+        name = child_name(observed.job, role.name)
+        found += _causes_of_role(role, name, observed.children, observed.state.warnings)
     found += _unready_reward_models(observed)
     return list(dict.fromkeys(found))
 
@@ -107,33 +106,25 @@ def find_model_causes(
     others may use it, so it reports the failure and its Pods retry."""
     name = reward_refs.child_name(model.metadata.name)
     failed = [_function_failure(role, pod) for pod in role.pods if not is_ready(pod)]
-    found = [*filter(None, failed), *_causes_of_role(role, "spec", name, children, state.warnings)]
+    found = [*filter(None, failed), *_causes_of_role(role, name, children, state.warnings)]
     return list(dict.fromkeys(found))
 
 
-def role_path(job: RLJob, role: RoleView) -> str:
-    """The path of a role in the job's manifest: spec.rewards[0]."""
-    if role.kind != "reward":
-        return f"spec.{role.kind}"
-    names = [f"reward-{reward.name}" for reward in job.spec.rewards]
-    return f"spec.rewards[{names.index(role.name)}]"
-
-
 def _causes_of_role(
-    role: RoleView, path: str, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
+    role: RoleView, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
 ) -> Iterator[Cause]:
     unready = [pod for pod in role.pods if not is_ready(pod)]
     for pod in unready:
-        if cause := _cause_of_pod(role, pod, path):
+        if cause := _cause_of_pod(role, pod):
             yield cause
     names = {name_of(pod) for pod in unready}
     for event in warnings:
         is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
         message = str(event.get("message", ""))
         if is_mount and not _SLOW_KUBELET.search(message):
-            yield Cause.of("FailedMount", path, f"{role.name}: {_stable(message)}")
+            yield Cause.of("FailedMount", role.path, f"{role.name}: {_stable(message)}")
     if message := _creation_failure(workload, children, warnings if len(role.pods) < role.desired else ()):
-        yield _cause_of_rejection(role, path, message)
+        yield _cause_of_rejection(role, message)
 
 
 def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]) -> str:
@@ -150,13 +141,13 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
     return ""
 
 
-def _cause_of_rejection(role: RoleView, path: str, message: str) -> Cause:
+def _cause_of_rejection(role: RoleView, message: str) -> Cause:
     if exceeded := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
-        return Cause.of("QuotaExceeded", path, f"{role.name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
+        return Cause.of("QuotaExceeded", role.path, f"{role.name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
-        return Cause.of("QuotaUnspecified", path, f"{role.name}: quota {missing[1]} requires {resources}")
-    return Cause.of("FailedCreate", path, f"{role.name}: {_stable(message)}")
+        return Cause.of("QuotaUnspecified", role.path, f"{role.name}: quota {missing[1]} requires {resources}")
+    return Cause.of("FailedCreate", role.path, f"{role.name}: {_stable(message)}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -172,47 +163,48 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
     return Cause.of("FunctionFailed", f"spec.{kind}", f"{role.name}: {error}")
 
 
-def _cause_of_pod(role: RoleView, pod: Manifest, path: str) -> Cause | None:
+def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
     status = pod.get("status") or {}
     is_lost = status.get("phase") == "Failed" and status.get("reason") in _NODE_FAILURE_REASONS
     if is_lost or has_condition(pod, "DisruptionTarget"):
-        return Cause.of("Evicted", path, f"{role.name}: a Pod was evicted or lost its node")
+        return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node")
     for container in container_statuses(pod):
-        if cause := _cause_of_container(role, container, path):
+        if cause := _cause_of_container(role, container):
             return cause
     scheduled = find_condition(pod, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
-        return _unschedulable(role, scheduled.get("message", ""), path, pod)
+        return _unschedulable(role, scheduled.get("message", ""), pod)
     return None
 
 
-def _cause_of_container(role: RoleView, container: Manifest, path: str) -> Cause | None:
+def _cause_of_container(role: RoleView, container: Manifest) -> Cause | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     if waiting.get("reason") in _IMAGE_REASONS:
         image = container.get("image") or role.spec.image or "of the role"
-        return Cause.of("ImagePull", path, f"{role.name}: image {image} cannot be pulled")
+        return Cause.of("ImagePull", role.path, f"{role.name}: image {image} cannot be pulled")
     if waiting.get("reason") == "CreateContainerConfigError":
         message = _stable(waiting.get("message", ""))
-        return Cause.of("CreateContainerConfigError", path, f"{role.name}: {message}")
+        return Cause.of("CreateContainerConfigError", role.path, f"{role.name}: {message}")
     ends = [(container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
     if any(end.get("reason") == "OOMKilled" for end in ends):
-        return Cause.of("OOMKilled", path, f"{role.name} ran out of memory")
+        return Cause.of("OOMKilled", role.path, f"{role.name} ran out of memory")
     return None
 
 
-def _unschedulable(role: RoleView, message: str, path: str, pod: Manifest) -> Cause:
+def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     message = message.partition(" preemption:")[0]  # repeats for each node that nothing can be evicted from it
     detail = f"{role.name}: {_stable(message)}"
     if "persistentvolumeclaim" in message.lower():
         volumes = pod.get("spec", {}).get("volumes") or []
         names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
         fields = "spec.checkpoint.persistentVolumeClaim.claimName and pvc:// sources (spec.model, spec.data)"
-        return Cause.of("VolumeUnbound", path, detail + (f" (its claims: {', '.join(names)})" if names else ""), fields)
+        detail += f" (its claims: {', '.join(names)})" if names else ""
+        return Cause.of("VolumeUnbound", role.path, detail, fields)
     selector = pod.get("spec", {}).get("nodeSelector") or {}
     if selector and "node affinity/selector" in message:
         labels = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
         detail += f" (it requires nodes with {labels})"
-    return Cause.of("Unschedulable", path, detail)
+    return Cause.of("Unschedulable", role.path, detail)
 
 
 def _unready_reward_models(observed: ObservedJob) -> Iterator[Cause]:

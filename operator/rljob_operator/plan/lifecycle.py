@@ -16,7 +16,6 @@ from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, REWARD, TRAINER
 from rljob_operator.plan import conditions, observed_job
-from rljob_operator.plan.causes import role_path
 from rljob_operator.plan.observed_job import (
     ObservedJob,
     RoleView,
@@ -126,7 +125,7 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
             if end["exitCode"] == int(ExitCode.USER):
                 # Head and trainers name the field in their message; the traceback of a function does not.
                 kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
-                remedy = f"; fix {role_path(observed.job, role)}.{kind}" if role.kind == REWARD else ""
+                remedy = f"; fix {role.path}.{kind}" if role.kind == REWARD else ""
                 return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, end) + remedy)
     return None
 

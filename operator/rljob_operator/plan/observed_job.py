@@ -33,6 +33,8 @@ class RoleView:
     """head, trainer, rollout, or reward-NAME."""
     kind: str
     """head, trainer, rollout or reward."""
+    path: str
+    """In the manifest: spec.rewards[0]."""
     spec: Role
     desired: int
     pods: tuple[Manifest, ...]
@@ -125,16 +127,18 @@ def find_controller(manifest: Manifest) -> Manifest:
 
 
 def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
-    def view(role: str, spec: Role, desired: int, reward: str = "") -> RoleView:
+    def view(role: str, path: str, spec: Role, desired: int, reward: str = "") -> RoleView:
         labels = {LABEL_ROLE: role} | ({LABEL_REWARD: reward} if reward else {})
         found = sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of)
-        return RoleView(f"{role}-{reward}" if reward else role, role, spec, desired, tuple(found))
+        return RoleView(f"{role}-{reward}" if reward else role, role, path, spec, desired, tuple(found))
 
     spec = job.spec
-    yield view(HEAD, spec.head, 1)
-    yield view(TRAINER, spec.trainer, spec.trainer.replicas)
-    yield view(ROLLOUT, spec.rollout, spec.rollout.replicas)
-    yield from (view(REWARD, reward, reward.replicas, reward.name) for reward in spec.rewards if reward.is_served)
+    yield view(HEAD, "spec.head", spec.head, 1)
+    yield view(TRAINER, "spec.trainer", spec.trainer, spec.trainer.replicas)
+    yield view(ROLLOUT, "spec.rollout", spec.rollout, spec.rollout.replicas)
+    for index, reward in enumerate(spec.rewards):
+        if reward.is_served:
+            yield view(REWARD, f"spec.rewards[{index}]", reward, reward.replicas, reward.name)
 
 
 def name_of(manifest: Manifest) -> str:

@@ -116,7 +116,7 @@ def plan_invalid_model(model: RewardModel, problems: Sequence[str], now: datetim
 
 def _observe(model: RewardModel, observed: ObservedState) -> _ObservedModel:
     children, blocked = find_owned_children(model, observed)
-    role = RoleView(REWARD, REWARD, model.spec, model.spec.replicas, tuple(find_pods(model, observed)))
+    role = RoleView(REWARD, REWARD, "spec", model.spec, model.spec.replicas, tuple(find_pods(model, observed)))
     return _ObservedModel(model, observed, children, blocked, role)
 
 

@@ -58,7 +58,6 @@ _CREATE_ONLY_VERSION = "1"
 """metadata.resourceVersion of an apply that must create: no object has it, so an existing one answers with 409."""
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
 """Deleted after their Pods."""
-_READERS: dict[Resource, Callable[[Manifest], Owner]] = {RLJOB: read_job, REWARD_MODEL: read_model}
 
 
 class KubernetesBackend:
@@ -82,10 +81,10 @@ class KubernetesBackend:
         self._foreign: set[tuple[str, str, str]] = set()
 
     async def get_owner(self, key: Key) -> Owner | None:
-        resource = RLJOB if isinstance(key, JobKey) else REWARD_MODEL
+        resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)
         manifest = self.cache.get(resource.key, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
-        owner = None if manifest is None or is_deleted else _READERS[resource](manifest)
+        owner = None if manifest is None or is_deleted else read(manifest)
         self._on_read(key, owner)
         return owner
 
@@ -228,7 +227,7 @@ class KubernetesBackend:
         A uid as precondition has no effect: of a status update's metadata the API server keeps only the
         resourceVersion, and another object may have the name by now.
         """
-        resource = next(resource for resource in _READERS if resource.kind == owner.kind)
+        resource = RLJOB if isinstance(owner, RLJob) else REWARD_MODEL
         namespace, name = owner.metadata.namespace, owner.metadata.name
         version = (owner.metadata.model_extra or {}).get("resourceVersion")
         body = {

@@ -31,10 +31,8 @@ _SHARD_BYTES = 4 << 30
 def save_checkpoint(policy: Policy, folder: Path) -> None:
     """Write FOLDER/trainer: parameters, optimizer state, number of updates, and each rank's random generator."""
     policy.reshard()
-    state = _state(policy)
-    state["num_updates"] = policy.num_updates
-    state[_generator_key(dist.get_rank())] = torch.get_rng_state()
-    save(state, checkpoint_id=folder / TRAINER_FOLDER)
+    own = {"num_updates": policy.num_updates, f"generator.{dist.get_rank()}": torch.get_rng_state()}
+    save(_state(policy) | own, checkpoint_id=folder / TRAINER_FOLDER)
 
 
 def load_checkpoint(policy: Policy, folder: Path) -> None:
@@ -45,7 +43,7 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
     policy.reshard()
     state = _state(policy)
     state["num_updates"] = 0
-    generator_key = _generator_key(dist.get_rank())
+    generator_key = f"generator.{dist.get_rank()}"
     saved = FileSystemReader(path).read_metadata().state_dict_metadata
     if generator_key in saved:
         state[generator_key] = torch.get_rng_state()
@@ -95,7 +93,3 @@ def _state(policy: Policy) -> dict[str, Any]:
     # This also creates the state of a new optimizer, which loading overwrites in place.
     model, optimizer = get_state_dict(policy.model, policy.optimizer)
     return {"model": model, "optimizer": optimizer}
-
-
-def _generator_key(rank: int) -> str:
-    return f"generator.{rank}"

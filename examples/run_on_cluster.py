@@ -19,9 +19,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from rljob_cli.run.metrics_file import read_rows
-from rljob_cli.run.report import print_report
-from rljob_cli.run.summary import build_summary
+from rljob_cli.run.report import build_summary, print_report
+from rljob_cli.run.runfolder import read_rows
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import state_folder
 

@@ -26,12 +26,9 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         _serve(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return contract.ExitCode.USER
     except RLJobError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.ExitCode.INFRASTRUCTURE
+        return contract.ExitCode.USER if isinstance(error, UserError) else contract.ExitCode.INFRASTRUCTURE
     return contract.ExitCode.SUCCEEDED
 
 

@@ -15,7 +15,7 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
-from rljob_reward.results import MAX_MESSAGE_CHARACTERS, ExecutionResult, SampleReply, StartupReport, failure
+from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, failure
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
@@ -71,7 +71,7 @@ class ModelSlot:
 def _to_reply(score: Score | NoScoreError) -> SampleReply:
     if isinstance(score, Score):
         return SampleReply(score=score.value, components=score.components, reason=None, message="")
-    return SampleReply(score=None, components={}, reason=score.reason, message=score.message[:MAX_MESSAGE_CHARACTERS])
+    return failure(score.reason, score.message)[0]
 
 
 class ModelSlotPool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -44,9 +43,8 @@ class UpstreamClient:
         limiter: RateLimiter,
         metrics: UpstreamMetrics,
         *,
+        name: str,
         secret: str = "",
-        name: str = "the endpoint",
-        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._session = session
         self._url = url
@@ -55,7 +53,6 @@ class UpstreamClient:
         self._secret = secret
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self._name = name
-        self._jitter = jitter
 
     async def post(self, payload: dict[str, Any], progress: ExecutionProgress) -> dict[str, Any]:
         """Return the JSON object of the answer. Raises NoScoreError."""
@@ -96,7 +93,7 @@ class UpstreamClient:
             seconds = self._delay(num_tries) if retry_after is None else retry_after
             self._limiter.pause(seconds)
             # Requests that wait for the same moment are not sent all at once.
-            wait = seconds + self._jitter() * FIRST_DELAY_SECONDS
+            wait = seconds + random.random() * FIRST_DELAY_SECONDS
             await self._back_off(wait, progress, InvalidReason.TIMEOUT, num_tries, last)
         elif response.status in _RETRYABLE_STATUSES:
             delay = max(retry_after or 0.0, self._delay(num_tries))
@@ -113,8 +110,7 @@ class UpstreamClient:
         return text.replace(self._secret, "***") if self._secret else text
 
     def _delay(self, num_tries: int) -> float:
-        """Return an exponential backoff with full jitter."""
-        return self._jitter() * min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**num_tries)
+        return random.random() * min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**num_tries)
 
     async def _back_off(
         self, seconds: float, progress: ExecutionProgress, reason: InvalidReason, num_tries: int, last: str

@@ -60,8 +60,6 @@ _SCORE_ENDPOINTS = {
 class Client:
     """The client of one request, waiting for its result."""
 
-    __slots__ = ("_receive", "response")
-
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -57,7 +57,10 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
     listener = _bind(host, port)
     metrics = Metrics(reward.config.name, reward.config.slots)
     scorer = Scorer(reward, metrics)
-    stop = _catch_signals()
+    signaled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signaled.set)
+    stop = asyncio.create_task(signaled.wait())
     orphans = Orphans(scorer.pool.owns)
     try:
         report = await _start_unless_stopped(stop, scorer)
@@ -84,7 +87,7 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
         listener.close()
 
 
-async def _start_unless_stopped(stop: asyncio.Future[None], scorer: Scorer) -> StartupReport | None:
+async def _start_unless_stopped(stop: asyncio.Future[Any], scorer: Scorer) -> StartupReport | None:
     """Start the first worker; None if `stop` came first. An import may take minutes."""
     starting = asyncio.create_task(scorer.pool.start_first())
     first: set[asyncio.Future[Any]] = {starting, stop}
@@ -107,20 +110,6 @@ async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:
     await scorer.close()
 
 
-def _catch_signals() -> asyncio.Future[None]:
-    """Return a future that the first SIGTERM or SIGINT completes; later ones have no effect."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[None] = loop.create_future()
-
-    def on_signal() -> None:
-        if not stop.done():
-            stop.set_result(None)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return stop
-
-
 def _bind(host: str, port: int) -> socket.socket:
     """Bind the address without listening yet."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -137,23 +126,22 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _build_http(app: App) -> uvicorn.Server:
-    return _Http(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_RESPONSE_SECONDS,
-        )
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_RESPONSE_SECONDS,
     )
+    return _Http(config)
 
 
 def _raise_open_files_limit() -> None:

@@ -41,12 +41,14 @@ def load_reward(config_path: Path, function_path: Path | None = None, images: st
         settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path)
-        settings = _read_function(backend)
+        # A function does not change when its files move.
+        settings = {
+            name: value for name, value in backend._asdict().items() if name not in ("path", "python", "scratch")
+        }
     else:
         raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
-    return ServedReward(
-        reward, backend, version=_digest(settings | {"timeout_seconds": reward.timeout_seconds, "images": images})
-    )
+    settings |= {"timeout_seconds": reward.timeout_seconds, "images": images}
+    return ServedReward(reward, backend, hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
 
 
 def _build_settings(
@@ -95,12 +97,3 @@ def _read_scorer(scorer: JudgeReward | ModelReward) -> dict[str, Any]:
         for name in _SCORE_NEUTRAL_FIELDS:
             model.pop(name, None)
     return parts
-
-
-def _read_function(settings: FunctionSettings) -> dict[str, Any]:
-    """Return what decides a score. Paths are excluded: a function does not change when its files move."""
-    return {name: value for name, value in settings._asdict().items() if name not in ("path", "python", "scratch")}
-
-
-def _digest(parts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -153,13 +153,9 @@ def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, Ca
 def _find_class(module: types.ModuleType, settings: FunctionSettings) -> type:
     methods = " and ".join(sample_then_group.METHODS)
     name = settings.entrypoint
-    if name:
-        found = getattr(module, name, None)
-        candidates = [found] if sample_then_group.is_scorer_class(found) else []
-    else:
-        candidates = [value for _, value in _own(module, settings) if sample_then_group.is_scorer_class(value)]
-    if candidates:
-        return cast(type, candidates[0])
+    candidates = [getattr(module, name, None)] if name else [value for _, value in _own(module, settings)]
+    for candidate in filter(sample_then_group.is_scorer_class, candidates):
+        return cast(type, candidate)
     problem = f"{name} is not a class with {methods}" if name else f"no class with {methods}"
     defined = [name for name, value in _own(module, settings) if inspect.isclass(value)]
     found_instead = f"it defines {', '.join(defined)}" if defined else "it defines no class"

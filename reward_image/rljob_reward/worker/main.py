@@ -111,7 +111,7 @@ class Executor:
 
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(_as_coroutine(value))
+        return self._loop.run_until_complete(value)
 
 
 def _samples_of(request: dict[str, Any]) -> list[Sample]:
@@ -122,7 +122,3 @@ def _samples_of(request: dict[str, Any]) -> list[Sample]:
     if results is None:
         return list(samples)
     return [{**sample, "result": result} for sample, result in zip(samples, results, strict=True)]
-
-
-async def _as_coroutine(value: Any) -> Any:
-    return await value

@@ -53,7 +53,9 @@ class Isolation:
         self._settings = settings
         self.python = settings.python or sys.executable
         self._disabled = _read_disabled()
-        self._temporary_root = None if _is_writable(settings.scratch) else tempfile.mkdtemp(prefix="rljob-reward-")
+        self._temporary_root = (
+            None if os.access(settings.scratch, os.W_OK | os.X_OK) else tempfile.mkdtemp(prefix="rljob-reward-")
+        )
         if self._temporary_root:
             os.chmod(self._temporary_root, 0o711)  # workers of other users must be able to traverse it
         # Resolved: /var/run is a link, and a function expects its working directory to equal $TMPDIR.
@@ -148,10 +150,6 @@ def _read_disabled() -> list[str]:
         allowed = ", ".join(sandbox.MECHANISMS)
         raise UserError(f"{ENV_DISABLED_ISOLATION} must contain only {allowed}, got {', '.join(unknown)}")
     return names
-
-
-def _is_writable(path: str) -> bool:
-    return bool(path) and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
 def _are_mapped(first: int, end: int) -> bool:

@@ -45,6 +45,7 @@ class WorkerProcess(asyncio.Protocol):
         self._function = settings
         self._isolation = isolation
         self._sandbox = isolation.allocate_sandbox()
+        self.scratch = self._sandbox.scratch
         self._supervisor: SeccompSupervisor | None = None
         self._output = output
         self._on_idle = on_idle
@@ -76,6 +77,7 @@ class WorkerProcess(asyncio.Protocol):
                 start_new_session=True,  # its own process group: a kill also reaches what user code started
                 bufsize=0,
             )
+        self.pid = self._process.pid
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
@@ -87,18 +89,9 @@ class WorkerProcess(asyncio.Protocol):
         self._loop.add_reader(self._handover, self._receive_listener)
 
     @property
-    def scratch(self) -> str:
-        """Its scratch directory."""
-        return self._sandbox.scratch
-
-    @property
     def is_busy(self) -> bool:
         """Whether it runs user code."""
         return self._callback is not None or not self.started.done()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def connect(self) -> None:
         """Send the settings. The worker's answer arrives in `started`."""

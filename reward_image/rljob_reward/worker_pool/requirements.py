@@ -49,12 +49,12 @@ _FILE_VARIABLES = ("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE")
 """uv's variables that name files; their contents are part of the environment's digest."""
 
 
-def ensure_environment(lines: Sequence[str], cache: Path | None = None) -> str:
+def ensure_environment(lines: Sequence[str]) -> str:
     """Return the interpreter of an environment with these packages, creating it if needed.
 
     Raise UserError if the packages cannot be installed, TransientError if the index cannot be reached.
     """
-    root = (cache or _cache_folder()) / "rljob" / "requirements"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rljob" / "requirements"
     folder = root / _digest(lines)
     python = folder / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
@@ -66,11 +66,6 @@ def ensure_environment(lines: Sequence[str], cache: Path | None = None) -> str:
             _create(folder, python, lines)
             (folder / _COMPLETE).touch()
     return str(python)
-
-
-def _cache_folder() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME")
-    return Path(configured) if configured else Path.home() / ".cache"
 
 
 def _digest(lines: Sequence[str]) -> str:

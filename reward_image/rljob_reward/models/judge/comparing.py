@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models.execution import NoScoreError, Score
@@ -19,6 +19,8 @@ from rljob_reward.models.texts import describe
 Compare = Literal["pairwise", "ranking", "listwise"]
 Scores = list[Score | NoScoreError]
 """One per sample of the question or group."""
+
+T = TypeVar("T")
 
 SINGLE_SAMPLE_SCORE = 0.5
 """Score of the only sample of a group: the mean of every group, and a tie with itself."""
@@ -60,7 +62,8 @@ def read_answer(compare: Compare, parser: Parser, answer: str, num_samples: int)
         raise _unreadable(f"the judge's list has {len(values)} elements for {num_samples} completions", answer)
     if compare == "ranking":
         return _read_ranking([parser.to_number(value, answer) for value in values], components, answer)
-    return [_read_element(parser, value, components, answer) for value in values]
+    numbers = [_or_error(parser.to_number, value, answer) for value in values]
+    return [number if isinstance(number, NoScoreError) else Score(number, components) for number in numbers]
 
 
 def combine_votes(votes: Sequence[Scores | NoScoreError], aggregate: str, num_samples: int) -> Scores:
@@ -106,14 +109,7 @@ def _read_ranking(ranked: list[float], components: dict[str, float], answer: str
     return scores
 
 
-def _read_element(parser: Parser, value: Any, components: dict[str, float], answer: str) -> Score | NoScoreError:
-    try:
-        return Score(parser.to_number(value, answer), components)
-    except NoScoreError as error:
-        return error
-
-
-def _or_error(function: Callable[..., Score], *arguments: Any) -> Score | NoScoreError:
+def _or_error(function: Callable[..., T], *arguments: Any) -> T | NoScoreError:
     try:
         return function(*arguments)
     except NoScoreError as error:

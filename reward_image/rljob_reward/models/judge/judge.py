@@ -89,15 +89,10 @@ class Judge(ModelBackend):
     async def _compare(self, group: GroupRequest, compare: Compare) -> Scores:
         questions = plan_questions(compare, [sample.completion for sample in group.samples])
         fields = common_fields_of(group.samples)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                answers = [tasks.create_task(self._ask(question, fields, compare)) for question in questions]
-        except ExceptionGroup as bugs:
-            raise bugs.exceptions[0] from None
-        return score_samples(len(group.samples), questions, [answer.result() for answer in answers])
+        answers = await asyncio.gather(*(self._ask(question, fields, compare) for question in questions))
+        return score_samples(len(group.samples), questions, answers)
 
     async def _ask(self, question: ComparisonQuestion, fields: dict[str, Any], compare: Compare) -> Scores:
-        """Return a score for each sample of the question."""
         num_samples = len(question.samples)
 
         def read(answer: str) -> Scores:

@@ -79,7 +79,6 @@ class Voting:
 
 
 def _build_payload(judge: JudgeReward, response_format: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields that all requests share."""
     endpoint, sampling = judge.endpoint, judge.sampling
     payload: dict[str, Any] = {
         "model": endpoint.model if endpoint else vllm_sidecar.SERVED_MODEL_NAME,

@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import socket
+from functools import partial
 from typing import NamedTuple
 
 from rljob_reward.worker.sandbox import landlock, seccomp
@@ -118,18 +119,11 @@ def _limit_processes(settings: FunctionSettings, worker_sandbox: WorkerSandbox) 
 def _filter_calls(
     settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket, *, signals_are_scoped: bool
 ) -> list[str]:
-    def build(supervised: bool) -> list[seccomp.Rule]:
-        return seccomp.build_rules(
-            os.getpid(),
-            worker_sandbox.server_pid,
-            network=settings.network,
-            supervised=supervised,
-            signals_are_scoped=signals_are_scoped,
-        )
-
+    processes = os.getpid(), worker_sandbox.server_pid
+    build = partial(seccomp.build_rules, *processes, network=settings.network, signals_are_scoped=signals_are_scoped)
     try:
         if SECCOMP_LISTENER not in worker_sandbox.disabled:
-            listener = seccomp.install(build(True), listen=True)
+            listener = seccomp.install(build(supervised=True), listen=True)
             socket.send_fds(handover, [b"l"], [listener])
             os.close(listener)  # user code must not answer for the server
             return []
@@ -137,7 +131,7 @@ def _filter_calls(
     except OSError as error:
         reason = str(error)
     try:
-        seccomp.install(build(False), listen=False)
+        seccomp.install(build(supervised=False), listen=False)
     except OSError as error:
         return [f"seccomp: {error}: the network, the number of processes and signals are not restricted"]
     lacking = [f"{SECCOMP_LISTENER}: {reason}: {what}" for what in _limit_processes(settings, worker_sandbox)]

@@ -76,11 +76,12 @@ def test_incomplete_environment_is_created_again(monkeypatch: pytest.MonkeyPatch
         python.touch()
 
     monkeypatch.setattr(requirements, "_create", create)
-    python = Path(requirements.ensure_environment(["sympy"], tmp_path))
-    assert requirements.ensure_environment(["sympy"], tmp_path) == str(python)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    python = Path(requirements.ensure_environment(["sympy"]))
+    assert requirements.ensure_environment(["sympy"]) == str(python)
     assert len(created) == 1
     (python.parents[1] / "rljob-complete").unlink()
-    assert requirements.ensure_environment(["sympy"], tmp_path) == str(python)
+    assert requirements.ensure_environment(["sympy"]) == str(python)
     assert len(created) == 2
 
 

@@ -55,23 +55,14 @@ __all__ = [
     "load_manifests",
 ]
 
-_MODULES = {
-    "rljob_api.manifest.job": ("RLJob", "RLJobSpec"),
-    "rljob_api.manifest.reward": ("Reward", "RewardModel", "RewardModelSpec", "RewardModelStatus"),
-    "rljob_api.manifest.status": ("Condition", "RLJobStatus"),
-    "rljob_api.read.documents": ("Problem",),
-    "rljob_api.read.load": ("InvalidManifestError", "load_job", "load_manifests"),
-    "rljob_api.wire.protocol": (
-        *("DriverStatus", "GroupRequest", "GroupResult", "InvalidReason", "ScoreRequest", "ScoreResult"),
-    ),
-}
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_LAZY_MODULES = ("wire.protocol", "manifest.status", "manifest.reward", "manifest.job", "read.documents", "read.load")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in __all__:
+        modules = (importlib.import_module(f"rljob_api.{module}") for module in _LAZY_MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -112,8 +112,8 @@ class Hedging(Spec):
     """Maximum share of requests that are hedged, in percent. It bounds the extra load when the whole reward is slow."""
 
 
-class RewardServer(Role):
-    """The Pods that run a reward."""
+class RewardBase(Role):
+    """Fields that rewards of a job and RewardModels share."""
 
     replicas: int = Field(default=1, ge=0, le=4096)
     """Number of reward Pods. May change while the job runs. Ignored if autoscaling is set."""
@@ -127,11 +127,6 @@ class RewardServer(Role):
     cache: bool = False
     """Whether a request that equals an earlier one, except for id and lane, reuses its valid result. Use it for rewards
     that are deterministic. With scope sampleThenGroup only the results of single samples are cached."""
-
-
-class RewardBase(RewardServer):
-    """Fields that rewards of a job and RewardModels share."""
-
     function: FunctionReward | None = None
     """A Python function."""
     model: ModelReward | None = None
@@ -234,7 +229,7 @@ _SHARED_RULES = (
 class RewardModelSpec(RewardBase):
     """A reward service. Exactly one of function, model, judge and http."""
 
-    RULES: ClassVar = (*RewardServer.RULES, exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)
+    RULES: ClassVar = (*Role.RULES, exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)
 
 
 class RewardModelRef(Spec):
@@ -249,7 +244,7 @@ class Reward(RewardBase):
     weighted sum of its rewards."""
 
     RULES: ClassVar = (
-        *RewardServer.RULES,
+        *Role.RULES,
         exactly_one("function", "model", "judge", "http", "rewardModelRef"),
         *_SHARED_RULES,
         Rule(

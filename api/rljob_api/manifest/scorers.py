@@ -174,21 +174,15 @@ def find_judge_problems(judge: JudgeReward) -> Iterator[tuple[str, str]]:
     """Yield (field, problem) for what types and rules cannot check. The server checks the template."""
     parser = judge.parser
     if parser.regex is not None:
-        yield from (("parser.regex", problem) for problem in _find_regex_problems(parser.regex))
+        try:
+            if not re.compile(parser.regex).groups:
+                yield "parser.regex", "has no group; put the score in parentheses, as in `Score: (\\d+)`"
+        except re.error as error:
+            yield "parser.regex", f"is not a regular expression: {error}"
     if parser.json_schema is not None:
         problem = _find_path_problem(parser.json_schema, parser.score_path, judge.returns_list)
         if problem:
             yield "parser.scorePath", problem
-
-
-def _find_regex_problems(pattern: str) -> Iterator[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        yield f"is not a regular expression: {error}"
-        return
-    if not compiled.groups:
-        yield "has no group; put the score in parentheses, as in `Score: (\\d+)`"
 
 
 def _find_path_problem(schema: dict[str, Any], path: str, needs_list: bool) -> str:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,6 @@ import aiohttp
 import psutil
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cluster.control_plane.control_plane import COMPONENTS, ControlPlane, free_port
@@ -53,9 +51,8 @@ IDLE_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 """The operator is idle after writing nothing for this long. After the last Pod was created, all Pods still get nodes,
 run, and change the jobs' statuses."""
-PROGRESS_INTERVAL_SECONDS = 15.0
-"""Interval of progress lines when stderr is not a terminal."""
 WATCH_CHUNK_BYTES = 2**24
+CONSOLE = Console(stderr=True, log_path=False)
 _CLIENT_RATE = ("--kube-api-qps=2000", "--kube-api-burst=4000")
 ARGUMENTS = {
     "kube-scheduler": _CLIENT_RATE,
@@ -93,13 +90,13 @@ class Operator:
         command = [sys.executable, "-m", "rljob_operator", f"--kubeconfig={kubeconfig}", "--no-lease"]
         command += [f"--metrics-port={self.port}", "--health-port=0", "--log-level=warning"]
         with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            self._process = psutil.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
         try:
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
@@ -133,11 +130,11 @@ class Operator:
         return int(sum(map(float, found)))
 
     def cpu_seconds(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
-        return times.user + times.system
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
     def rss_mib(self) -> float:
-        return psutil.Process(self._process.pid).memory_info().rss / 2**20
+        return float(self._process.memory_info().rss / 2**20)
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
@@ -149,20 +146,13 @@ class Arrivals:
 
     def __init__(self, num_per_job: int) -> None:
         self.complete: dict[str, float] = {}
-        self.num = 0
         self._num_per_job = num_per_job
         self._seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        self.changed = asyncio.Event()
 
     def record(self, job: str, kind: str, name: str) -> None:
-        seen = self._seen[job]
-        if (kind, name) in seen:
-            return
-        seen.add((kind, name))
-        self.num += 1
-        if len(seen) == self._num_per_job:
-            self.complete[job] = time.monotonic()
-        self.changed.set()
+        self._seen[job].add((kind, name))
+        if len(self._seen[job]) == self._num_per_job:
+            self.complete.setdefault(job, time.monotonic())
 
     def seconds(self, submitted: dict[str, float], jobs: list[str]) -> list[float]:
         return sorted(self.complete[job] - submitted[job] for job in jobs)
@@ -172,17 +162,11 @@ async def watch_added(api: KubeApi, group: str, plural: str, arrivals: Arrivals)
     """Watch the metadata of the namespace's objects of a kind, from the first one, until cancelled."""
     url = f"{api.server}/{group}/namespaces/{NAMESPACE}/{plural}"
     query = {"labelSelector": LABEL_JOB, "watch": "true", "resourceVersion": "0", "allowWatchBookmarks": "true"}
-    endless = aiohttp.ClientTimeout(total=None)
     headers = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+    endless = aiohttp.ClientTimeout(total=None)
     async with (
         api.new_session() as session,
-        session.get(
-            url,
-            params=query,
-            headers=headers,
-            timeout=endless,
-            read_bufsize=WATCH_CHUNK_BYTES,
-        ) as answer,
+        session.get(url, params=query, headers=headers, timeout=endless, read_bufsize=WATCH_CHUNK_BYTES) as answer,
     ):
         answer.raise_for_status()
         async for line in answer.content:
@@ -211,80 +195,40 @@ def find_limit_seconds(num_jobs: int) -> float:
     return DEADLINE_SECONDS * max(1.0, num_jobs / JOBS_PER_DEADLINE)
 
 
-async def wait_complete(
-    arrivals: Arrivals,
-    num_jobs: int,
-    operator: Operator,
-    watching: list[asyncio.Task[None]],
-    reporter: ProgressReporter,
-) -> None:
+async def wait_complete(arrivals: Arrivals, num_jobs: int, operator: Operator) -> None:
     """Wait until `num_jobs` jobs have all their objects."""
     limit_seconds = find_limit_seconds(num_jobs)
-    deadline = time.monotonic() + limit_seconds
-    while len(arrivals.complete) < num_jobs:
-        for task in watching:
-            if task.done():
-                task.result()
-        operator.check()
-        if time.monotonic() > deadline:
-            sys.exit(
-                f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {limit_seconds:.0f} "
-                f"s; use fewer --jobs\n{operator.log.read_text()[-3000:]}"
-            )
-        arrivals.changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(arrivals.changed.wait(), 1.0)
-        reporter.show(arrivals.num)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            while len(arrivals.complete) < num_jobs:
+                operator.check()
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        sys.exit(
+            f"{len(arrivals.complete)} of {num_jobs} jobs had all their objects after {limit_seconds:.0f} s; "
+            f"use fewer --jobs\n{operator.log.read_text()[-3000:]}"
+        )
 
 
-class ProgressReporter:
-    """Shows a progress bar on a terminal; otherwise logs each phase and its progress as lines."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._started_at, self._logged_at = progress, time.monotonic(), float("-inf")
-        self._task = progress.add_task("starts", total=None)
-
-    def phase(self, text: str, total: int | None = None) -> None:
-        self._progress.reset(self._task, description=text, total=total)
-        self._logged_at = float("-inf")
-        self._log()
-
-    def show(self, done: int) -> None:
-        self._progress.update(self._task, completed=done)
-        self._log()
-
-    def _log(self) -> None:
-        console, now = self._progress.console, time.monotonic()
-        if console.is_terminal or now - self._logged_at < PROGRESS_INTERVAL_SECONDS:
-            return
-        self._logged_at, task = now, self._progress.tasks[0]
-        of = f": {task.completed:.0f} of {task.total:.0f}" if task.total else ""
-        print(f"{now - self._started_at:6.0f} s  {task.description}{of}", file=sys.stderr, flush=True)
-
-
-async def measure(
-    plane: ControlPlane, operator: Operator, options: argparse.Namespace, reporter: ProgressReporter
-) -> dict[str, Any]:
+async def measure(plane: ControlPlane, operator: Operator, options: argparse.Namespace) -> dict[str, Any]:
     timed = [f"timed-{index}" for index in range(min(options.timed, options.jobs))]
     rest = [f"more-{index}" for index in range(options.jobs - len(timed))]
     pods, workloads, submitted = Arrivals(PODS_PER_JOB), Arrivals(WORKLOADS_PER_JOB), dict[str, float]()
-    async with _api(plane) as api:
+    async with _api(plane) as api, asyncio.TaskGroup() as group:
         await operator.wait_ready()
-        watching = [asyncio.create_task(watch_added(api, "api/v1", "pods", pods))]
-        watching += [asyncio.create_task(watch_added(api, *kind, workloads)) for kind in WORKLOADS]
+        watching = [group.create_task(watch_added(api, "api/v1", "pods", pods))]
+        watching += [group.create_task(watch_added(api, *kind, workloads)) for kind in WORKLOADS]
         cpu = operator.cpu_seconds()
-        try:
-            reporter.phase(f"Pods of {len(timed)} jobs", len(timed) * PODS_PER_JOB)
-            await submit(api, submitted, timed)
-            for arrivals in (workloads, pods):
-                await wait_complete(arrivals, len(timed), operator, watching, reporter)
-            cpu = operator.cpu_seconds() - cpu
-            reporter.phase(f"Pods of {options.jobs} jobs", options.jobs * PODS_PER_JOB)
-            await submit(api, submitted, rest)
-            await wait_complete(pods, options.jobs, operator, watching, reporter)
-        finally:
-            for task in watching:
-                task.cancel()
+        CONSOLE.log(f"Pods of {len(timed)} jobs")
+        await submit(api, submitted, timed)
+        for arrivals in (workloads, pods):
+            await wait_complete(arrivals, len(timed), operator)
+        cpu = operator.cpu_seconds() - cpu
+        CONSOLE.log(f"Pods of {options.jobs} jobs")
+        await submit(api, submitted, rest)
+        await wait_complete(pods, options.jobs, operator)
+        for task in watching:
+            task.cancel()
     figures = {
         **_percentiles("apply_to_children", workloads.seconds(submitted, timed)),
         **_percentiles("apply_to_pods", pods.seconds(submitted, timed)),
@@ -296,13 +240,13 @@ async def measure(
         "api_calls": operator.api_calls().total(),
         "errors": operator.errors(),
     }
-    await wait_until_idle(operator, options.jobs, reporter)
-    return figures | await measure_idle(operator, reporter)
+    await wait_until_idle(operator, options.jobs)
+    return figures | await measure_idle(operator)
 
 
-async def wait_until_idle(operator: Operator, num_jobs: int, reporter: ProgressReporter) -> None:
+async def wait_until_idle(operator: Operator, num_jobs: int) -> None:
     """Wait until the operator has written nothing for a while, or a limit has passed."""
-    reporter.phase("waiting until the operator is idle")
+    CONSOLE.log("waiting until the operator is idle")
     limit, before = time.monotonic() + find_limit_seconds(num_jobs), -1
     while time.monotonic() < limit and before != (written := operator.num_writes()):
         before = written
@@ -310,9 +254,9 @@ async def wait_until_idle(operator: Operator, num_jobs: int, reporter: ProgressR
         operator.check()
 
 
-async def measure_idle(operator: Operator, reporter: ProgressReporter) -> dict[str, Any]:
+async def measure_idle(operator: Operator) -> dict[str, Any]:
     """Measure the cost per minute without changes."""
-    reporter.phase(f"idle for {IDLE_SECONDS:.0f} s")
+    CONSOLE.log(f"idle for {IDLE_SECONDS:.0f} s")
     before, cpu, started_at = operator.api_calls(), operator.cpu_seconds(), time.monotonic()
     await asyncio.sleep(IDLE_SECONDS)
     minutes = (time.monotonic() - started_at) / 60
@@ -361,22 +305,15 @@ async def prepare(plane: ControlPlane) -> None:
 
 
 def _percentiles(name: str, ordered: list[float]) -> dict[str, float]:
-    return {f"{name}_p{percent}_seconds": round(percentile(ordered, percent), 2) for percent in (50, 99)}
-
-
-def percentile(ordered: list[float], percent: int) -> float:
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+    indices = {percent: min(len(ordered) - 1, len(ordered) * percent // 100) for percent in (50, 99)}
+    return {f"{name}_p{percent}_seconds": round(ordered[index], 2) for percent, index in indices.items()}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--timed", type=int, default=200, help="jobs submitted at once and timed (default 200)")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=200,
-        help="jobs in all; the others follow (default 200, which takes 3 min on 2 cores)",
-    )
+    help_jobs = "jobs in all; the others follow (default 200, which takes 3 min on 2 cores)"
+    parser.add_argument("--jobs", type=int, default=200, help=help_jobs)
     parser.add_argument("--address", default="127.36.0.1", help="loopback address of the control plane")
     parser.add_argument("--dir", type=Path, help="keep the control plane's data and all logs in this new folder")
     options = parser.parse_args()
@@ -387,17 +324,15 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with contextlib.ExitStack() as stack:
         folder = options.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-operator-")))
-        reporter = ProgressReporter(stack.enter_context(Progress(*columns, console=Console(stderr=True))))
         plane = ControlPlane(folder, address=options.address, components=COMPONENTS, extra_arguments=ARGUMENTS)
         stack.enter_context(plane)
         stack.enter_context(run_kwok(plane, num_nodes=NUM_NODES, jobs_end=False))
         asyncio.run(prepare(plane))
         operator = Operator(plane.kubeconfig, folder / "logs/operator.log")
         stack.callback(operator.stop)
-        figures = asyncio.run(measure(plane, operator, options, reporter))
+        figures = asyncio.run(measure(plane, operator, options))
     print(json.dumps(figures))
 
 

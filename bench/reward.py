@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -73,7 +72,7 @@ def _server(arguments: list[str], host: str) -> Iterator[int]:
         _wait_ready(process, f"http://{host}:{PORT}/rljob/ready")
         yield process.pid
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait(30)
 
 

@@ -1,8 +1,7 @@
 """The local folders of a Pod's volumes: creates, fills and removes them.
 
 Writes ConfigMaps and Secrets as files by atomic renames, again whenever the object changes. `items` and projected
-volumes are not needed: preflight refuses the one reward that uses them, a function in a ConfigMap. Invariant: PATH_RUN
-is always the run's own folder, independent of the volume that is mounted there.
+volumes are refused. Invariant: PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
 """
 
 from __future__ import annotations
@@ -87,10 +86,12 @@ def folder_of(volume: Manifest, pod: Manifest, paths: RunPaths) -> Path:
         return Path(volume["hostPath"]["path"])
     if "emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") == "Memory":
         return paths.memory_of(pod) / name
-    if any(kind in volume for kind in ("emptyDir", "configMap", "secret")):
-        return paths.pod(name_of(pod)) / "volumes" / name
     kinds = ", ".join(key for key in volume if key != "name")
-    raise ContainerConfigError(f"volume {name} has a type that the local backend does not support: {kinds}")
+    if kinds in ("emptyDir", "configMap", "secret"):
+        if "items" not in (volume[kinds] or {}):
+            return paths.pod(name_of(pod)) / "volumes" / name
+        kinds = f"{kinds}.items"
+    raise ContainerConfigError(f"volume {name} uses what the local backend does not support: {kinds}")
 
 
 def prepare(pod: Manifest, paths: RunPaths, find: Find) -> None:

@@ -28,7 +28,7 @@ from rljob_operator.kube.idle import IdleTracker
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import WATCHED
 from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.reconcile import reconcile
 from rljob_operator.loop.workqueue import ReconcileKey, WorkQueue, run
 from rljob_operator.settings import Settings
@@ -58,7 +58,7 @@ async def run_operator(
     """Run until cancelled. A given `api` is not closed. `on_watching`: see Informer."""
     owns_api = api is None
     api = api or await connect(settings.kubeconfig)
-    metrics = Metrics(_COUNTED)
+    metrics = OperatorMetrics(_COUNTED)
     health = Health(WorkQueue(_MIN_RECONCILE_INTERVAL_SECONDS), metrics, clock)
     api.on_response = metrics.on_response
     server = await health.serve(settings.health_port, settings.metrics_port)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import load_reward
 from tests.support.fake_endpoint import Endpoint
@@ -47,7 +47,7 @@ class InProcessReward:
     """A Scorer with a judge or a classifier, without HTTP."""
 
     def __init__(self, reward: Any) -> None:
-        self.metrics = Metrics(reward.config.name, reward.config.slots)
+        self.metrics = ServerMetrics(reward.config.name, reward.config.slots)
         self.scorer = Scorer(reward, self.metrics)
 
     async def score(self, completion: str, **fields: Any) -> ScoreResult:

@@ -18,7 +18,7 @@ from rljob_api.wire.contract import LABEL_REWARD_MODEL
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.observation import parse_reward_models
 from rljob_cli.manifests import role_of
-from rljob_cli.run.reward_rows import Metrics, RewardRow, build_row, gather_metrics
+from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import is_ready, name_of
 
@@ -50,7 +50,9 @@ async def fetch_rewards(cluster: Cluster, manifest: Manifest, pods: Sequence[Man
     return [_build_row(metrics, reward, job.status, models) for reward in rewards]
 
 
-def _build_row(metrics: Metrics, reward: Reward, status: RLJobStatus, models: dict[str, RewardModel]) -> RewardRow:
+def _build_row(
+    metrics: RewardMetrics, reward: Reward, status: RLJobStatus, models: dict[str, RewardModel]
+) -> RewardRow:
     if reward.reward_model_ref is not None:
         model = models.get(reward.reward_model_ref.name)
         if model is None or model.spec.http is not None:

@@ -29,7 +29,7 @@ from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.report import build_summary, draw_curves, print_report
-from rljob_cli.run.reward_rows import Metrics
+from rljob_cli.run.reward_rows import RewardMetrics
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
@@ -57,7 +57,7 @@ class Run:
         self._started = time.monotonic()
         self._interrupted = asyncio.Event()
         self._phase = ""
-        self._metrics = Metrics()
+        self._metrics = RewardMetrics()
 
     async def execute(self) -> str:
         """Run until the job ends. Return the phase: Succeeded, Failed or Interrupted."""

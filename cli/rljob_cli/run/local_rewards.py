@@ -9,12 +9,12 @@ import aiohttp
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_REWARD
 from rljob_cli.manifests import is_ready, labels_of, role_of
-from rljob_cli.run.reward_rows import Metrics, RewardRow, build_row, gather_metrics
+from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD
 
 
-async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> Metrics:
+async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> RewardMetrics:
     async def read(pod: Manifest, port: int) -> str:
         try:
             async with session.get(f"http://{pod['status']['podIP']}:{port}/metrics") as response:
@@ -30,7 +30,7 @@ async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]
     return await gather_metrics(read, [pod for pod in ready if role_of(pod) == HEAD], servers)
 
 
-def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: Metrics) -> tuple[RewardRow, ...]:
+def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) -> tuple[RewardRow, ...]:
     roles = {role.name: role for role in job.status.roles}
     scaling = {decision.name: decision for decision in job.status.scaling}
     rows = []

@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Metrics:
+class RewardMetrics:
     """The contents of /metrics. None: no answer."""
 
     driver: Sequence[Sample] | None = None
@@ -81,7 +81,7 @@ async def gather_metrics(
     read: Callable[[Manifest, int], Awaitable[str]],
     heads: Sequence[Manifest],
     servers: Mapping[str, Sequence[Manifest] | None],
-) -> Metrics:
+) -> RewardMetrics:
     """Read /metrics of the head and of each reward's Pods. `read` returns an empty text if a Pod does not answer."""
 
     async def read_all(pods: Sequence[Manifest], port: int) -> list[list[Sample]] | None:
@@ -91,11 +91,13 @@ async def gather_metrics(
     driver = await read_all(heads[:1], PORT_DRIVER)
     known = {name: pods for name, pods in servers.items() if pods is not None}
     answers = await asyncio.gather(*(read_all(pods, PORT_REWARD) for pods in known.values()))
-    return Metrics(driver[0] if driver else None, {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))})
+    return RewardMetrics(
+        driver[0] if driver else None, {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))}
+    )
 
 
 def build_row(
-    metrics: Metrics,
+    metrics: RewardMetrics,
     name: str,
     spec: RewardBase | None,
     ready: int | None = None,

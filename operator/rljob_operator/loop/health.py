@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob_operator.backend import Key, describe_key
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
 
 STUCK_SECONDS = 120.0
@@ -18,7 +18,7 @@ STUCK_SECONDS = 120.0
 class Health:
     """The state of the work queue, of the workers and of the watches."""
 
-    def __init__(self, queue: WorkQueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, queue: WorkQueue, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue, self.metrics, self._clock = queue, metrics, clock
         self.started_at: dict[Key, float] = {}
         """When the current reconcile of each key started."""

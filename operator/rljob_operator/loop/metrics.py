@@ -13,7 +13,7 @@ from rljob_operator.backend import JobKey, Key, Owner
 _REWARD_LABELS = ["namespace", "owner", "reward"]
 
 
-class Metrics:
+class OperatorMetrics:
     """`resources` are the plural names by which API calls are counted; all others count as 'other'."""
 
     def __init__(self, resources: Collection[str] = ()) -> None:

@@ -22,7 +22,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.protocol import GroupRequest, ScoreRequest
 from rljob_reward.results import StartupReport
 from rljob_reward.server import metrics as metrics_module
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
 
@@ -84,7 +84,7 @@ class App:
     """ASGI application of one reward."""
 
     def __init__(
-        self, reward: ServedReward, report: StartupReport, scorer: Scorer, metrics: Metrics, token: str
+        self, reward: ServedReward, report: StartupReport, scorer: Scorer, metrics: ServerMetrics, token: str
     ) -> None:
         self._reward = reward
         self._report = report

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_reward.server.execution import Execution, Request, RequestKey, Response, Waiter
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 
 _MAX_RESPONSES = 4096
 _MAX_CACHED_RESULTS = 65_536
@@ -22,7 +22,7 @@ _MAX_CACHED_RESULTS = 65_536
 class KnownRequests:
     """Pending executions and earlier responses."""
 
-    def __init__(self, metrics: Metrics, *, cache: bool, max_cached_results: int = _MAX_CACHED_RESULTS) -> None:
+    def __init__(self, metrics: ServerMetrics, *, cache: bool, max_cached_results: int = _MAX_CACHED_RESULTS) -> None:
         self._metrics = metrics
         self._pending: dict[RequestKey, Execution] = {}
         self._pending_by_content: dict[bytes, Execution] = {}

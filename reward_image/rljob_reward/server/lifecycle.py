@@ -20,7 +20,7 @@ import uvicorn
 from rljob_api.errors import TransientError
 from rljob_reward.results import StartupReport
 from rljob_reward.server.app import App
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.worker_pool.orphans import Orphans
@@ -44,7 +44,7 @@ class _Http(uvicorn.Server):
 
 async def check(reward: ServedReward) -> StartupReport:
     """Start one worker and end it again. Raise UserError if the function cannot be served."""
-    scorer = Scorer(reward, Metrics(reward.config.name, reward.config.slots))
+    scorer = Scorer(reward, ServerMetrics(reward.config.name, reward.config.slots))
     try:
         return await scorer.pool.start_first()
     finally:
@@ -55,7 +55,7 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
     """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying."""
     _raise_open_files_limit()
     listener = _bind(host, port)
-    metrics = Metrics(reward.config.name, reward.config.slots)
+    metrics = ServerMetrics(reward.config.name, reward.config.slots)
     scorer = Scorer(reward, metrics)
     signaled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

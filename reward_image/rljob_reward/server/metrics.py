@@ -16,7 +16,7 @@ VALID = "valid"
 _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
 
-class Metrics:
+class ServerMetrics:
     """Metrics of one server, with their own registry."""
 
     def __init__(self, reward: str, slots: int) -> None:

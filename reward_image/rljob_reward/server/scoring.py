@@ -19,7 +19,7 @@ from rljob_reward.results import ExecutionResult, failure
 from rljob_reward.server.execution import Execution, Request, Waiter
 from rljob_reward.server.known_requests import KnownRequests
 from rljob_reward.server.lanes import LANES, Lanes
-from rljob_reward.server.metrics import VALID, Metrics
+from rljob_reward.server.metrics import VALID, ServerMetrics
 from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.slots import Slot, SlotPool
@@ -47,7 +47,7 @@ class QueueFullError(Exception):
 class Scorer:
     """The reward of this server."""
 
-    def __init__(self, reward: ServedReward, metrics: Metrics) -> None:
+    def __init__(self, reward: ServedReward, metrics: ServerMetrics) -> None:
         self._config = reward.config
         self._version = reward.version
         self._metrics = metrics
@@ -176,7 +176,7 @@ class Scorer:
 
 def build_pool(
     reward: ServedReward,
-    metrics: Metrics,
+    metrics: ServerMetrics,
     *,
     on_idle: Callable[[], None],
     on_fatal_error: Callable[[TransientError], None],

@@ -27,7 +27,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
 from rljob_operator.backend import JobKey
 from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
 from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
@@ -151,7 +151,7 @@ class RunningJob:
         hosts += [f"{address} reward-{name}" for name, address in _list_replicas()]
         self.harness.hosts.write_text("\n".join(hosts) + "\n")
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({name: f"reward-{name}" for name in REWARDS}))
-        self.operator = Metrics(["rljobs"])
+        self.operator = OperatorMetrics(["rljobs"])
         with socket.socket() as free:
             free.bind((OPERATOR, 0))
             self.operator_port = free.getsockname()[1]

@@ -18,7 +18,7 @@ from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.client import ApiError
 from rljob_operator.loop.health import Health
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
 from rljob_operator.operator import build_reconcile, run_operator
 from rljob_operator.settings import Settings
@@ -75,7 +75,7 @@ async def test_operator_waits_for_matching_crds_and_reports_the_difference(monke
 
 
 async def test_failed_reconcile_is_counted_and_no_longer_running():
-    cache, health = Cache(), Health(WorkQueue(), Metrics())
+    cache, health = Cache(), Health(WorkQueue(), OperatorMetrics())
     metadata = {"name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "7", "generation": 1}
     spec = {"function": {"inline": "def compute_score(data_source, solution_str, ground_truth): return 1.0\n"}}
     model = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", "metadata": metadata, "spec": spec}

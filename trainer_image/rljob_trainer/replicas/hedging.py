@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rljob_api.manifest.reward import Hedging
 
 if TYPE_CHECKING:
-    from rljob_trainer.replicas.pool import Lease
+    from rljob_trainer.replicas.pool import ReplicaLease
 
 _MIN_LATENCIES = 20
 """A percentile of fewer latencies means nothing."""
@@ -29,7 +29,7 @@ class InFlightRequest:
 
     address: str
     sent_at: float
-    second: asyncio.Future[Lease] = field(repr=False)
+    second: asyncio.Future[ReplicaLease] = field(repr=False)
     """Set to the lease of the replica that gets the second request."""
 
 

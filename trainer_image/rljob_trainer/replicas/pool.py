@@ -24,7 +24,7 @@ _TICK_SECONDS = 0.1
 """Interval at which waiters notice the end of a backoff."""
 
 
-class Lease:
+class ReplicaLease:
     """One request's place on one replica. Ends with its outcome; without one, as unused."""
 
     def __init__(self, pool: ReplicaPool, address: str) -> None:
@@ -92,20 +92,20 @@ class ReplicaPool:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def lease(self, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
+    async def lease(self, avoid: Collection[str] = ()) -> AsyncIterator[ReplicaLease]:
         """Wait for a replica, preferably one that is not in `avoid`."""
-        lease = Lease(self, await self._acquire(avoid))
+        lease = ReplicaLease(self, await self._acquire(avoid))
         try:
             yield lease
         finally:
             lease.unused()
 
-    def try_lease(self, avoid: Collection[str]) -> Lease | None:
+    def try_lease(self, avoid: Collection[str]) -> ReplicaLease | None:
         """Return a lease of a replica outside `avoid`, unless another caller waits for one. The caller must end it."""
         if any(not future.done() for future, _ in self._waiting):
             return None
         address = self.fleet.pick(self.now(), avoid, only_others=True)
-        return None if address is None else Lease(self, address)
+        return None if address is None else ReplicaLease(self, address)
 
     async def _acquire(self, avoid: Collection[str]) -> str:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -29,7 +29,7 @@ from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
-from rljob_trainer.replicas.pool import Lease, ReplicaPool
+from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class RolloutClient:
             f"a completion failed {_MAX_ATTEMPTS} times, on {len(avoid)} replicas; see the driver's log"
         )
 
-    async def _attempt(self, lease: Lease, payload: dict[str, Any], key: str) -> Completion | None:
+    async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
         """Return None if another replica should serve the request."""
         url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
         timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)

@@ -20,7 +20,7 @@ from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, ScoreResult
 from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.replicas.http import CONNECT_SECONDS
-from rljob_trainer.replicas.pool import Lease, ReplicaPool
+from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 from rljob_trainer.rewards.messages import RewardCall, busy_seconds, is_final
 from rljob_trainer.rewards.version_tracker import VersionTracker
 
@@ -79,7 +79,7 @@ class RewardTransport:
         """Maximum time from sending a request to its response."""
         self._session, self._headers, self._replicas, self._versions = session, headers, replicas, versions
 
-    async def attempt(self, lease: Lease, pending: PendingRequest) -> Attempt:
+    async def attempt(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
         """Send a request, and a hedge if it becomes due; return the first final results."""
         if self.hedges is None or pending.is_group_step:
             return await self._send(lease, pending)
@@ -119,7 +119,7 @@ class RewardTransport:
             self.hedges.record_hedged(request)
             request.second.set_result(lease)
 
-    async def _send(self, lease: Lease, pending: PendingRequest) -> Attempt:
+    async def _send(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
         sent_at, call = time.monotonic(), pending.call
         pending.tried.add(lease.address)
         pending.num_requests += 1
@@ -154,7 +154,7 @@ class RewardTransport:
         return results
 
     def _interpret(
-        self, lease: Lease, call: RewardCall, response: aiohttp.ClientResponse, text: str, seconds: float
+        self, lease: ReplicaLease, call: RewardCall, response: aiohttp.ClientResponse, text: str, seconds: float
     ) -> Attempt:
         """Return the results in a response. Raise UserError for one that a retry cannot change."""
         status = response.status

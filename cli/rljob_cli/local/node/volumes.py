@@ -1,7 +1,7 @@
 """The local folders of a Pod's volumes: creates, fills and removes them.
 
-Writes ConfigMaps and Secrets as files by atomic renames, again whenever the object changes. `items` and projected
-volumes are refused. Invariant: PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
+Writes ConfigMaps and Secrets as files by atomic renames, again whenever the object changes. Refuses `items` and
+projected volumes. Invariant: PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from aiohttp import web
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
 from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
-from rljob_cli.run.reward_rows import Metrics
+from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
 
 HEAD, FIRST, SECOND, SILENT = (next_address() for _ in range(4))
@@ -76,6 +76,6 @@ async def test_row_sums_the_servers_and_is_unknown_when_one_does_not_answer() ->
 
 
 def test_row_without_metrics_has_only_the_numbers_of_the_pods() -> None:
-    [row] = build_rewards(JOB, PODS, Metrics())
+    [row] = build_rewards(JOB, PODS, RewardMetrics())
     assert (row.ready, row.replicas, row.slots_given) == (2, 2, 8)
     assert (row.slots_in_use, row.waiting, row.latency_p95_seconds, row.invalid) == (None, None, None, None)

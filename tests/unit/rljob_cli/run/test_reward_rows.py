@@ -11,7 +11,7 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scaling import RewardScaling
 from rljob_cli.run.reward_rows import (
     HEADER,
-    Metrics,
+    RewardMetrics,
     RewardRow,
     build_row,
     format_short,
@@ -50,7 +50,7 @@ def waiting_at_driver(number: int, oldest_seconds: float, reward: str = "correct
 
 
 def test_unknown_numbers_are_dashes_and_not_zero() -> None:
-    row = build_row(Metrics(), "correct", None)
+    row = build_row(RewardMetrics(), "correct", None)
     assert row == RewardRow("correct")
     assert row_cells(row) == ["correct", *["-"] * (len(HEADER) - 1)]
     assert set(asdict(row).values()) == {"correct", None}
@@ -58,7 +58,7 @@ def test_unknown_numbers_are_dashes_and_not_zero() -> None:
 
 def test_numbers_come_from_status_servers_and_driver() -> None:
     scaling = RewardScaling(name="correct", replicas=3, slots=20)
-    metrics = Metrics(
+    metrics = RewardMetrics(
         driver=parse_metrics(
             driver_metrics([0.5, 1.5, 3.0, 3.0], {"timeout": 2, "exception": 5}) + waiting_at_driver(2, 9.0)
         ),
@@ -76,34 +76,34 @@ def test_numbers_come_from_status_servers_and_driver() -> None:
 
 
 def test_sums_are_unknown_when_a_pod_does_not_answer() -> None:
-    row = build_row(Metrics(servers={"correct": None}), "correct", FUNCTION, 2, 2)
+    row = build_row(RewardMetrics(servers={"correct": None}), "correct", FUNCTION, 2, 2)
     assert (row.slots_in_use, row.waiting, row.oldest_seconds) == (None, None, None)
     assert row.slots_given == 16, "the job specifies the slots per replica"
 
 
 def test_queue_at_the_driver_counts_without_a_server() -> None:
     text = waiting_at_driver(7, 61.0) + waiting_at_driver(1, 99.0, "other")
-    row = build_row(Metrics(parse_metrics(text)), "correct", FUNCTION, 0, 1)
+    row = build_row(RewardMetrics(parse_metrics(text)), "correct", FUNCTION, 0, 1)
     assert (row.slots_given, row.waiting, row.oldest_seconds) == (0, 7, 61.0)
 
 
 def test_invalid_is_unknown_before_the_first_result_and_then_zero() -> None:
     before = parse_metrics(driver_metrics([], {"timeout": 0}))
     after = parse_metrics(driver_metrics([1.0], {"timeout": 0}))
-    assert build_row(Metrics(before), "correct", None).invalid is None
-    assert build_row(Metrics(after), "correct", None).invalid == {}
-    assert row_cells(build_row(Metrics(after), "correct", None))[-1] == "0"
-    other = Metrics(parse_metrics(driver_metrics([1.0], {"timeout": 1}, reward="other")))
+    assert build_row(RewardMetrics(before), "correct", None).invalid is None
+    assert build_row(RewardMetrics(after), "correct", None).invalid == {}
+    assert row_cells(build_row(RewardMetrics(after), "correct", None))[-1] == "0"
+    other = RewardMetrics(parse_metrics(driver_metrics([1.0], {"timeout": 1}, reward="other")))
     assert build_row(other, "correct", None).invalid is None
 
 
 def test_external_endpoint_has_no_slots() -> None:
-    row = build_row(Metrics(), "correct", HTTP)
+    row = build_row(RewardMetrics(), "correct", HTTP)
     assert (row.kind, row.slots_given) == ("http", None)
 
 
 def test_latency_beyond_the_last_bucket_is_its_edge() -> None:
-    metrics = Metrics(parse_metrics(driver_metrics([100.0], {})))
+    metrics = RewardMetrics(parse_metrics(driver_metrics([100.0], {})))
     assert build_row(metrics, "correct", None).latency_p50_seconds == 8.0
 
 

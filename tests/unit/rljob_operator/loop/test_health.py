@@ -5,7 +5,7 @@ import pytest
 
 from rljob_operator.backend import JobKey
 from rljob_operator.loop.health import STUCK_SECONDS, Health
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
 
 KEY = JobKey("ns", "a")
@@ -25,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    return Health(WorkQueue(), Metrics(), clock)
+    return Health(WorkQueue(), OperatorMetrics(), clock)
 
 
 def test_health_reports_a_key_that_no_worker_takes(health, clock):

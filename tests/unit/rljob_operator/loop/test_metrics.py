@@ -3,7 +3,7 @@
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import JobKey, RewardModelKey
-from rljob_operator.loop.metrics import Metrics
+from rljob_operator.loop.metrics import OperatorMetrics
 
 SUMS, MATH = JobKey("team", "sums"), RewardModelKey("team", "math")
 
@@ -35,7 +35,7 @@ STYLE = {"name": "style", "slots": 1, "replicas": 1}
 
 
 def test_scaling_decisions_of_jobs_and_reward_models_are_exported():
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.record_owner(SUMS, make_job(CORRECT))
     metrics.record_owner(MATH, make_model())
     assert found(metrics) == {
@@ -49,7 +49,7 @@ def test_scaling_decisions_of_jobs_and_reward_models_are_exported():
 
 
 def test_metrics_of_deleted_or_fixed_size_rewards_are_removed():
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     metrics.record_owner(SUMS, make_job(CORRECT, STYLE))
     metrics.record_owner(MATH, make_model())
     metrics.record_owner(SUMS, make_job(STYLE))
@@ -65,7 +65,7 @@ def test_metrics_of_deleted_or_fixed_size_rewards_are_removed():
 
 
 def test_api_calls_are_counted_by_resource():
-    metrics = Metrics(["rljobs", "pods"])
+    metrics = OperatorMetrics(["rljobs", "pods"])
     metrics.on_response("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/pods/rljobs/a/status", 200)
     metrics.on_response("GET", "/version", 0)
     samples = [s for f in metrics.registry.collect() for s in f.samples if s.name == "rljob_operator_api_calls_total"]

@@ -8,7 +8,7 @@ from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_reward.results import SampleReply, failure
 from rljob_reward.server.execution import Execution
 from rljob_reward.server.known_requests import KnownRequests, digest_content
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 
 
 class Client:
@@ -40,7 +40,7 @@ def ask(known: KnownRequests, name: str, completion: str, score: float | None = 
 
 @pytest.fixture
 def known() -> KnownRequests:
-    return KnownRequests(Metrics("test", 1), cache=True, max_cached_results=2)
+    return KnownRequests(ServerMetrics("test", 1), cache=True, max_cached_results=2)
 
 
 def test_equal_sample_gets_the_cached_result_under_its_own_id(known: KnownRequests) -> None:
@@ -66,7 +66,7 @@ def test_failed_result_is_neither_remembered_nor_cached(known: KnownRequests) ->
 
 
 def test_retry_gets_the_remembered_response_without_cache() -> None:
-    known = KnownRequests(Metrics("test", 1), cache=False)
+    known = KnownRequests(ServerMetrics("test", 1), cache=False)
     first = ask(known, "1", "a", score=1.0)
     assert ask(known, "1", "a") == first
     assert ask(known, "1", "b") is None, "another sample under the same id"

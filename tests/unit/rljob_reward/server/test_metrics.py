@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from rljob_reward.server.lanes import Lanes
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 
 
 @dataclass(eq=False)
@@ -14,14 +14,14 @@ class Request:
     arrived: float = field(default_factory=time.perf_counter)
 
 
-def sample(metrics: Metrics, line: str) -> float:
+def sample(metrics: ServerMetrics, line: str) -> float:
     """The value of the sample that begins with `line`."""
     [row] = [row for row in metrics.render().decode().splitlines() if row.startswith(line)]
     return float(row.rsplit(" ", 1)[1])
 
 
 def test_queue_age_is_that_of_its_oldest_request() -> None:
-    metrics, lanes = Metrics("test", slots=1), Lanes[Request](slots=1, queue_length=9)
+    metrics, lanes = ServerMetrics("test", slots=1), Lanes[Request](slots=1, queue_length=9)
     metrics.watch(lanes)
     age = 'rljob_reward_queue_oldest_seconds{lane="train",reward="test"}'
     assert sample(metrics, age) == 0.0, "nothing waits"
@@ -34,5 +34,5 @@ def test_queue_age_is_that_of_its_oldest_request() -> None:
 
 
 def test_expected_metrics_are_exported_as_zero_from_the_start() -> None:
-    metrics = Metrics("test", slots=1)
+    metrics = ServerMetrics("test", slots=1)
     assert sample(metrics, 'rljob_reward_execute_seconds_count{lane="eval",outcome="valid",reward="test"}') == 0

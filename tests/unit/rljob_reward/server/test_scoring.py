@@ -11,7 +11,7 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, failure
 from rljob_reward.server import scoring
-from rljob_reward.server.metrics import Metrics
+from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.worker.settings import FunctionSettings
@@ -97,7 +97,7 @@ def build_scorer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scorer]:
         config = Reward(
             name="test", slots=slots, queue_length=queue_length, timeout_seconds=timeout_seconds, function=function
         )
-        return Scorer(ServedReward(config, SETTINGS, "1"), Metrics("test", slots))
+        return Scorer(ServedReward(config, SETTINGS, "1"), ServerMetrics("test", slots))
 
     return build
 

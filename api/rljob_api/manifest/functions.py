@@ -59,7 +59,7 @@ def check_function(source: str, filename: str, spec: FunctionReward, scope: Scop
             tree = ast.parse(source, filename)
     except SyntaxError as error:
         return [f"{filename}:{error.lineno or 1}: the reward function has a syntax error: {error.msg}"]
-    except ValueError as error:  # null bytes
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
         return [f"{filename}: the reward function cannot be parsed: {error}"]
     # The last statement that binds each name; "*" for a star import.
     defined = {name: statement for statement in _statements(tree) for name in _bound_names(statement)}

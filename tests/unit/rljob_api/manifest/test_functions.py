@@ -45,8 +45,13 @@ def test_check_reports_a_syntax_error_with_its_line() -> None:
     ]
 
 
-def test_check_reports_a_null_byte() -> None:
-    assert len(check("x = 1\0")) == 1
+@pytest.mark.parametrize(
+    "source", ["x = 1\0", "x = " + "-" * 100_000 + "1", "x = y" + ".z" * 100_000], ids=["null byte", "minus", "dots"]
+)
+def test_check_reports_a_source_that_the_parser_refuses(source: str) -> None:
+    """The operator checks inline functions: no source may end a reconcile without a message."""
+    (problem,) = check(source)
+    assert problem.startswith("reward.py")
 
 
 def test_check_reports_a_missing_entry_point_with_defined_names() -> None:

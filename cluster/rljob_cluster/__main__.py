@@ -1,7 +1,5 @@
 """`python -m rljob_cluster COMMAND`: a Kubernetes on one machine."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

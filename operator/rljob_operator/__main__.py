@@ -1,7 +1,5 @@
 """`python -m rljob_operator`: command line, logging and signals. Leaves the work to `operator`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

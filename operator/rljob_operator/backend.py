@@ -5,8 +5,6 @@ backends: Kubernetes (`kube`) and `rljob run` (`rljob_cli.local`). Objects are p
 planned ones are what `kubectl apply` takes, observed ones carry a Kubernetes `status`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Defaults that an installation of the operator sets for all jobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ Owns their order. Invariant: nothing is written unless the Lease is held; when i
 LeaseLostError.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

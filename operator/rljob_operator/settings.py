@@ -1,7 +1,5 @@
 """The operator's command-line settings. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rljob_operator.defaults import DEFAULTS

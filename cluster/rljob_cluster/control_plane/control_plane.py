@@ -5,8 +5,6 @@ kubelets need an address that is not a loopback one.
 The invariant: the processes end with the thread that started them, so that a killed test run leaves none behind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json

@@ -4,8 +4,6 @@ Start the scheduler component if Pods must be placed. The invariant: KWOK manage
 with the thread that started it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Only the owner can read the folder with the private keys. Nothing here outlives its cluster.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from pathlib import Path

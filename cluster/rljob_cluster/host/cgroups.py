@@ -1,7 +1,5 @@
 """The cgroup hierarchies of this machine: v1, v2 or hybrid (v1 controllers with a v2 tree for processes only)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

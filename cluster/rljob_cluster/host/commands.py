@@ -1,7 +1,5 @@
 """Runs commands of the system."""
 
-from __future__ import annotations
-
 import subprocess
 
 

@@ -1,7 +1,5 @@
 """Installs missing programs from Debian packages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ A digest of everything that decides the output (go.mod, go.sum, versions, flags)
 a finished program into it, so that the folder never holds a partial one.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

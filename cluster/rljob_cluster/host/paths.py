@@ -1,7 +1,5 @@
 """Folders of the project, of its cache, and of the cluster's state."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Named child processes, each with a log file. They die with the thread that started them."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import subprocess

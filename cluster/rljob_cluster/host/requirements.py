@@ -3,8 +3,6 @@
 Each capability is tried: containers on shared hosts report capabilities that they do not have.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`python -m rljob_cluster.images`: builds RLJob's images with buildah or docker."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The base image for buildah: Docker Hub's Python, or, without a registry, Debian bookworm by debootstrap."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Owns which inputs an image depends on and when a build can be skipped; the Docke
 The invariant: an archive's name contains the digest of its inputs, so that it always stands for the same content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ Both keep a layer as an immutable folder for overlayfs, so that 8 GB are neither
 known about the files of the store (containers/storage). If anything is unexpected, an archive is needed.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

@@ -4,8 +4,6 @@ A changed source is a layer of some kilobytes above one of 7 GB. Importing a com
 all of it on every node. The layout names the blobs of unpacked layers, and leaves out their content.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -3,8 +3,6 @@
 A program on PATH proves little: a docker client often has no daemon, and crun refuses hybrid cgroups.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

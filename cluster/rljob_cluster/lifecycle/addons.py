@@ -1,7 +1,5 @@
 """Manifests of what every cluster contains in addition to its nodes: CoreDNS, and claims on folders of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

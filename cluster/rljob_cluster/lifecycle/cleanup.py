@@ -3,8 +3,6 @@
 Everything is found by the cluster's own names, so that other clusters on the machine are never touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

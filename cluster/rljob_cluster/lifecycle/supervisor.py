@@ -3,8 +3,6 @@
 All parts end with it. `up` starts it in the background and waits until it is ready; `down` stops it and cleans up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

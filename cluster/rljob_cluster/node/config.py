@@ -1,7 +1,5 @@
 """The configuration files of a node: containerd, CNI and kubelet. Pure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A source is a string, `buildah:NAME-ID` or the path of NAME-DIGEST.tar, and alwa
 keep a list of the sources that they have loaded.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path

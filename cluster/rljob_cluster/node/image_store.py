@@ -1,7 +1,5 @@
 """Puts images into the containerd of a node: from an archive, or as hard links to buildah's store."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

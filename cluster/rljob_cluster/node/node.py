@@ -4,8 +4,6 @@ A node is one containerd and one kubelet with separate sockets, bridge, subnet a
 machine. The supervisor starts and stops the processes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prepares what a node needs on this machine: configuration files, a bridge, cgroups, and a store of images."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

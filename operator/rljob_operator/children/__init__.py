@@ -1,7 +1,5 @@
 """The children of a job, as manifests that `kubectl apply` takes. Pure: no cluster, no clock, no randomness."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

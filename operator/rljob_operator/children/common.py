@@ -4,8 +4,6 @@ Leaves Pods to `pods`, and each role to the module of its name. Invariant: a chi
 job's name only, so the same job always owns the same objects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Invariant: reading job.yaml back gives the same spec, including explicit nulls ('no gradient clipping').
 """
 
-from __future__ import annotations
-
 import base64
 
 from rljob_api.manifest.job import RLJob

@@ -4,8 +4,6 @@ The API server adds defaults, and webhooks may add containers or variables: extr
 stamp finds content that is no longer desired. It is an annotation with the digest of the last applied manifest.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_operator.backend import Manifest

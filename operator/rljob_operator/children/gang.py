@@ -4,8 +4,6 @@ Owns the field names of other schedulers; its test names their sources. Invarian
 running workload keeps its own (`keep_gang`), because a changed template would restart its Pods needlessly.
 """
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest

@@ -4,8 +4,6 @@ It is a Job because only the head ends; its success is the success of the RLJob.
 retried, evictions do not count, all other failures count against head.backoffLimit.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Maps merge by key and null deletes one, as in Kubernetes' strategic merge patch.
 merges them by; those in _APPENDED grow; every other list (command, args) is replaced whole.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rljob_api.errors import UserError

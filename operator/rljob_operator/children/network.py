@@ -6,8 +6,6 @@ http reward, URLs in a role's env), the operator's poll of the driver, and scrap
 functions are user code: they reach nothing, unless function.network is set, or requirements need the package index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 from urllib.parse import urlsplit

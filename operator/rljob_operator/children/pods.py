@@ -4,8 +4,6 @@ Invariants: no template can remove the labels that selectors need; no Pod has a 
 run unprivileged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +15,7 @@ from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import (
-    ANNOTATION_CONFIG_HASH,
-    ANNOTATION_JOB_UID,
-    HEAD,
-    build_child,
-    child_name,
-    digest,
-)
+from rljob_operator.children import common
 from rljob_operator.children.gang import build_gang_metadata, build_gang_spec
 from rljob_operator.children.merge import merge
 
@@ -53,16 +44,9 @@ class Volume:
     read_only: bool = False
     sub_path: str = ""
 
-    def build_volume(self) -> Manifest:
-        return {"name": self.name} | self.source
-
     def build_mount(self) -> Manifest:
-        mount: Manifest = {"name": self.name, "mountPath": self.path}
-        if self.read_only:
-            mount["readOnly"] = True
-        if self.sub_path:
-            mount["subPath"] = self.sub_path
-        return mount
+        options = ({"readOnly": True} if self.read_only else {}) | ({"subPath": self.sub_path} if self.sub_path else {})
+        return {"name": self.name, "mountPath": self.path} | options
 
 
 @dataclass(frozen=True)
@@ -119,8 +103,8 @@ def build_workload(
     api_version = "batch/v1" if kind == "Job" else "apps/v1"
     spec = spec | {"template": _build_pod_template(owner, parts)}
     return [
-        build_child("v1", "Service", owner, name, parts.labels, spec=service),
-        build_child(api_version, kind, owner, name, parts.labels, spec=spec),
+        common.build_child("v1", "Service", owner, name, parts.labels, spec=service),
+        common.build_child(api_version, kind, owner, name, parts.labels, spec=spec),
     ]
 
 
@@ -138,9 +122,9 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
 
 
 def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
-    annotations = {ANNOTATION_CONFIG_HASH: digest(parts.config)} | parts.annotations
+    annotations = {common.ANNOTATION_CONFIG_HASH: common.digest(parts.config)} | parts.annotations
     if owner.metadata.uid:
-        annotations[ANNOTATION_JOB_UID] = owner.metadata.uid
+        annotations[common.ANNOTATION_JOB_UID] = owner.metadata.uid
     labels, more = build_gang_metadata(owner) if isinstance(owner, RLJob) else ({}, {})
     labels = parts.labels | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
     return {"labels": labels, "annotations": annotations | more}
@@ -164,7 +148,7 @@ def _build_spec(parts: PodParts) -> Manifest:
         **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
         # By name: a volume may be mounted twice.
-        "volumes": list({volume.name: volume.build_volume() for volume in volumes}.values()),
+        "volumes": list({volume.name: {"name": volume.name} | volume.source for volume in volumes}.values()),
     }
     pool = parts.spec.node_pool
     if pool.node_selector:
@@ -244,10 +228,10 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
     """The env of the trainer image's containers: the job file, the head, the model, and the run folder."""
     env = {
         contract.ENV_JOB_FILE: f"{contract.PATH_CONFIG}/{contract.FILE_JOB}",
-        contract.ENV_HEAD: child_name(job, HEAD),
+        contract.ENV_HEAD: common.child_name(job, common.HEAD),
         contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
     } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
-    return build_token_env(child_name(job, "token")) + build_env(env)
+    return build_token_env(common.child_name(job, "token")) + build_env(env)
 
 
 def build_env(env: dict[str, str]) -> list[Manifest]:
@@ -257,7 +241,7 @@ def build_env(env: dict[str, str]) -> list[Manifest]:
 def build_job_volumes(job: RLJob, sources: list[str], *, run_dir: bool) -> list[Volume]:
     """The volumes of the trainer image's containers: the job file, the run folder, shared memory, and claims."""
     # The kubelet refreshes the file, so increased steps reach the driver.
-    config = {"configMap": {"name": child_name(job, "config")}}
+    config = {"configMap": {"name": common.child_name(job, "config")}}
     run = _build_run_volume(job) if run_dir else None
     return [
         Volume("config", config, contract.PATH_CONFIG, read_only=True),

@@ -5,8 +5,6 @@ that is deleted with the Pod. An http reward has no children. Invariant: the chi
 RewardModel differ only in names, labels and token.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

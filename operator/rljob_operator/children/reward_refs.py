@@ -3,8 +3,6 @@
 Leaves the children of a model to `rljob_operator.plan.reward_model`. Invariant: a job without references is unchanged.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -54,10 +52,7 @@ def build_token_env(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manif
     served = _served(job, models)
     variables = {reward.name: f"RLJOB_REWARD_TOKEN_{index}" for index, reward, _ in served}
     env: list[Manifest] = [
-        {
-            "name": variables[reward.name],
-            "valueFrom": {"secretKeyRef": {"name": child_name(model), "key": TOKEN_KEY}},
-        }
+        {"name": variables[reward.name], "valueFrom": {"secretKeyRef": {"name": child_name(model), "key": TOKEN_KEY}}}
         for _, reward, model in served
     ]
     names = {"name": ENV_REWARD_TOKENS, "value": json.dumps(variables, sort_keys=True)}

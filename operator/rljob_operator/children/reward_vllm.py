@@ -5,8 +5,6 @@ the server, ends after it (the last requests still get responses), and restarts 
 is ready only if it is. Invariant: its environment has no token and no key.
 """
 
-from __future__ import annotations
-
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import parse_source

@@ -4,8 +4,6 @@ Ready means that a replica serves current weights. Loading takes minutes, so a c
 reads (sampling, timeouts) restarts no rollout.
 """
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_operator.backend import Manifest

@@ -4,8 +4,6 @@ All Pods start at once (Parallel): the group works only if complete. The ranks g
 changed algorithm or batch size restarts the head, not these Pods.
 """
 
-from __future__ import annotations
-
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_WEIGHTS
 from rljob_operator.backend import Manifest

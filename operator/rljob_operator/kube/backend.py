@@ -4,8 +4,6 @@ Leaves decisions to plan and filling the cache to `watch`. Invariants: an object
 a delete has the observed uid as its precondition.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Callable
@@ -42,15 +40,7 @@ from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings, referen
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.manifests import read_job, read_model
-from rljob_operator.kube.resources import (
-    EVENT,
-    POD,
-    REWARD_MODEL,
-    RLJOB,
-    Resource,
-    resource_of,
-    resources_of_kind,
-)
+from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}

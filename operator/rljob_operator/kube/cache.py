@@ -5,8 +5,6 @@ delete. Invariants: an older resourceVersion never replaces a newer one; a LIST 
 Objects are stored as compressed JSON and decoded when read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Needs neither kopf nor the rest of the operator, so the CLI uses it too. Invaria
 passes `hooks` and `on_response`: tests can delay or fail each request, and metrics count all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import ssl

@@ -5,8 +5,6 @@ reconcile. A field that only the CRD has may hold a setting that the operator wo
 be of the same version.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Invariant: a driver gets at most one request per PROGRESS_POLL_SECONDS unless a 
 hangs delays a reconcile by TIMEOUT_SECONDS.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple

@@ -6,8 +6,6 @@ all that is done. Invariant: a job is idle only while a reconcile would observe 
 ends the idle state; so do the plan's deadline and MAX_IDLE_SECONDS.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any

@@ -5,8 +5,6 @@ over at the end of the duration. A replica measures expiry with its own clock, f
 saw, never with the Lease's timestamps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

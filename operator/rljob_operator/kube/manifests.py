@@ -6,8 +6,6 @@ object keeps its children and gets a status that reports every problem. Invarian
 metadata and, if it can be read, the old status are used.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, TypeVar
 

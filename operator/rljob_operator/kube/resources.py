@@ -1,7 +1,5 @@
 """The kinds that the operator reads and writes, and their API paths. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rljob_api import API_VERSION

@@ -1,7 +1,5 @@
 """Serves /healthz, /readyz and /metrics. Invariant: a replica that waits for the leader's Lease is healthy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The operator's Prometheus metrics, in their own registry. Only records; `health` serves them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -5,8 +5,6 @@ What Pods read, or are protected by, is applied before the workloads. If such an
 object has its name, no workload is applied.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

@@ -5,8 +5,6 @@ a key is never reconciled twice concurrently; a key that is added during its rec
 key that fails backs off and delays no other key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

@@ -4,8 +4,6 @@ The decision of `autoscale` becomes spec.replicas of the reward, so that all bui
 becomes part of the status. Invariant: a manifest without autoscaling is returned unchanged.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime

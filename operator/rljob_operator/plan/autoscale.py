@@ -6,8 +6,6 @@ above maxReplicas; an open step keeps the Pods that it requested; equal argument
 reward keeps its record.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

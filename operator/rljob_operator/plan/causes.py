@@ -16,19 +16,8 @@ from rljob_api.wire.contract import ExitCode
 from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import TRAINER, child_name
-from rljob_operator.plan.observed_job import (
-    ObservedJob,
-    RoleView,
-    container_statuses,
-    extract_error_message,
-    find_condition,
-    find_controller,
-    has_condition,
-    is_ready,
-    is_terminating,
-    last_termination,
-    name_of,
-)
+from rljob_operator.plan import observed_job
+from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _NODE_FAILURE_REASONS = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
@@ -83,14 +72,16 @@ def find_blocking_pods(observed: ObservedJob) -> list[tuple[datetime, Cause]]:
     indefinitely. Each comes with the time from which it counts: until then Pods are deleted or adopted."""
     job = observed.job
     stateful_set = observed.children.get(ChildKey("StatefulSet", child_name(job, TRAINER)))
-    if stateful_set is None or is_terminating(stateful_set):
+    if stateful_set is None or observed_job.is_terminating(stateful_set):
         return []
     metadata = stateful_set["metadata"]
     names = {f"{metadata['name']}-{index}" for index in range(job.spec.trainer.replicas)}
     taken = sorted(
-        name_of(pod)
+        observed_job.name_of(pod)
         for pod in observed.state.pods
-        if name_of(pod) in names and not is_terminating(pod) and find_controller(pod).get("uid") != metadata.get("uid")
+        if observed_job.name_of(pod) in names
+        and not observed_job.is_terminating(pod)
+        and observed_job.find_controller(pod).get("uid") != metadata.get("uid")
     )
     created = metadata.get("creationTimestamp")
     since = datetime.fromisoformat(created) + _GARBAGE_COLLECTION_GRACE if created else datetime.min.replace(tzinfo=UTC)
@@ -105,7 +96,7 @@ def find_model_causes(
     """Every cause of a RewardModel. A job fails when its own reward's function cannot start. A model has no end, and
     others may use it, so it reports the failure and its Pods retry."""
     name = reward_refs.child_name(model.metadata.name)
-    failed = [_function_failure(role, pod) for pod in role.pods if not is_ready(pod)]
+    failed = [_function_failure(role, pod) for pod in role.pods if not observed_job.is_ready(pod)]
     found = [*filter(None, failed), *_causes_of_role(role, name, children, state.warnings)]
     return list(dict.fromkeys(found))
 
@@ -113,11 +104,11 @@ def find_model_causes(
 def _causes_of_role(
     role: RoleView, workload: str, children: Mapping[ChildKey, Manifest], warnings: Iterable[Manifest]
 ) -> Iterator[Cause]:
-    unready = [pod for pod in role.pods if not is_ready(pod)]
+    unready = [pod for pod in role.pods if not observed_job.is_ready(pod)]
     for pod in unready:
         if cause := _cause_of_pod(role, pod):
             yield cause
-    names = {name_of(pod) for pod in unready}
+    names = {observed_job.name_of(pod) for pod in unready}
     for event in warnings:
         is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
         message = str(event.get("message", ""))
@@ -131,8 +122,8 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
     """Why the API server rejected a Pod of the workload last; empty if it did not. A condition is current, also about
     the first new Pod of an update. An Event may be old."""
     for key, child in children.items():
-        if key.name == workload and has_condition(child, "ReplicaFailure"):
-            return str(find_condition(child, "ReplicaFailure").get("message", ""))
+        if key.name == workload and observed_job.has_condition(child, "ReplicaFailure"):
+            return str(observed_job.find_condition(child, "ReplicaFailure").get("message", ""))
     # The ReplicaSet of a Deployment has its name and a hash of at most ten letters or digits.
     involved = re.compile(re.escape(workload) + r"(-[a-z0-9]{1,10})?")
     for event in warnings:
@@ -155,10 +146,10 @@ def _involved_name(event: Manifest) -> str:
 
 
 def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
-    end = last_termination(pod)
+    end = observed_job.last_termination(pod)
     if end is None or end["exitCode"] != int(ExitCode.USER):
         return None
-    error = extract_error_message(end.get("message")) or "see its log"
+    error = observed_job.extract_error_message(end.get("message")) or "see its log"
     kind = role.spec.kind if isinstance(role.spec, RewardBase) else "function"
     return Cause.of("FunctionFailed", f"spec.{kind}", f"{role.name}: {error}")
 
@@ -166,12 +157,12 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
 def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
     status = pod.get("status") or {}
     is_lost = status.get("phase") == "Failed" and status.get("reason") in _NODE_FAILURE_REASONS
-    if is_lost or has_condition(pod, "DisruptionTarget"):
+    if is_lost or observed_job.has_condition(pod, "DisruptionTarget"):
         return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node")
-    for container in container_statuses(pod):
+    for container in observed_job.container_statuses(pod):
         if cause := _cause_of_container(role, container):
             return cause
-    scheduled = find_condition(pod, "PodScheduled")
+    scheduled = observed_job.find_condition(pod, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
         return _unschedulable(role, scheduled.get("message", ""), pod)
     return None

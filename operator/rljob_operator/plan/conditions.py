@@ -3,8 +3,6 @@
 Invariant: lastTransitionTime changes only with status. So equal observations give an equal status, and no write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal

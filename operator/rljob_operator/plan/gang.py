@@ -4,8 +4,6 @@ A gang is incomplete (Pods are missing), released (all exist), placed (all have 
 nodes). Invariant: a job that has been Running never returns to an earlier state; its replacement Pods start at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

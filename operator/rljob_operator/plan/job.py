@@ -5,8 +5,6 @@ Invariant: what an end needs to remember is stored before anything is deleted. S
 first stores the status, the second deletes the workloads.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The status of a job: roles, progress and conditions, built once at the end of each plan. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

@@ -4,8 +4,6 @@ Decides only, for jobs whose end is not stored yet. The checks are ordered: an o
 a user error before any retry.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -16,15 +14,7 @@ from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, REWARD, TRAINER
 from rljob_operator.plan import conditions, observed_job
-from rljob_operator.plan.observed_job import (
-    ObservedJob,
-    RoleView,
-    extract_error_message,
-    find_condition,
-    has_condition,
-    last_termination,
-    name_of,
-)
+from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 State = Literal["suspended", "succeeded", "failed", "active"]
 MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
@@ -71,7 +61,7 @@ def should_retry(job: RLJob) -> bool:
 def decide_lifecycle(observed: ObservedJob, restarts: dict[str, int], now: datetime) -> LifecycleDecision:
     """The state now. `restarts` are the counts per role that the status will report."""
     job = observed.job
-    if has_condition(observed.head_job, "Complete"):
+    if observed_job.has_condition(observed.head_job, "Complete"):
         return LifecycleDecision("succeeded", "JobSucceeded", "the driver has finished all steps")
     if failure := _user_error(observed) or _head_failure(observed) or _backoff_limit_exceeded(observed, restarts):
         return failure
@@ -116,7 +106,7 @@ def _observed_restarts(role: RoleView, observed: ObservedJob) -> int:
         return sum(counts)
     # A Job replaces its failed Pods instead of restarting them. It does not replace the last one when it fails.
     failed = int((observed.head_job or {}).get("status", {}).get("failed") or 0)
-    return max(0, failed - int(has_condition(observed.head_job, "Failed")))
+    return max(0, failed - int(observed_job.has_condition(observed.head_job, "Failed")))
 
 
 def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
@@ -131,12 +121,12 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
 
 
 def _head_failure(observed: ObservedJob) -> LifecycleDecision | None:
-    if not has_condition(observed.head_job, "Failed"):
+    if not observed_job.has_condition(observed.head_job, "Failed"):
         return None
     if ended := _ended_pods(observed.roles[0]):
         pod, end = max(ended, key=lambda pair: str(pair[1].get("finishedAt") or ""))
         return LifecycleDecision("failed", "HeadFailed", _describe_end(HEAD, pod, end))
-    reason = find_condition(observed.head_job, "Failed").get("message") or "its Job failed"
+    reason = observed_job.find_condition(observed.head_job, "Failed").get("message") or "its Job failed"
     return LifecycleDecision("failed", "HeadFailed", f"head: {reason}")
 
 
@@ -153,11 +143,11 @@ def _backoff_limit_exceeded(observed: ObservedJob, restarts: dict[str, int]) -> 
 
 def _ended_pods(role: RoleView) -> list[tuple[Manifest, Manifest]]:
     """The Pods with a failed container, and how it ended."""
-    return [(pod, end) for pod in role.pods if (end := last_termination(pod))]
+    return [(pod, end) for pod in role.pods if (end := observed_job.last_termination(pod))]
 
 
 def _describe_end(role: str, pod: Manifest, termination: Manifest) -> str:
     code = termination["exitCode"]
-    error = extract_error_message(termination.get("message")) or termination.get("reason") or "no message"
-    hint = "" if code == int(ExitCode.USER) else f" (see the log of Pod {name_of(pod)})"
+    error = observed_job.extract_error_message(termination.get("message")) or termination.get("reason") or "no message"
+    hint = "" if code == int(ExitCode.USER) else f" (see the log of Pod {observed_job.name_of(pod)})"
     return f"{role} ended with exit code {code}: {error}{hint}"

@@ -4,8 +4,6 @@ Interprets Kubernetes statuses and decides nothing. Invariants: objects of an ea
 count. A child is stale only if such a job is its controller; other objects with that name belong to another owner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

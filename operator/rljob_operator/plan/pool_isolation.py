@@ -3,8 +3,6 @@
 A role requires it with nodePool.exclusive; two roles require it with different nodeSelectors.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from rljob_operator.plan.observed_job import RoleView

@@ -4,8 +4,6 @@ Every child is named NAME-rewardmodel, a name that no child of a job has. Invari
 object of another owner, or of an earlier model with its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,17 +20,11 @@ from rljob_operator.children.network import build_reward_budget, build_reward_po
 from rljob_operator.children.reward import build_model_selector, build_reward, service_of
 from rljob_operator.children.reward_refs import child_name
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan import validate
+from rljob_operator.plan import conditions, validate
 from rljob_operator.plan.apply_scaling import scale_model
 from rljob_operator.plan.autoscale import derive_scaling_events, is_recent
 from rljob_operator.plan.causes import Cause, find_model_causes
-from rljob_operator.plan.conditions import (
-    REASON_INVALID_SPEC,
-    Reason,
-    build_condition,
-    derive_cause_events,
-    describe_wait,
-)
+from rljob_operator.plan.conditions import Reason
 from rljob_operator.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
 from rljob_operator.plan.observed_job import RoleView, describe_waiting, find_owned_children, find_pods, find_stale
 from rljob_operator.plan.reward_versions import SETTLED, describe_update
@@ -45,7 +37,7 @@ REASON_REFUSED = "Refused"
 REASON_WAITING_FOR_DELETION = "WaitingForDeletion"
 REFUSED_RETRY_SECONDS = 30.0
 """How soon to retry what was rejected: no watch event reports that another owner's object was deleted."""
-_USER_REASONS = (REASON_INVALID_SPEC, REASON_REFUSED)
+_USER_REASONS = (conditions.REASON_INVALID_SPEC, REASON_REFUSED)
 """Reasons that only the user can resolve."""
 _SETTLE_SECONDS = 120.0
 """A model is not degraded for this long after a change of its replicas, while new Pods start."""
@@ -108,7 +100,9 @@ def plan_rejected_model(
 def plan_invalid_model(model: RewardModel, problems: Sequence[str], now: datetime) -> Plan[RewardModelStatus]:
     """The plan for a model whose spec cannot be read: its status reports why, and its children stay."""
     old, generation = model.status, model.metadata.generation
-    ready = build_condition(old, READY, False, REASON_INVALID_SPEC, "; ".join(problems), generation=generation, now=now)
+    ready = conditions.build_condition(
+        old, READY, False, conditions.REASON_INVALID_SPEC, "; ".join(problems), generation=generation, now=now
+    )
     others = [condition for condition in old.conditions if condition.type != READY]
     status = old.model_copy(update={"conditions": [ready, *others], "observed_generation": generation})
     return Plan((), (), status, _derive_events(old, status, ()))
@@ -127,7 +121,7 @@ def _plan_children(
     try:
         children = _build_children(seen.model, read_token(secret) or new_token(), defaults)
     except UserError as error:
-        return _build_plan(seen, now, not_ready=(REASON_INVALID_SPEC, str(error)))
+        return _build_plan(seen, now, not_ready=(conditions.REASON_INVALID_SPEC, str(error)))
     blocked = sorted(seen.blocked & {key_of(child) for child in children})
     delete = tuple(sorted(set(seen.children) - {key_of(child) for child in children} - seen.blocked))
     if not blocked:
@@ -184,27 +178,27 @@ def _build_status(
     replicas, ready = deployment.get("replicas", 0), deployment.get("readyReplicas", 0)
 
     def build(type_: str, holds: bool, reason: str, message: str) -> Condition:
-        return build_condition(model.status, type_, holds, reason, message, generation=generation, now=now)
+        return conditions.build_condition(model.status, type_, holds, reason, message, generation=generation, now=now)
 
     is_short = served and ready < desired
     counts = f"{min(ready, desired)} of {desired} Pods are ready"
     waits = describe_waiting(seen.role) if is_short else ""
-    why = describe_wait([waits], [cause.message for cause in causes]) or counts
+    why = conditions.describe_wait([waits], [cause.message for cause in causes]) or counts
     cause = causes[0].reason if causes else ""
     is_degraded = is_short and not is_recent(model.status.scaling, now, _SETTLE_SECONDS)
     why_degraded = (cause or "TooFewReady") if is_degraded else "Scaling" if is_short else "AllReady"
-    conditions = [
+    built = [
         build(READY, *_evaluate_ready(model, ready, not_ready, counts, cause, why)),
         build(DEGRADED, is_degraded, why_degraded, why),
     ]
     if served:
-        conditions.append(build(SCALING, *_evaluate_scaling(model, replicas, ready, update is not None)))
+        built.append(build(SCALING, *_evaluate_scaling(model, replicas, ready, update is not None)))
         reason, versions = update or (SETTLED, "")
         versions = "; ".join([versions, *(cause.message for cause in causes)]) if update else ""
-        conditions.append(build(UPDATING, update is not None, reason, versions))
+        built.append(build(UPDATING, update is not None, reason, versions))
     selector = build_model_selector(model.metadata.name)
     return RewardModelStatus(
-        conditions=conditions,
+        conditions=built,
         observed_generation=generation,
         replicas=replicas,
         ready_replicas=ready,
@@ -266,7 +260,7 @@ def _derive_events(old: RewardModelStatus, new: RewardModelStatus, causes: Seque
     A new model is not degraded while its first Pods start."""
     true = {condition.type for condition in old.conditions if condition.status == "True"}
     known = {(condition.reason, condition.message) for condition in old.conditions}
-    events = list(derive_cause_events(old, new, causes))
+    events = list(conditions.derive_cause_events(old, new, causes))
     for condition in new.conditions:
         is_user_error = condition.reason in _USER_REASONS
         if condition.type == UPDATING and condition.status == "False" and UPDATING in true:

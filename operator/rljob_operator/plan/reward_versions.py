@@ -6,8 +6,6 @@ do not change how a Pod scores. The server computes its own version, which the d
 Invariant: equal sets of Pods give equal messages.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

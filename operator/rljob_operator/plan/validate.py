@@ -4,8 +4,6 @@ The types, the CRD and its rules (rljob_api) come first. These checks remain: wh
 templates, which the schema leaves open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, starmap
 from urllib.parse import urlsplit

@@ -5,8 +5,6 @@ that kopf has just listed. The last works around kopf: it emits no event for an 
 LIST. Invariant: no key is yielded before every kind was listed; then all are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ included; its root tasks leave others running when one watch fails (see tasks); 
 change handlers, which we have none of. Invariant: kopf writes nothing into objects.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Agent loops by the `type` in a job's spec.
-
-To add one: its spec in rljob_api.manifest.job, its module here, and one line below.
-"""
+"""Agent loops by `type`. To add one: its spec in rljob_api.manifest.job, its module here, and one line below."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The interface of an agent loop: one conversation from a prompt to a finished trajectory.
 
-An agent loop calls `generate` for completions and keeps token ids throughout. It knows neither replicas nor rewards:
-the rollout client owns retries and load, and scoring starts when `run` returns. A multi-turn loop appends its own
-tokens (loss_mask 0) between completions.
+It calls `generate` for completions and keeps token ids throughout; a multi-turn loop appends its own tokens (loss_mask
+0) in between. It knows neither replicas nor rewards: scoring starts when `run` returns.
 """
 
 from __future__ import annotations

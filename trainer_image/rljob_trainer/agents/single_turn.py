@@ -7,8 +7,6 @@ from rljob_trainer.episodes.types import Prompt, Trajectory
 
 
 class SingleTurn:
-    """The agent loop of `agent.type: singleTurn`."""
-
     async def run(self, prompt: Prompt, group: int, sample: int, generate: Generate) -> Trajectory:
         completion = await generate(prompt.token_ids)
         num_prompt = len(prompt.token_ids)

@@ -1,8 +1,7 @@
 """The loss of a GRPO update, term by term, over a flat list of sampled tokens.
 
-Owns the algorithm's arithmetic; micro_batches selects the tokens and their weights. Invariant: the loss is a weighted
-sum over tokens, and the weights are fixed for the whole mini-batch beforehand. So the sum over micro-batches and ranks
-is the loss and the gradient of the mini-batch.
+Invariant: the loss is a weighted sum over tokens, whose weights are fixed for the whole mini-batch beforehand. So the
+sum over micro-batches and ranks is the loss and the gradient of the mini-batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Prompts to scored groups: one task per sample runs its agent loop, and the rewards score the trajectory at once.
 
-Consumes: prompts. Produces: groups, in the order in which they complete. Waits for: rollouts, then rewards. Unblocked
-by: the last reward of a group. Training steps and evaluation use it alike, each with its own lane. `rewards.groups`
-decides which reward sees a sample alone. Invariant: after `rescore_stale`, one version of each reward scored a group.
+Yields groups in the order in which they complete. Training steps and evaluation use it, each with its own lane.
+Invariant: after `rescore_stale`, one version of each reward scored a group.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ record then counts several versions."""
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What a collection samples, and under which names and seeds."""
-
     lane: Lane
     step: int
     group_size: int
@@ -55,8 +52,6 @@ class CollectionPlan:
 
 
 class Collector:
-    """What all collections of a job share."""
-
     def __init__(
         self, agent: AgentLoop, rollouts: RolloutClient, rewards: RewardClients, specs: Sequence[Reward]
     ) -> None:
@@ -102,7 +97,6 @@ class Collection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def groups(self) -> AsyncIterator[Group]:
-        """Yield each group once all of its trajectories are scored."""
         for next_done in asyncio.as_completed(self._tasks):
             trajectory = await next_done
             group = self._groups[trajectory.group]

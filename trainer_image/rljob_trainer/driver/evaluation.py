@@ -1,7 +1,6 @@
 """Held-out evaluation: each prompt of data.eval once, in the eval lane.
 
-Owns how evaluation samples, and which number is the accuracy. The driver decides when to evaluate. Ids, seeds and lane
-differ from training's, so the two neither queue behind each other nor share results.
+Ids, seeds and lane differ from training's, so the two neither queue behind each other nor share results.
 """
 
 from __future__ import annotations

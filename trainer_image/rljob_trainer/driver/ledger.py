@@ -61,11 +61,8 @@ class Ledger:
         board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
         board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
 
-    # ---- time ----
-
     @contextmanager
     def phase(self, name: str, waits_for: str = "") -> Iterator[None]:
-        """Enter phase `name`, and count the time inside for it."""
         self._board.set_phase(name, waits_for)
         started_at = time.monotonic()
         try:
@@ -96,8 +93,6 @@ class Ledger:
         for name, seconds in closed.items():
             self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
         return closed
-
-    # ---- facts ----
 
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
         self._served = served
@@ -167,8 +162,6 @@ class Ledger:
     def write_summary(self) -> None:
         self._close_phases()
         write_summary(self._run_dir, self.history, weight_digests=self.weight_digests, export=self.export)
-
-    # ---- helpers ----
 
     def _commit(self, record: Record) -> None:
         history = self.history

@@ -21,7 +21,6 @@ def describe_live(
     rollouts: RolloutClient,
     forecaster: DemandForecaster,
 ) -> DriverStatus:
-    """Complete `status` with what holds now."""
     is_collecting = status.phase in _COLLECTING
     is_unscored = progress.num_scored < progress.num_samples
     # The first mini-batches are updated on while the last ones are scored.

@@ -128,7 +128,6 @@ class Driver:
         await self._finish(trainer, ledger)
 
     async def _step(self, trainer: Trainer, ledger: Ledger, generation: str) -> None:
-        """Sample and score one batch of groups, update on it, and publish the new weights."""
         spec, history, parts = self._spec, ledger.history, self._components
         ledger.begin_step()
         cursor = Cursor(history.epoch, history.position)
@@ -226,7 +225,6 @@ class Driver:
         return is_due and not checkpoint_exists(self._run_dir, step)
 
     def _is_due(self, every: int, step: int) -> bool:
-        """Return True after every `every` steps, and after the last one."""
         return step >= self._spec.schedule.steps or (every > 0 and step % every == 0)
 
     def _record_update(self) -> None:

@@ -1,7 +1,6 @@
-"""The driver's state as other processes see it: the status object and the newest weight manifest.
+"""The driver's state as other processes see it: the driver writes, `head.status_server` serves.
 
-Decides nothing: the driver writes, `head.status_server` serves. Invariant: a manifest is announced only after its file
-can be downloaded.
+Invariant: a manifest is announced only after its file can be downloaded.
 """
 
 from __future__ import annotations

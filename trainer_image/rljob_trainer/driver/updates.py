@@ -1,8 +1,6 @@
-"""Scored groups to optimizer updates.
+"""Scored groups to optimizer updates, each as soon as the groups of its mini-batch are scored.
 
-Consumes: the groups of a collection, as they complete. Produces: updates. Waits for: enough groups for a mini-batch,
-while rewards still score the others. Unblocked by: the last reward of those groups. Invariant: the step stays
-on-policy; every ratio is to the weights that sampled.
+Invariant: the step stays on-policy; every ratio is to the weights that sampled.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ async def run_updates(
     set_phase: Callable[[str], None],
     before_update: Callable[[], None],
 ) -> StepOutcome:
-    """Run a step's updates, each as soon as its groups are scored."""
     outcome = StepOutcome()
     num_prompts, num_updates = spec.schedule.prompts_per_step, spec.schedule.mini_batches
     # Normalization by the batch needs the whole batch; otherwise a mini-batch starts when its groups are complete.

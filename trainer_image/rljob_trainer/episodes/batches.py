@@ -1,7 +1,6 @@
 """Scored groups to training samples. Pure.
 
-Owns which samples are masked (an invalid result is never a zero) and the weighted sum of several rewards. Invariant:
-each trajectory becomes exactly one sample, masked or not.
+Invariants: an invalid result is masked, never a zero; each trajectory becomes exactly one sample, masked or not.
 """
 
 from __future__ import annotations

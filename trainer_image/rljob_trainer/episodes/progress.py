@@ -37,7 +37,6 @@ class CollectionProgress:
 
     @property
     def generate_seconds(self) -> float:
-        """From the start to the end of the newest trajectory."""
         return self.ended_at[-1] - self.started_at if self.ended_at else 0.0
 
     def record_ended(self, trajectory: Trajectory) -> None:
@@ -53,7 +52,6 @@ class CollectionProgress:
         self.latency_by_sample[trajectory.group, trajectory.sample] = now - trajectory.ended_at
 
     def record_failure(self, task: asyncio.Task[Trajectory]) -> None:
-        """Record the error of a sample's task that is done, if it has one."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = self.failure or error
             self.all_generated.set()

@@ -1,8 +1,7 @@
-"""Rows to prompts, and the order of their use.
+"""Rows to prompts: reading (JSONL, Parquet, hf://), rendering, tokenizing, and the order of their use.
 
-Owns reading (JSONL, Parquet, hf://), rendering (template, chat template), tokenizing and the data cursor. The caller
-loads the tokenizer. Invariant: the prompt at (epoch, position) is a pure function of the data, the seed
-and that pair, so a cursor of two integers resumes exactly.
+Invariant: the prompt at (epoch, position) is a pure function of the data, the seed and that pair, so a cursor of two
+integers resumes exactly.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where in the data the next step begins."""
-
     epoch: int = 0
     position: int = 0
 
@@ -73,11 +70,7 @@ def split_field(split: str) -> str:
     return "train" if split == "train" else "eval"
 
 
-# ---- reading ----
-
-
 def read_rows(source: DataSource, where: str, *, split: str) -> list[Row]:
-    """Return the rows of a file, of a folder of files, or of an hf:// dataset."""
     if where.startswith("hf://"):
         rows = _read_hub(source, where, split)
     else:
@@ -132,9 +125,6 @@ def _read_hub(source: DataSource, where: str, split: str) -> list[Row]:
     return [dict(row) for row in table]
 
 
-# ---- rendering ----
-
-
 def build_prompt(data: Data, source: DataSource, row: Row, index: int, tokenizer: Any, *, split: str) -> Prompt:
     """Return one prompt. Raise UserError if a column is missing or has the wrong type."""
     ground_truth = None if source.answer is None else _column(row, source.answer, split, "answer")
@@ -170,7 +160,6 @@ def _column(row: Row, name: str, split: str, what: str) -> Any:
 
 
 def _render(data: Data, prompt: Any, row: Row) -> str | list[Message]:
-    """Fill in the template; for chat, return the list of messages."""
     if isinstance(prompt, str):
         text = fill_template(data.template, {**row, "prompt": prompt})
         if data.format == "text":

@@ -14,8 +14,6 @@ from rljob_api.wire.protocol import Message, ScoreResult
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a dataset, ready to be sampled from and scored."""
-
     index: int
     """Row in its dataset."""
     prompt: str | list[Message]
@@ -29,8 +27,6 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the policy sampled after some tokens."""
-
     token_ids: list[int]
     """[sampled] Includes the end-of-sequence token if the model ended the text."""
     logprobs: list[float]
@@ -53,8 +49,6 @@ class ScoredResult(ScoreResult):
 
 @dataclass
 class Trajectory:
-    """One finished conversation."""
-
     prompt_index: int
     """Row of the prompt in its dataset."""
     group: int
@@ -99,8 +93,6 @@ class Group:
 
 @dataclass(frozen=True)
 class TrainSample:
-    """What the loss needs of one trajectory."""
-
     token_ids: list[int]
     """[tokens]"""
     loss_mask: list[int]

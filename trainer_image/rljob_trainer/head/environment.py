@@ -1,7 +1,6 @@
 """What the operator or `rljob run` gives to the head: environment variables, and the job's file, which may change.
 
-A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file over it. The driver decides
-what a change means. Invariant: an unusable file changes nothing.
+A cluster swaps the symbolic link of a ConfigMap's volume; `rljob run` renames a new file over it.
 """
 
 from __future__ import annotations
@@ -13,18 +12,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_job
-from rljob_api.wire.contract import (
-    ENV_EVAL_DATA,
-    ENV_HEAD_JOB_UID,
-    ENV_JOB_FILE,
-    ENV_MODEL,
-    ENV_POD_IP,
-    ENV_REWARD_SERVICES,
-    ENV_ROLLOUT_SERVICE,
-    ENV_RUN_DIR,
-    ENV_TOKEN,
-    ENV_TRAIN_DATA,
-)
+from rljob_api.wire import contract
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +32,8 @@ class Environment:
 def read_environment(variables: dict[str, str]) -> Environment:
     """Parse the environment variables. Raise UserError if one is missing, or the job file is invalid."""
     needed = (
-        ENV_JOB_FILE, ENV_RUN_DIR, ENV_POD_IP, ENV_MODEL, ENV_TRAIN_DATA, ENV_TOKEN, ENV_ROLLOUT_SERVICE,
-        ENV_REWARD_SERVICES,
+        contract.ENV_JOB_FILE, contract.ENV_RUN_DIR, contract.ENV_POD_IP, contract.ENV_MODEL, contract.ENV_TRAIN_DATA,
+        contract.ENV_TOKEN, contract.ENV_ROLLOUT_SERVICE, contract.ENV_REWARD_SERVICES,
     )  # fmt: skip
     missing = [name for name in needed if not variables.get(name)]
     if missing:
@@ -53,14 +41,14 @@ def read_environment(variables: dict[str, str]) -> Environment:
             f"environment variables not set: {', '.join(missing)}; start the head with the operator or `rljob run`"
         )
     return Environment(
-        job=load_job(variables[ENV_JOB_FILE]),
-        job_file=Path(variables[ENV_JOB_FILE]),
-        run_dir=Path(variables[ENV_RUN_DIR]),
-        address=variables[ENV_POD_IP],
-        model=variables[ENV_MODEL],
-        train_data=variables[ENV_TRAIN_DATA],
-        eval_data=variables.get(ENV_EVAL_DATA) or None,
-        head_job_uid=variables.get(ENV_HEAD_JOB_UID, ""),
+        job=load_job(variables[contract.ENV_JOB_FILE]),
+        job_file=Path(variables[contract.ENV_JOB_FILE]),
+        run_dir=Path(variables[contract.ENV_RUN_DIR]),
+        address=variables[contract.ENV_POD_IP],
+        model=variables[contract.ENV_MODEL],
+        train_data=variables[contract.ENV_TRAIN_DATA],
+        eval_data=variables.get(contract.ENV_EVAL_DATA) or None,
+        head_job_uid=variables.get(contract.ENV_HEAD_JOB_UID, ""),
     )
 
 

@@ -1,8 +1,7 @@
 """`python -m rljob_trainer.head`: the head Pod's program.
 
-Owns signals, and maps an error to an exit code and a termination message. `wiring` runs the job, `driver` saves before
-exit. Invariants: Ray's environment is set before the first import of Ray, which reads it only then and would otherwise
-never send the token; a signal ends the process within the Pod's grace period, whatever it does.
+Owns signals, exit codes and the termination message. Invariants: Ray's environment is set before the first import of
+Ray, which otherwise never sends the token; a signal ends the process within the Pod's grace period.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ log = logging.getLogger(__name__)
 
 _TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads a container's termination message."""
-
 _STOP_SECONDS = 45.0
 """Maximum time from a signal to the exit, within the Pod's grace period of 60 s. Without it, the exit would wait for a
 library's thread, such as a download."""
-
 _FAIL_SECONDS = 10.0
 """Maximum time from an error to the exit: a thread that waits for a dead Ray head never ends."""
-
 _OPEN_FILES = 65_536
 """Each request in flight is a connection, and the usual soft limit is 1,024. Not the hard limit: some libraries iterate
 over all possible descriptors."""
-
 _STOPPED = "stopped by a signal; a restart resumes from the last checkpoint"
 
 

@@ -1,7 +1,6 @@
 """The head's components, built and wired: status server, data, clients, Ray head, and the driver.
 
-Owns the order of starting, and that everything ends with the driver. `driver` trains. Errors that only the user can fix
-are detected before the trainers start.
+Errors that only the user can fix are detected before the trainers start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Metrics of a step and of an evaluation: pure summaries, and the lines of metrics.jsonl.
 
-Owns the names in metrics.jsonl. `trajectory_log` stores each sample; `tracking` and `prometheus` export the metrics.
 Invariant: means are over valid samples only; an unknown value is null, never zero.
 """
 
@@ -74,7 +73,6 @@ def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]
 def summarize_step(
     groups: Sequence[Group], updates: Sequence[UpdateMetrics], latencies: Sequence[float], spec: RLJobSpec
 ) -> Record:
-    """Return the metrics of a step that follow from its samples and updates."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     scores = [t.score for t in trajectories if t.score is not None]
     results = [result for t in trajectories for result in t.results.values()]
@@ -105,7 +103,6 @@ def summarize_step(
 
 
 def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
-    """Return means over the step's optimizer updates, and the learning rate of the last one."""
     if not updates:
         return {}
     names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")

@@ -30,8 +30,6 @@ _MAX_COMPONENTS = 32
 """Per reward."""
 _MAX_GAUGES = 256
 """Per part of a step's or an evaluation's record, such as its components."""
-
-
 _REWARD_GAUGES = {
     "in_flight": "Samples that wait for this reward.",
     "waiting": "Requests that wait for a free replica.",
@@ -46,8 +44,6 @@ _REWARD_COUNTERS = {
 
 
 class RewardStatistics(Protocol):
-    """What a scrape reads from the client of one reward."""
-
     @property
     def num_requests(self) -> Mapping[Lane, int]: ...
     def statistics(self) -> Mapping[str, float]: ...

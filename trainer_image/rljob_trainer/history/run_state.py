@@ -1,7 +1,6 @@
 """The files that make a run resumable: checkpoints, driver.json, and histories truncated to them.
 
-Owns the order of writing (trainer's folder, driver.json, COMPLETE) and of resuming (newest complete checkpoint; later
-entries are removed). The trainer group writes its own folder. Invariant: metrics.jsonl and trajectories/ hold one
+Owns the order of writing: trainer's folder, driver.json, COMPLETE. Invariant: metrics.jsonl and trajectories/ hold one
 history, in which each prompt was trained on exactly once, whatever died in between.
 """
 
@@ -119,7 +118,6 @@ def resume(run_dir: Path) -> tuple[History, Path | None]:
 
 
 def truncate_to_history(run_dir: Path, history: History) -> None:
-    """Remove everything that was written after `history`."""
     for folder in (run_dir / "checkpoints").glob("step-*"):
         if not (folder / FILE_COMPLETE).exists():
             shutil.rmtree(folder)

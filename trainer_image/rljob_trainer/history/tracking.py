@@ -1,7 +1,6 @@
 """Trackers: TensorBoard, Weights & Biases and MLflow. Each receives the flat numbers of a step or evaluation.
 
-Invariant: a tracker never stops training; one that fails is logged and removed. Heavy clients are imported only for a
-job that uses them.
+Invariant: a tracker never stops training; one that fails is logged and removed.
 """
 
 from __future__ import annotations

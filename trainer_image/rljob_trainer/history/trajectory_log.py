@@ -1,8 +1,7 @@
 """The trajectory log: every sample with all of its scores, in one Parquet file per step and lane.
 
-Owns the columns and the limit of the log's size, and writes in a thread so that the event loop never waits. `run_state`
-decides where the files are and which ones a restart keeps. Invariants: a file is complete or does not exist; a repeated
-step replaces its file; an invalid result has a reason and no score; an unknown value is null.
+Invariants: a file is complete or does not exist; a repeated step replaces its file; an invalid result has a reason and
+no score; an unknown value is null.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ are the same.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,9 @@ def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_model(policy, parameters, partial, tokenizer_source)
-        _make_readable(partial)
+        # Some libraries write files with mode 0600, which the user of another Pod cannot read.
+        for path in (partial, *partial.rglob("*")):
+            path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     dist.barrier()
@@ -80,13 +81,6 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
     tokenizer = AutoTokenizer.from_pretrained(pretrained_name(tokenizer_source), **policy.source_options)
     tokenizer.save_pretrained(folder)
     save_torch_state_dict(parameters, folder, max_shard_size=_SHARD_BYTES)
-
-
-def _make_readable(folder: Path) -> None:
-    """Some libraries write files with mode 0600, which the user of another Pod cannot read."""
-    folder.chmod(_READABLE_FOLDER)
-    for path in folder.rglob("*"):
-        os.chmod(path, _READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
 
 
 def _state(policy: Policy) -> dict[str, Any]:

@@ -58,8 +58,6 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The micro-batches of one rank."""
-
     forward_only: list[MicroBatch]
     """Micro-batches that count in the metrics and have no gradient."""
     train: list[MicroBatch]

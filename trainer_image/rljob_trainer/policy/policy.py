@@ -1,8 +1,7 @@
 """One rank of the policy: an FSDP2 module with its optimizer. Plain torch.distributed: no Ray, no HTTP.
 
-Owns parameters, optimizer state and the update. The plan (micro_batches) sets the weight of each token; checkpoints
-stores the state. Every method is a collective: all ranks call it in the same order, with plans of the same shape.
-Invariant: an update depends only on parameters, optimizer state, its index and the plan.
+Every method is a collective: all ranks call it in the same order, with plans of the same shape. Invariant: an update
+depends only on parameters, optimizer state, its index and the plan.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class RankMetrics:
 
 
 class Policy:
-    """This process's rank of the default process group."""
-
     def __init__(self, job: RLJob, model: str, device: torch.device) -> None:
         """`model`: the resolved source of spec.model: a folder, or hf://org/name."""
         self._spec, self._source, self.device = job.spec, model, device
@@ -155,7 +152,6 @@ class Policy:
         return terms.loss, torch.cat([terms.sums, num_tokens[None]])
 
     def _reference_logprobs(self, plan: RankPlan) -> Iterator[Tensor | None]:
-        """Yield the reference log-probabilities of each micro-batch, in the order of the update."""
         batches = [*plan.forward_only, *plan.train]
         if self.reference is None:
             return iter([None] * len(batches))
@@ -197,7 +193,6 @@ class Policy:
 
     @property
     def source_options(self) -> dict[str, Any]:
-        """Return the options of from_pretrained for the model and its tokenizer."""
         model = self._spec.model
         return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 

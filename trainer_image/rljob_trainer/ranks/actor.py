@@ -1,7 +1,6 @@
-"""The Ray actor around one rank's Policy: sets up its process, joins the other ranks, and runs the group's calls.
+"""The Ray actor around one rank's Policy. Rank 0 also serves the weight files.
 
-Rank 0 also serves the weight files. Invariant: if another rank is lost, calls raise RankLostError, so that the group
-does not take an infrastructure failure for a user error.
+Invariant: if another rank is lost, calls raise RankLostError, so that the group does not take it for a user error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Types for failures of ranks: on the rank, before an error crosses Ray, and in the driver, for the whole group.
 
-Ray passes on only the text of an unknown error. So a rank separates infrastructure failures (RankLostError) from user
-errors before it raises them.
+Ray passes on only the text of an unknown error, so a rank separates lost peers (RankLostError) from user errors.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ class RankLostError(TransientError):
 
 
 def typed_errors(method: Method) -> Method:
-    """Decorate a method of a rank so that it raises typed errors."""
-
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -61,13 +58,10 @@ def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException
     for error, cause in zip(errors, causes, strict=True):
         if not _is_lost_rank(cause):
             return error
-    return TrainerGroupDiedError(f"a trainer rank died ({method}): {_first_line(causes[0])}")
+    reason = next(filter(str.strip, str(causes[0]).splitlines()), type(causes[0]).__name__)
+    return TrainerGroupDiedError(f"a trainer rank died ({method}): {reason}")
 
 
 def _is_lost_rank(cause: BaseException) -> bool:
     """Whether Ray lost the rank, or the rank lost a peer. A RayTaskError is an error of the rank's own code."""
     return isinstance(cause, RankLostError) or (isinstance(cause, RayError) and not isinstance(cause, RayTaskError))
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

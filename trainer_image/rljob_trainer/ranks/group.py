@@ -1,8 +1,7 @@
-"""The trainer as the driver sees it: one object whose methods act on all FSDP ranks at once.
+"""The trainer as the driver sees it: one object whose methods act on all FSDP ranks (Ray actors) at once.
 
-Owns placement, start and end of the ranks (Ray actors on the trainer Pods), and assigns the samples of each mini-batch
-to them. Leaves restarts to the driver. Invariant: a method returns with all ranks in the same state, or raises with no
-rank alive, since the peers of a dead rank would wait in a collective forever.
+Invariant: a method returns with all ranks in the same state, or raises with no rank alive, since the peers of a dead
+rank would wait in a collective forever.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class TrainerGroup:
         return group
 
     async def update(self, samples: list[TrainSample]) -> UpdateMetrics:
-        """Run one optimizer update over one mini-batch."""
         started = time.monotonic()
         algorithm = self._job.spec.algorithm
         has_gradient_without_advantage = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
@@ -84,20 +82,16 @@ class TrainerGroup:
         return scatter_logprobs(samples, plans, values)
 
     async def set_steps(self, steps: int) -> None:
-        """Use the learning rates of a job of `steps` steps from the next update on."""
         await self._broadcast("set_steps", steps)
 
     async def publish(self, version: int) -> WeightManifest:
-        """Publish the parameters to the rollouts as `version` of this generation."""
         manifests = await self._broadcast("publish", self._generation, version)
         return WeightManifest.model_validate(manifests[0])
 
     async def save(self, folder: Path) -> None:
-        """Write FOLDER/trainer."""
         await self._broadcast("save", folder)
 
     async def export(self, folder: Path, tokenizer_source: str) -> None:
-        """Write the model in Hugging Face format, with the tokenizer of `tokenizer_source`."""
         await self._broadcast("export", folder, tokenizer_source)
 
     async def watch(self) -> NoReturn:
@@ -171,7 +165,6 @@ class TrainerGroup:
 
 
 def summarize_update(metrics: RankMetrics, num_micro_batches: int, seconds: float) -> UpdateMetrics:
-    """Return means over the sampled tokens, from their sums."""
     sums = metrics.sums
     num_tokens = round(sums["num_tokens"])
     means = {name: sums[name] / max(1, num_tokens) for name in SUMS}

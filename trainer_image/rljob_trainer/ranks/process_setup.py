@@ -29,7 +29,6 @@ def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | No
 
 
 def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:
-    """Join the process group at rank 0's address."""
     if address.startswith("127."):
         # Local runs have a loopback address per Pod. gloo would bind to the host name's address, if it has one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,6 +1,5 @@
-"""The job's Ray head, a child process of the driver.
+"""The job's Ray head, a child process of the driver that never outlives it.
 
-Owns its start, its end, and that it never outlives the driver. Leaves everything inside Ray to the trainer group.
 Invariant: when it dies, so does the driver: trainers and head start over together.
 """
 
@@ -15,14 +14,7 @@ import signal
 import socket
 
 from rljob_api.errors import TransientError, UserError
-from rljob_trainer.ranks.ray_node import (
-    Raylet,
-    build_start_command,
-    is_listening,
-    ray_environment,
-    ray_folder,
-    ray_port,
-)
+from rljob_trainer.ranks import ray_node
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +28,23 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RayHead:
-    """`ray start --head`, supervised."""
-
     def __init__(self, address: str) -> None:
         self._address = address
         self._process: asyncio.subprocess.Process | None = None
-        self._folder = ray_folder()
+        self._folder = ray_node.ray_folder()
 
     async def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
         await self._wait_for_port()
         # No resources: ranks run on the trainers' nodes only.
-        arguments = ["--head", f"--port={ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
-        command = build_start_command(arguments, self._address, self._folder.name)
-        environment = {**os.environ, **ray_environment()}
+        arguments = ["--head", f"--port={ray_node.ray_port()}", "--num-gpus=0", "--include-dashboard=false"]
+        command = ray_node.build_start_command(arguments, self._address, self._folder.name)
+        environment = {**os.environ, **ray_node.ray_environment()}
         self._process = await asyncio.create_subprocess_exec(
             *command, env=environment, preexec_fn=_die_with_parent, stdout=asyncio.subprocess.DEVNULL
         )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                while not await asyncio.to_thread(is_listening, self._address):
+                while not await asyncio.to_thread(ray_node.is_listening, self._address):
                     if self._process.returncode is not None:
                         raise TransientError(
                             f"the Ray head exited with {self._process.returncode} while starting; see the log"
@@ -63,13 +52,13 @@ class RayHead:
                     await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TransientError(
-                f"the Ray head does not listen on {self._address}:{ray_port()} after {_START_SECONDS:.0f} s"
+                f"the Ray head does not listen on {self._address}:{ray_node.ray_port()} after {_START_SECONDS:.0f} s"
             ) from error
 
     async def watch(self) -> None:
         """Raise TransientError when it exits, or loses its raylet and can no longer start actors."""
         assert self._process is not None
-        raylet = Raylet(self._process.pid)
+        raylet = ray_node.Raylet(self._process.pid)
         while not raylet.has_died():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_SECONDS):
@@ -97,7 +86,7 @@ class RayHead:
                     await asyncio.sleep(0.2)
         except TimeoutError as error:
             raise UserError(
-                f"cannot listen on {self._address}:{ray_port()} (Ray): the port is in use; "
+                f"cannot listen on {self._address}:{ray_node.ray_port()} (Ray): the port is in use; "
                 "stop the process that holds it"
             ) from error
 
@@ -109,7 +98,7 @@ def _die_with_parent() -> None:
 
 def _is_taken(address: str) -> bool:
     try:
-        socket.create_server((address, ray_port())).close()
+        socket.create_server((address, ray_node.ray_port())).close()
     except OSError:
         return True
     return False

@@ -33,7 +33,6 @@ def ray_environment() -> dict[str, str]:
 
 
 def ray_port() -> int:
-    """Return the port of the job's Ray head."""
     return int(os.environ.get(ENV_RAY_PORT) or PORT_RAY)
 
 
@@ -53,7 +52,6 @@ def build_start_command(arguments: Sequence[str], address: str, folder: str) -> 
 
 
 def is_listening(address: str) -> bool:
-    """Whether a process listens on Ray's port at `address`."""
     try:
         socket.create_connection((address, ray_port()), timeout=_CONNECT_SECONDS).close()
     except OSError:

@@ -1,9 +1,7 @@
-"""Which replica of a role gets the next request. A pure state machine: facts arrive through observe_* and record_*,
-the caller passes the time, `pick` decides.
+"""Which replica of a role gets the next request. A pure state machine: facts arrive, `pick` decides; `pool` does I/O.
 
-Owns: which replicas exist, their load, which are suspect or draining, and what each reports to serve: a weight version,
-or a version of a reward. Leaves I/O, retries and waiting to `pool`. Invariant: a failed replica gets one request at a
-time, after a backoff, until one succeeds. If the fleet requires a key, that replica first reports again what it serves.
+Invariant: a failed replica gets one request at a time, after a backoff, until one succeeds. If the fleet requires a
+key, that replica first reports again what it serves: a weight version, or a version of a reward.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ _MAX_BACKOFF_SECONDS = 5.0
 
 @dataclass
 class Replica:
-    """The known facts about one address."""
-
     address: str
     in_flight: int = 0
     num_served: int = 0
@@ -41,8 +37,6 @@ class Replica:
 
 
 class Fleet:
-    """The replicas of one role."""
-
     def __init__(self, *, max_in_flight: int | None = None, readiness_lags: bool = True) -> None:
         """`readiness_lags`: a replica can leave the list because it lacks the required key, without draining."""
         self.replicas: dict[str, Replica] = {}
@@ -54,7 +48,6 @@ class Fleet:
         self._readiness_lags = readiness_lags
 
     def observe_addresses(self, addresses: Iterable[str]) -> None:
-        """Take over the addresses that discovery lists."""
         listed = set(addresses)
         for address in listed:
             replica = self.replicas.setdefault(address, Replica(address))
@@ -85,7 +78,6 @@ class Fleet:
         return best.address
 
     def record_done(self, address: str) -> None:
-        """A request succeeded."""
         self.failing_since = None
         if replica := self._release(address):
             replica.num_served += 1
@@ -102,7 +94,6 @@ class Fleet:
             replica.not_before = max(replica.not_before, until)
 
     def record_failed(self, address: str, now: float) -> None:
-        """A request failed: the replica is suspect."""
         self._release(address)
         self.record_suspect(address, now)
 
@@ -162,7 +153,6 @@ class Fleet:
         return [replica.serves for replica in [r for r in reported if not r.draining] or reported]
 
     def is_idle(self) -> bool:
-        """Whether no replica has a request."""
         return not any(replica.in_flight for replica in self.replicas.values())
 
     def num_serving(self) -> int:

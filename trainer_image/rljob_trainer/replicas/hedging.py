@@ -1,7 +1,6 @@
-"""Which requests get a second one. Pure: requests and latencies come in, the caller passes the time.
+"""Which requests get a second one, oldest first. Pure: requests and latencies come in, the caller passes the time.
 
-Owns the percentile, the budget and the order (oldest request first). Leaves all I/O to the reward's client, which also
-knows whether a replica has room. Invariant: at most `max_percent` of all requests so far were hedged.
+Invariant: at most `max_percent` of all requests so far were hedged.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class InFlightRequest:
 
 
 class HedgeTracker:
-    """The hedging of one reward's requests."""
-
     def __init__(self, hedging: Hedging) -> None:
         self.num_hedges = 0
         """Second requests that were sent."""

@@ -1,8 +1,6 @@
 """Waiting for a replica: discovery, a fair queue of waiters, and leases. `fleet` makes the decisions.
 
-Consumes: the addresses that discovery lists, once per second. Produces: leases. Waits for: a usable replica. Unblocked
-by: a lease that ends, or a replica that appears, recovers or reports the required weights. If no request succeeds for
-`unavailable_timeout_seconds`, every waiter gets a TransientError: waits are bounded.
+If no request succeeds for `unavailable_timeout_seconds`, every waiter gets a TransientError: waits are bounded.
 """
 
 from __future__ import annotations
@@ -53,8 +51,6 @@ class ReplicaLease:
 
 
 class ReplicaPool:
-    """The replicas of one role, shared by all callers."""
-
     def __init__(
         self,
         name: str,

@@ -1,8 +1,7 @@
 """The rollout client: token ids to completions, over the vLLM replicas that serve the required weights.
 
-Owns the choice of a replica (fewest requests), retries, and the check that each replica serves exactly what the
-trainer published. Leaves pulling weights to the replicas. Invariant: every completion comes from the required weights.
-A lost replica loses no request.
+Invariant: every completion comes from weights that are exactly what the trainer published. A lost replica loses no
+request.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ import aiohttp
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
-from rljob_api.wire.contract import (
-    ENV_ROLLOUT_SERVICE,
-    HEADER_WEIGHTS,
-    HEADER_WEIGHTS_BEGIN,
-    PORT_ROLLOUT,
-    SERVED_MODEL_NAME,
-    UrlPath,
-)
+from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
@@ -42,12 +34,10 @@ _STRAGGLER_SECONDS = 5.0
 
 
 class RolloutClient:
-    """All rollout replicas behind one client."""
-
     def __init__(
         self, role: RolloutRole, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
     ) -> None:
-        service = os.environ[ENV_ROLLOUT_SERVICE]
+        service = os.environ[contract.ENV_ROLLOUT_SERVICE]
         self.replicas = ReplicaPool(
             f"rollouts ({service})",
             lambda: resolve(service),
@@ -72,11 +62,9 @@ class RolloutClient:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of completions that wait for a replica."""
         return self.replicas.num_waiting
 
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
-        """Sample one completion on any replica."""
         payload = build_payload(token_ids, sampling, seed)
         avoid: set[str] = set()
         for _ in range(_MAX_ATTEMPTS):
@@ -92,7 +80,7 @@ class RolloutClient:
 
     async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
         """Return None if another replica should serve the request."""
-        url = f"http://{lease.address}:{PORT_ROLLOUT}/v1/completions"
+        url = f"http://{lease.address}:{contract.PORT_ROLLOUT}/v1/completions"
         timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
@@ -102,7 +90,9 @@ class RolloutClient:
                 if response.status != 200:
                     lease.failed(f"{response.status} {(await response.text())[:200]}")
                     return None
-                served = {response.headers.get(name, key) for name in (HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN)}
+                served = {
+                    response.headers.get(name, key) for name in (contract.HEADER_WEIGHTS, contract.HEADER_WEIGHTS_BEGIN)
+                }
                 if served != {key}:
                     # It restarted, or loaded newer weights during the request: on-policy training cannot use this.
                     lease.failed(f"generated with weights {', '.join(sorted(served))} instead of {key}")
@@ -156,7 +146,7 @@ class RolloutClient:
     async def _verify(self, address: str, manifest: WeightManifest) -> None:
         """Ask one replica what it serves. It delays its answer until it serves the required weights."""
         fleet = self.replicas.fleet
-        url = f"http://{address}:{PORT_ROLLOUT}{UrlPath.ROLLOUT_WEIGHTS.value}"
+        url = f"http://{address}:{contract.PORT_ROLLOUT}{contract.UrlPath.ROLLOUT_WEIGHTS.value}"
         query = {"want": manifest.key, "timeout": str(_POLL_SECONDS)}
         timeout = aiohttp.ClientTimeout(total=_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
         try:
@@ -191,7 +181,7 @@ def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[s
     """Return vLLM's request for one sample. One request per sample: scoring starts as soon as a sample ends. vLLM
     batches them, and its prefix cache computes a common prompt once."""
     return {
-        "model": SERVED_MODEL_NAME,
+        "model": contract.SERVED_MODEL_NAME,
         "prompt": token_ids,
         "n": 1,
         "max_tokens": sampling.max_tokens,

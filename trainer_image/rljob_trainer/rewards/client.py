@@ -1,8 +1,7 @@
 """The client of one reward: a sample or a group to valid scores, or to invalid results with a reason.
 
-Owns retries by the failure policy, the deadline, and the statistics of waits and latencies. `transport` makes each
-attempt, `version_tracker` selects replicas by version, `episodes.batches` masks invalid samples. Invariants: a failure
-is never a zero; only an executed attempt with an invalid result uses up a retry; every request has an end.
+Owns retries, the deadline and statistics; `transport` makes each attempt. Invariants: a failure is never a zero; only
+an executed attempt with an invalid result uses up a retry; every request has an end.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _NUM_LATENCIES = 2048
 
 
 class RewardClient:
-    """One reward of the job, over all of its replicas."""
-
     def __init__(self, reward: Reward, session: aiohttp.ClientSession) -> None:
         self.reward = reward
         self.in_flight: set[PendingRequest] = set()
@@ -80,7 +77,6 @@ class RewardClient:
             self.versions.begin()
 
     def is_stale(self, result: ScoreResult) -> bool:
-        """Return whether another version than the pinned one returned `result`."""
         return self.versions is not None and not self.versions.pin.accepts(result.version)
 
     async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:

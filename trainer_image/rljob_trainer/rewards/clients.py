@@ -1,8 +1,4 @@
-"""All rewards of the job, as one.
-
-Owns that each collection is scored by one version of each reward, and what the rewards report together. `client` is one
-reward; `groups` decides which reward sees which samples together.
-"""
+"""All rewards of the job, as one. `client` is one reward; `groups` decides which reward sees which samples together."""
 
 from __future__ import annotations
 
@@ -49,7 +45,6 @@ class RewardClients:
         }
 
     def demand(self, forecast: DemandForecast) -> dict[str, RewardDemand]:
-        """Return each reward's demand in the current collection, or in the next one."""
         return {name: client.demand(forecast) for name, client in self.clients.items()}
 
     def describe_wait(self, num_open: int, num_total: int) -> str:

@@ -1,7 +1,6 @@
 """Predicts the demand of the next collection on the rewards from the previous one: the driver's half of autoscaling.
 
-Owns when samples arrive, when their scores are needed, and how long the pause between two collections is. The reward
-client measures the latency of a score; the operator computes replicas. Pure: the caller passes times of one clock.
+The reward client measures the latency of a score; the operator computes replicas. Pure: callers pass times.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ def measure_window(ends: Sequence[float], due_seconds: float, latency_seconds: f
 
 
 class DemandForecaster:
-    """Records the start and the end of each collection."""
-
     def __init__(self, samples_per_step: int, mini_batches: int, group_size: int = 1) -> None:
         """`mini_batches`: parts of a step that are updated on as soon as they are scored."""
         self._samples_per_step, self._mini_batches, self._group_size = samples_per_step, mini_batches, group_size

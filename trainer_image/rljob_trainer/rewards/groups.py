@@ -1,9 +1,7 @@
 """One group's way through all rewards of the job: which reward sees a sample alone, and which sees samples together.
 
-Consumes: the group's trajectories as they end, each as a request. Produces: their results by reward. Waits for: with
-scope group the group's last trajectory, with sampleThenGroup the last result of its samples; then for the rewards.
-Unblocked by: their clients, by the deadline at the latest. Invariant: an invalid sample stays invalid, and no later
-group request contains it.
+With scope group, a reward waits for the group's last trajectory; with sampleThenGroup, for the last result of its
+samples. Invariant: an invalid sample stays invalid, and no later group request contains it.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ async def run_all(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]
 
 
 class GroupScorer:
-    """Scores the samples of one group."""
-
     def __init__(self, clients: Mapping[str, RewardClient], group_id: str, lane: Lane, size: int) -> None:
         self._clients = clients
         self._group_id, self._lane = group_id, lane

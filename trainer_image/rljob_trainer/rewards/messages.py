@@ -1,7 +1,6 @@
 """Requests to rewards and their responses: one sample or one group, in RLJob's protocol or OpenRLHF's. Pure.
 
-Owns payloads and parsing; `transport` sends. Invariant: a response gives each sample of the request one result, and a
-response that breaks the protocol becomes invalid results with a reason.
+Invariant: a response gives each sample one result, or invalid results with a reason if it breaks the protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One attempt at a reward: sends a request to a replica, perhaps hedges it, and interprets the response.
 
-Owns HTTP, the I/O of hedging, and which response is which failure. `client` owns retries and the deadline, `hedging`
-decides which requests are hedged. Invariant: each attempt has an end, and a failure is never a score of zero.
+Invariant: each attempt has an end, and a failure is never a score of zero.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Selects the version of a reward that scores a collection. Pure: the caller passes the versions and the time.
 
-Owns the choice, and when it changes. `version_tracker` queries the replicas, the driver's `collection` rescores
-samples. Invariant: the pinned version changes only at the start of a collection, or after it has had no replica for a
-while in which another version had one.
+Invariant: the pinned version changes only at the start of a collection, or after it has had no replica for a while in
+which another version had one.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ by then, and a finished rolling update delays the step no longer than this."""
 
 
 class VersionPin:
-    """The version that must have scored one reward's results."""
-
     def __init__(self, absent_seconds: float = ABSENT_SECONDS) -> None:
         self.version: str | None = None
         """None: no replica has reported one yet."""

@@ -1,8 +1,6 @@
 """Queries the version of each of a reward's replicas, and restricts requests to replicas of the pinned version.
 
-Consumes: the addresses from discovery, and GET /v1/info of the replicas. Produces: the version in `Fleet.required_key`.
-Waits for: nothing; it is called with each tick. A replica that failed is queried again: it may have a new version now.
-`version_pin` decides.
+A replica that failed is queried again: it may have a new version now. `version_pin` decides.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ _NO_VERSION_STATUSES = (401, 403, 404, 405)
 
 
 class VersionTracker:
-    """The versions of one reward's replicas, and the pin over them."""
-
     def __init__(self, replicas: ReplicaPool, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self.pin = VersionPin()
         self._replicas = replicas

@@ -1,7 +1,6 @@
 """Entry point `vllm.general_plugins`: vLLM calls `register` once in each of its processes.
 
-Every vLLM process pays for it, so it only names RLJob's weight-transfer engine. The workers that use the engine import
-it.
+Every vLLM process pays for it, so it does not import the weight-transfer engine.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The rollout's side of weights: follows the head's announcements, and loads the announced weights into the engine.
 
-    watch:  long-poll of the head -> ReplicaState.announced     waits for: the head; unblocked by a new manifest
-    pull:   announced -> download -> load -> ReplicaState.serving   waits for: a manifest that is not served yet
+    watch:  long-poll of the head -> ReplicaState.announced
+    pull:   announced -> download -> load -> ReplicaState.serving
 
-Owns the decisions: what to fetch, when to abandon it, and whether the replica is ready. Leaves I/O to weight_transfer.
-Invariant: a ready replica's engine computed the same digest of the parameters as the publisher, for the announced
-version.
+Invariant: a ready replica's engine computed the same digest as the publisher, for the announced version.
 """
 
 from __future__ import annotations
@@ -162,5 +160,4 @@ class WeightPuller:
 
 
 def _backoff_seconds() -> Iterator[float]:
-    """Return the waits after consecutive failures."""
     return itertools.chain((0.25, 0.5, 1.0, 2.0, 4.0), itertools.repeat(8.0))

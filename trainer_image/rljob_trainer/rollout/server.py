@@ -1,7 +1,6 @@
 """A rollout replica: `python -m rljob_trainer.rollout` is vLLM's OpenAI server with RLJob's weights and middleware.
 
-Owns vLLM's arguments and environment for a job, and the wiring of engine, middleware and weight puller. Leaves serving
-to vLLM and weights to the puller. The engine starts from spec.model; it must load the announced version to be ready.
+The engine starts from spec.model; it must load the announced version to be ready.
 """
 
 from __future__ import annotations
@@ -91,7 +90,12 @@ def build_environment(job: RLJob) -> dict[str, str]:
 
 
 def main() -> int:
-    _log_to_stderr()
+    # Only this package's logger: vLLM's imports set the root logger's level to ERROR.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("rljob_trainer")
+    ours.setLevel(logging.INFO)
+    ours.handlers = [handler]
     # The first process of a container ignores SIGTERM by default, and vLLM installs its handler only after a minute of
     # loading.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -110,15 +114,6 @@ def main() -> int:
     except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
         logger.info("stopped by a signal before serving")
         return contract.ExitCode.SUCCEEDED
-
-
-def _log_to_stderr() -> None:
-    """Configure this package's logger: vLLM's imports set the root logger's level to ERROR."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    ours = logging.getLogger("rljob_trainer")
-    ours.setLevel(logging.INFO)
-    ours.handlers = [handler]
 
 
 def _run(job: RLJob, arguments: list[str]) -> int:

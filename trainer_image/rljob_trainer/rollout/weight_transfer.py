@@ -70,7 +70,6 @@ class WeightClient:
 
 
 async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, str]:
-    """Write the body to `path`, and return its size and sha256."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
 
@@ -85,8 +84,6 @@ async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, s
 
 
 class EngineLoader:
-    """Warms up vLLM's engine, and loads files into it in place."""
-
     def __init__(self, engine: Any, update_mode: Literal["keep", "finish"]) -> None:
         self._engine = engine
         self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]

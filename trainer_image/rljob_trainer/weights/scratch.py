@@ -1,6 +1,6 @@
 """Where weight files are stored between the trainer and the engines: in memory if large enough, else on disk.
 
-A folder belongs to one process, which deletes it at its exit. The next process deletes a folder of a killed one.
+A process deletes its folder at its exit; the next process deletes a folder of a killed one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _MIN_SHARED_MEMORY_BYTES = 4 << 30
 def open_scratch_folder() -> Path:
     """Create a private folder of this process, deleted when it exits."""
     parent = next(filter(_is_usable, (_SHARED_MEMORY, Path(PATH_SCRATCH))), Path(tempfile.gettempdir()))
-    _remove_leftovers(parent)
+    for leftover in parent.glob(f"{_PREFIX}*-*"):
+        process_id = leftover.name.removeprefix(_PREFIX).partition("-")[0]
+        if process_id.isdigit() and not psutil.pid_exists(int(process_id)):
+            shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
     owner = os.getpid()
     # A forked child also runs this at its exit, but only the owner may delete the folder.
@@ -36,10 +39,3 @@ def _is_usable(parent: Path) -> bool:
     if not os.access(parent, os.W_OK | os.X_OK):
         return False
     return parent != _SHARED_MEMORY or shutil.disk_usage(parent).free >= _MIN_SHARED_MEMORY_BYTES
-
-
-def _remove_leftovers(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)

@@ -40,7 +40,9 @@ class WeightStore:
         self._folder = open_scratch_folder()
         self._published: list[Path] = []
         self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(self._build_app(), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        app = web.Application(middlewares=[self._authorize])
+        app.router.add_get("/weights/{name}", self._get_file)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         self._thread = threading.Thread(target=self._loop.run_forever, name="weight-store", daemon=True)
         self._thread.start()
         try:
@@ -50,7 +52,6 @@ class WeightStore:
             raise TransientError(f"cannot serve weights on {self._address}: {error}") from error
 
     def close(self) -> None:
-        """Stop serving, and delete the files."""
         self._run(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -84,11 +85,6 @@ class WeightStore:
     async def _serve(self, host: str) -> None:
         await self._runner.setup()
         await web.TCPSite(self._runner, host, PORT_WEIGHTS, reuse_address=True).start()
-
-    def _build_app(self) -> web.Application:
-        app = web.Application(middlewares=[self._authorize])
-        app.router.add_get("/weights/{name}", self._get_file)
-        return app
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,7 +1,6 @@
 """The trainer Pod: a Ray node that offers its ranks. `python -m rljob_trainer.worker`.
 
-Waits for the head, runs `ray start --block`, and joins again after the head restarts, at the address that its name then
-has. So a dead driver costs no Pod. Leaves the ranks to the trainer group. Invariant: no process of a node outlives the
+After the head restarts, it joins again, so a dead driver costs no Pod. Invariant: no process of a node outlives the
 node or this program.
 """
 
@@ -25,15 +24,7 @@ from rljob_api.errors import UserError
 from rljob_api.read.load import load_job
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
-from rljob_trainer.ranks.ray_node import (
-    ENV_NUM_THREADS,
-    Raylet,
-    build_start_command,
-    is_listening,
-    ray_environment,
-    ray_folder,
-    ray_port,
-)
+from rljob_trainer.ranks import ray_node
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +42,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 def build_command(address: str, head_address: str, num_gpus: int, folder: str) -> list[str]:
     """Return the command line of the node. It offers one rank per GPU, or one without GPUs."""
     arguments = [
-        f"--address={head_address}:{ray_port()}",
+        f"--address={head_address}:{ray_node.ray_port()}",
         f"--num-gpus={num_gpus}",
         f"--resources={json.dumps({RAY_RESOURCE_TRAINER: max(1, num_gpus)})}",
         # Any free port: Pods of one machine may share its network.
         "--dashboard-agent-listen-port=0",
         "--metrics-export-port=0",
     ]
-    return build_start_command(arguments, address, folder)
+    return ray_node.build_start_command(arguments, address, folder)
 
 
 def build_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the node and its ranks."""
-    num_threads = {ENV_NUM_THREADS: values["OMP_NUM_THREADS"]} if values.get("OMP_NUM_THREADS") else {}
-    return {**values, **ray_environment(), **num_threads}
+    num_threads = {ray_node.ENV_NUM_THREADS: values["OMP_NUM_THREADS"]} if values.get("OMP_NUM_THREADS") else {}
+    return {**values, **ray_node.ray_environment(), **num_threads}
 
 
 class Worker:
@@ -87,19 +77,18 @@ class Worker:
         next_log = 0.0
         while not self._stopping:
             for address in discovery.resolve(self._head):
-                if is_listening(address):
+                if ray_node.is_listening(address):
                     return address
             if time.monotonic() >= next_log:
-                log.info("waiting for the head: %s:%d", self._head, ray_port())
+                log.info("waiting for the head: %s:%d", self._head, ray_node.ray_port())
                 next_log = time.monotonic() + _WAIT_LOG_SECONDS
             time.sleep(_POLL_SECONDS)
         return None
 
     def _run_node(self, head_address: str) -> None:
-        """Run one node, from joining the head to losing it."""
         log.info("joining the head at %s", head_address)
         started = time.monotonic()
-        with ray_folder() as folder:
+        with ray_node.ray_folder() as folder:
             command = build_command(self._address, head_address, self._num_gpus, folder)
             environment = build_environment(os.environ)
             node = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -115,14 +104,14 @@ class Worker:
     def _watch(self, node: subprocess.Popen[bytes], head_address: str) -> str:
         """Wait until the node ends, the head dies or moves, or the worker is stopped. Return the reason."""
         last_seen = last_lookup = time.monotonic()
-        raylet = Raylet(node.pid)
+        raylet = ray_node.Raylet(node.pid)
         while not self._stopping:
             if node.poll() is not None:
                 return f"the Ray node exited with {node.returncode}"
             if raylet.has_died():
                 return "the Ray node lost its raylet"
             now = time.monotonic()
-            if is_listening(head_address):
+            if ray_node.is_listening(head_address):
                 last_seen = now
             elif now - last_seen > _HEAD_GONE_SECONDS:
                 return "the head accepts no connection"

@@ -1,7 +1,4 @@
-"""Generate the CustomResourceDefinitions from the types.
-
-Converts pydantic's JSON schema to Kubernetes' structural schema, with rules and subresources.
-"""
+"""Generate the CustomResourceDefinitions: convert pydantic's JSON schema to Kubernetes' structural schema."""
 
 from __future__ import annotations
 
@@ -129,22 +126,13 @@ _JOB_COLUMNS = [
     _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/desired"),
     _AGE,
 ]
+_CONDITION = '.status.conditions[?(@.type=="%s")].status'
+_P95_MEANING = "95th percentile of the execution time of recent samples, in seconds"
 _REWARD_COLUMNS = [
-    _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+    _column("Ready", "string", _CONDITION % "Ready"),
     _column("Replicas", "integer", ".status.replicas"),
-    _column(
-        "P95",
-        "number",
-        ".status.latencyP95Seconds",
-        "95th percentile of the execution time of recent samples, in seconds",
-    ),
-    _column(
-        "Updating",
-        "string",
-        '.status.conditions[?(@.type=="Updating")].status',
-        "Whether Pods run different versions",
-        is_wide=True,
-    ),
+    _column("P95", "number", ".status.latencyP95Seconds", _P95_MEANING),
+    _column("Updating", "string", _CONDITION % "Updating", "Whether Pods run different versions", is_wide=True),
     _column("Endpoint", "string", ".status.endpoints[0]", "Address of the service", is_wide=True),
     _column("Scaled", "string", ".status.scaling.message", "Reason for the current number of replicas", is_wide=True),
     _AGE,
@@ -157,7 +145,6 @@ _SCALE = {
 
 
 def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
-    """Return the CustomResourceDefinition of a kind."""
     is_job = model is RLJob
     kind = model.__name__
     plural = f"{kind.lower()}s"
@@ -181,14 +168,11 @@ def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no YAML anchors."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def build_manifest(crd: Schema) -> str:
-    """Return the CRD as YAML."""
     return _HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120)
 
 

@@ -1,7 +1,4 @@
-"""Build docs/reference.md: tables of all fields of all kinds, from the schemas of the CRDs.
-
-Fields that all roles share are listed once.
-"""
+"""Build docs/reference.md: tables of all fields, from the schemas of the CRDs. Fields of all roles are listed once."""
 
 from __future__ import annotations
 

@@ -10,17 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -51,7 +42,7 @@ FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-pres
 """A mapping with any fields."""
 
 
-def list_map(key: str) -> dict[str, JsonValue]:
+def list_map(key: str) -> dict[str, pydantic.JsonValue]:
     """Return the schema extension of a list that server-side apply merges by `key`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
@@ -115,8 +106,8 @@ class Spec(BaseModel):
     RULES: ClassVar[tuple[Rule, ...]] = ()
     CLUSTER_RULES: ClassVar[tuple[ClusterRule, ...]] = ()
 
-    @model_validator(mode="after")
-    def _validate_rules(self, info: ValidationInfo) -> Any:
+    @pydantic.model_validator(mode="after")
+    def _validate_rules(self, info: pydantic.ValidationInfo) -> Any:
         if info.context is DEFER_RULES:
             return self
         violated = [rule for rule in self.RULES if not rule.holds(self)]
@@ -126,8 +117,10 @@ class Spec(BaseModel):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _serialize_explicit_nulls(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+    @pydantic.model_serializer(mode="wrap")
+    def _serialize_explicit_nulls(
+        self, handler: pydantic.SerializerFunctionWrapHandler, info: pydantic.SerializationInfo
+    ) -> Any:
         # If the default is a value, null means "off" and must not be left out.
         data = handler(self)
         if info.exclude_none:

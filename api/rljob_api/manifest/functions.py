@@ -1,8 +1,7 @@
 """Check a reward function without running it: syntax, entry point and signature.
 
-Defines how a convention is detected from parameter names; the reward server applies the same rules to the loaded
-function. Functions are called by keyword, with those arguments of the convention that they accept. Invariant: user code
-is parsed, never executed, and what parsing cannot determine (an imported name) is not reported.
+The reward server applies the same rules to the loaded function, and calls it by keyword with the arguments that it
+accepts. Invariant: user code is never executed, and what parsing cannot determine (an imported name) is not reported.
 """
 
 from __future__ import annotations
@@ -43,13 +42,6 @@ SIGNATURE_VARIANTS: Final = (
     SignatureVariant("trl", "completions", ("prompts", "completions"), True),
     SignatureVariant("openrlhf", "queries", ("queries", "prompts", "labels"), True),
 )
-
-
-def detect_signature_variant(parameter_names: Iterable[str]) -> SignatureVariant | None:
-    """Return the variant of a function with these parameters; None if none or several match."""
-    names = set(parameter_names)
-    matching = [variant for variant in SIGNATURE_VARIANTS if variant.marker in names]
-    return matching[0] if len(matching) == 1 else None
 
 
 def check_function(source: str, filename: str, spec: FunctionReward, scope: Scope = "sample") -> list[str]:
@@ -176,12 +168,13 @@ def _signature_problems(node: FunctionNode, spec: FunctionReward, scope: Scope) 
 
 
 def _choose_variant(parameter_names: list[str], spec: FunctionReward, scope: Scope) -> SignatureVariant | None:
-    """Return the detected variant; with an explicit signature, its variant with a marker, else its default variant."""
+    """Return the only variant with a marker; with an explicit signature, its first with one, else its default."""
+    marked = [variant for variant in SIGNATURE_VARIANTS if variant.marker in parameter_names]
     if spec.signature == "auto":
-        return detect_signature_variant(parameter_names)
+        return marked[0] if len(marked) == 1 else None
     variants = [variant for variant in SIGNATURE_VARIANTS if variant.convention == spec.signature]
-    marked = [variant for variant in variants if variant.marker in parameter_names]
-    return next(iter(marked), None) or next(variant for variant in variants if variant.takes_groups or scope != "group")
+    fitting = [variant for variant in variants if variant.takes_groups or scope != "group"]
+    return next((variant for variant in variants if variant in marked), fitting[0])
 
 
 def _required(arguments: ast.arguments) -> list[str]:
@@ -192,7 +185,6 @@ def _required(arguments: ast.arguments) -> list[str]:
 
 
 def _show_parameters(arguments: ast.arguments) -> str:
-    """Return the parameter names as written, without annotations and defaults."""
     shown = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
     shown += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
     shown += [parameter.arg for parameter in arguments.kwonlyargs]

@@ -6,22 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import (
-    MODULE_PATTERN,
-    PART_NAME_PATTERN,
-    REQUIREMENT_PATTERN,
-    FreeForm,
-    ObjectMeta,
-    ObjectName,
-    PathText,
-    Rule,
-    ShortText,
-    Spec,
-    Url,
-    exactly_one,
-    list_map,
-    yaml_fields,
-)
+from rljob_api.manifest import base
+from rljob_api.manifest.base import FreeForm, ObjectMeta, ObjectName, PathText, Rule, ShortText, Spec, Url
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
@@ -44,7 +30,7 @@ class FunctionReward(Spec):
     """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
     module."""
 
-    RULES: ClassVar = (exactly_one("inline", "file", "configMapKeyRef", "module"),)
+    RULES: ClassVar = (base.exactly_one("inline", "file", "configMapKeyRef", "module"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=262144)] | None = None
     """Python source of the function, at most 256 KiB."""
@@ -52,9 +38,9 @@ class FunctionReward(Spec):
     """Path of a Python file. With `rljob run` relative to the job file; on a cluster a path inside the image."""
     config_map_key_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the source."""
-    module: Annotated[str, Field(min_length=1, max_length=256, pattern=MODULE_PATTERN)] | None = None
+    module: Annotated[str, Field(min_length=1, max_length=256, pattern=base.MODULE_PATTERN)] | None = None
     """Module to import, such as `trl.rewards`, from a package in requirements or from the reward's image."""
-    requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=REQUIREMENT_PATTERN)]] = Field(
+    requirements: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
         default=[], max_length=256
     )
     """Packages that the function needs, as lines of a pip requirements file without options. Each Pod installs them
@@ -162,7 +148,7 @@ class RewardBase(Role):
 
 def _limit_suffices(name: str, num_requests: int) -> Rule:
     """Return the rule that each replica's share of a limit suffices for `num_requests` per vote of a question."""
-    attribute = yaml_fields(EndpointLimits)[name][0]
+    attribute = base.yaml_fields(EndpointLimits)[name][0]
 
     def holds(reward: RewardBase) -> bool:
         if reward.judge is None or reward.judge.endpoint is None:
@@ -229,7 +215,7 @@ _SHARED_RULES = (
 class RewardModelSpec(RewardBase):
     """A reward service. Exactly one of function, model, judge and http."""
 
-    RULES: ClassVar = (*Role.RULES, exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)
+    RULES: ClassVar = (*Role.RULES, base.exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)
 
 
 class RewardModelRef(Spec):
@@ -245,7 +231,7 @@ class Reward(RewardBase):
 
     RULES: ClassVar = (
         *Role.RULES,
-        exactly_one("function", "model", "judge", "http", "rewardModelRef"),
+        base.exactly_one("function", "model", "judge", "http", "rewardModelRef"),
         *_SHARED_RULES,
         Rule(
             ("autoscaling", "rewardModelRef"),
@@ -257,7 +243,7 @@ class Reward(RewardBase):
     )
 
     # The reward's Service is named JOB-reward-NAME, which must fit the 63 characters of a DNS label.
-    name: str = Field(pattern=PART_NAME_PATTERN, max_length=15)
+    name: str = Field(pattern=base.PART_NAME_PATTERN, max_length=15)
     """Name in metrics and in the names of children. Unique within the job."""
     reward_model_ref: RewardModelRef | None = None
     """A RewardModel, possibly shared by several jobs; it defines its own placement and replicas. `rljob run` reads it
@@ -275,7 +261,7 @@ class Reward(RewardBase):
 class RewardModelStatus(Spec):
     """Observed state of a RewardModel."""
 
-    conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
+    conditions: list[Condition] = Field(default=[], json_schema_extra=base.list_map("type"))
     """Ready, Degraded, Scaling, Updating."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""

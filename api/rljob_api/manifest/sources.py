@@ -14,8 +14,6 @@ _SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+
 
 @dataclass(frozen=True)
 class Source:
-    """One parsed source."""
-
     kind: Literal["hf", "pvc", "absolute", "relative"]
     path: str
     """For hf the repository's id."""

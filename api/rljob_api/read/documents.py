@@ -19,8 +19,6 @@ Location = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a manifest."""
-
     path: str
     """Path of the field, such as spec.rewards[0].name. Empty: the whole file or document."""
     line: int
@@ -34,8 +32,6 @@ class Problem:
 
 @dataclass
 class Document:
-    """One YAML document of a file."""
-
     data: Any
     lines: dict[Location, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -74,10 +70,8 @@ _Loader.add_implicit_resolver(
 
 def format_path(location: Location) -> str:
     """Return a location as messages show it: `spec.rewards[0].name`."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).lstrip(".")
 
 
 def read_documents(text: str) -> tuple[list[Document], list[Problem]]:

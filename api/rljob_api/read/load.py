@@ -82,7 +82,6 @@ def read_manifest(document: Document) -> tuple[Manifest | None, list[Problem]]:
 
 
 def _check_header(document: Document) -> Iterator[Problem]:
-    """Check kind and apiVersion, which select the type."""
     for key, choices in (("apiVersion", [API_VERSION]), ("kind", list(_KINDS))):
         value = document.data.get(key)
         expected = " or ".join(choices)
@@ -158,7 +157,6 @@ def _check_rules(manifest: Spec, invalid: list[Location], document: Document) ->
 
 
 def _parts(value: Any, location: Location) -> Iterator[tuple[Location, Spec]]:
-    """Yield every Spec of an object with its location."""
     if isinstance(value, Spec):
         yield location, value
         for alias, (name, _) in yaml_fields(type(value)).items():

@@ -76,7 +76,6 @@ def _remedy(kind: str, value: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a short form of a YAML value."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -103,10 +102,9 @@ def _describe_unknown(root: type[Spec], location: Location) -> str:
     known = field_names(type_at(root, location[:-1]))
     camel = _camel(location[-1])
     near = _nearest(camel, known)
-    if near and near.lower() == camel.lower():
-        return f"is unknown; did you mean {near}?"
+    differs_in_case_only = near is not None and near.lower() == camel.lower()
     elsewhere = next((path for path in all_paths(root) if path[-1] == camel and path[0] == "spec"), None)
-    if elsewhere:
+    if elsewhere and not differs_in_case_only:
         return f"is unknown here; {camel} belongs in {format_path(elsewhere[:-1])}"
     if near:
         return f"is unknown; did you mean {near}?"

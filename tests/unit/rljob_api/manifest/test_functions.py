@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.manifest.functions import SIGNATURE_VARIANTS, SignatureVariant, check_function, detect_signature_variant
+from rljob_api.manifest.functions import SIGNATURE_VARIANTS, SignatureVariant, check_function
 from rljob_api.manifest.reward import FunctionReward, Scope
 
 
@@ -31,12 +31,14 @@ def test_check_accepts_functions_of_all_conventions(source: str) -> None:
 
 @pytest.mark.parametrize("variant", SIGNATURE_VARIANTS, ids=lambda variant: variant.marker)
 def test_variant_is_detected_from_its_arguments(variant: SignatureVariant) -> None:
-    assert detect_signature_variant(variant.arguments) == variant
+    source = f"def reward({', '.join(variant.arguments)}): ..."
+    assert check(source, "group" if variant.takes_groups else "sample") == []
 
 
-def test_variant_is_none_when_markers_are_ambiguous_or_missing() -> None:
-    assert detect_signature_variant(["solution_str", "completions"]) is None
-    assert detect_signature_variant(["x"]) is None
+@pytest.mark.parametrize("parameters", ["solution_str, completions", "x"])
+def test_no_variant_is_detected_when_markers_are_ambiguous_or_missing(parameters: str) -> None:
+    [problem] = check(f"def reward({parameters}): ...")
+    assert f"reward({parameters}) does not match a convention" in problem
 
 
 def test_check_reports_a_syntax_error_with_its_line() -> None:

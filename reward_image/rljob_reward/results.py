@@ -14,10 +14,7 @@ MAX_MESSAGE_CHARACTERS = 2000
 
 
 class SampleReply(BaseModel):
-    """The score of one sample, or the reason why there is none.
-
-    Strict, because user code shares the process of a worker and could write anything.
-    """
+    """The score of one sample, or why there is none. Strict: user code of the worker's process could write anything."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,7 +35,6 @@ ExecutionResult = list[SampleReply]
 
 
 def failure(reason: InvalidReason, message: str) -> ExecutionResult:
-    """An execution that failed as a whole."""
     return [SampleReply(score=None, components={}, reason=reason, message=message[:MAX_MESSAGE_CHARACTERS])]
 
 

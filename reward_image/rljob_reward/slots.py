@@ -14,8 +14,6 @@ from rljob_reward.results import ExecutionResult, StartupReport
 
 
 class Slot(Protocol):
-    """Executes one request at a time."""
-
     def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
         """Run one request and call `callback` with its result. The slot must be idle."""
 

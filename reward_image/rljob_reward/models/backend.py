@@ -18,8 +18,6 @@ _T = TypeVar("_T")
 
 
 class ModelBackend(ABC):
-    """A classifier or a judge."""
-
     enforces_timeout = False
     """Whether it enforces timeoutSeconds itself."""
 

@@ -85,7 +85,6 @@ def find_label_problem(label: int | None, num_outputs: int) -> str:
 
 
 def activate(logits: Sequence[float], label: int, activation: str) -> float:
-    """Return the score of raw logits."""
     logit = logits[label]
     if activation == "sigmoid":
         return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))

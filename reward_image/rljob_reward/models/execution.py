@@ -9,8 +9,6 @@ from rljob_api.wire.protocol import InvalidReason
 
 
 class NoScoreError(Exception):
-    """An execution, or one of its answers, has no score."""
-
     def __init__(self, reason: InvalidReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
@@ -19,8 +17,6 @@ class NoScoreError(Exception):
 
 @dataclass(frozen=True)
 class Score:
-    """A valid result."""
-
     value: float
     components: dict[str, float] = field(default_factory=dict)
 

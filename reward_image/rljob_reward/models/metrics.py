@@ -8,8 +8,6 @@ _COMMON_OUTCOMES = ("200", "429", "500", "503", "connection")
 
 
 class UpstreamMetrics:
-    """Requests to the model's server, their tokens, and waits for rate limits."""
-
     def __init__(self, registry: CollectorRegistry, reward: str) -> None:
         def counter(name: str, text: str, label: str) -> Counter:
             return Counter(name, text, ("reward", label), registry=registry)

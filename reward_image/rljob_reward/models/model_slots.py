@@ -22,8 +22,6 @@ _MAX_POLL_SECONDS = 1.0
 
 
 class ModelSlot:
-    """Runs one execution at a time."""
-
     def __init__(self, backend: ModelBackend, timeout_seconds: float, on_idle: Callable[[ModelSlot], None]) -> None:
         self._backend = backend
         self._timeout_seconds = timeout_seconds
@@ -75,8 +73,6 @@ def _to_reply(score: Score | NoScoreError) -> SampleReply:
 
 
 class ModelSlotPool:
-    """`size` slots of one backend."""
-
     def __init__(
         self,
         backend: ModelBackend,

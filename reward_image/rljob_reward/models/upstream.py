@@ -34,8 +34,6 @@ class _Response(NamedTuple):
 
 
 class UpstreamClient:
-    """Posts JSON to one URL."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,

@@ -25,8 +25,6 @@ _HEALTH_TIMEOUT_SECONDS = 5.0
 
 
 class VllmSidecar:
-    """vLLM in the same Pod."""
-
     def __init__(self) -> None:
         socket = os.environ.get(ENV_VLLM_SOCKET)
         if not socket:

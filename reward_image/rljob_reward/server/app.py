@@ -31,8 +31,6 @@ _JSON = (b"content-type", b"application/json")
 
 
 class ScoreEndpoint(NamedTuple):
-    """A path that accepts requests to score."""
-
     request: type[ScoreRequest] | type[GroupRequest]
     max_body_bytes: int
     scopes: tuple[str, ...]
@@ -58,8 +56,6 @@ _SCORE_ENDPOINTS = {
 
 
 class Client:
-    """The client of one request, waiting for its result."""
-
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -81,8 +77,6 @@ class Client:
 
 
 class App:
-    """ASGI application of one reward."""
-
     def __init__(
         self, reward: ServedReward, report: StartupReport, scorer: Scorer, metrics: ServerMetrics, token: str
     ) -> None:

@@ -31,11 +31,6 @@ class Response(NamedTuple):
     results: list[ScoreResult]  # [samples]
     encoded: bytes
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether all results are valid, so that a retry could not improve them."""
-        return all(result.valid for result in self.results)
-
 
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""

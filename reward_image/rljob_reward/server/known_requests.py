@@ -20,8 +20,6 @@ _MAX_CACHED_RESULTS = 65_536
 
 
 class KnownRequests:
-    """Pending executions and earlier responses."""
-
     def __init__(self, metrics: ServerMetrics, *, cache: bool, max_cached_results: int = _MAX_CACHED_RESULTS) -> None:
         self._metrics = metrics
         self._pending: dict[RequestKey, Execution] = {}
@@ -71,7 +69,7 @@ class KnownRequests:
         del self._pending[execution.key]
         if execution.content and self._pending_by_content.get(execution.content) is execution:
             del self._pending_by_content[execution.content]
-        if response.is_valid:
+        if all(result.valid for result in response.results):  # a retry could not improve them
             self._responses[execution.key] = response.encoded
             if self._cache is not None and execution.content:
                 self._cache[execution.content] = response.results[0]

@@ -45,7 +45,6 @@ class Lanes(Generic[Item]):
         return len(self._running) + sum(map(len, self._waiting.values()))
 
     def running_newest_first(self) -> Iterator[Item]:
-        """Items that run, the latest start first."""
         return reversed(self._running)
 
     def waiting(self, lane: Lane) -> list[Item]:
@@ -76,7 +75,6 @@ class Lanes(Generic[Item]):
         return item
 
     def finish(self, item: Item) -> None:
-        """Free the slot of `item`, which ran."""
         self._num_running_in[self._running.pop(item)] -= 1
 
     def cancel(self, lane: Lane, item: Item) -> bool:

@@ -17,8 +17,6 @@ _BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class ServerMetrics:
-    """Metrics of one server, with their own registry."""
-
     def __init__(self, reward: str, slots: int) -> None:
         self.reward = reward
         self.registry = CollectorRegistry()

@@ -37,16 +37,12 @@ _SHUT_DOWN = failure(InvalidReason.CANCELLED, "the server shut down")
 
 
 class QueueFullError(Exception):
-    """The lane's queue is full."""
-
     def __init__(self, retry_after_seconds: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_after_seconds} s")
         self.retry_after_seconds = retry_after_seconds
 
 
 class Scorer:
-    """The reward of this server."""
-
     def __init__(self, reward: ServedReward, metrics: ServerMetrics) -> None:
         self._config = reward.config
         self._version = reward.version
@@ -79,7 +75,6 @@ class Scorer:
         self._dispatch(new=execution)
 
     async def drained(self) -> None:
-        """Wait until nothing runs or waits."""
         await self._idle.wait()
 
     async def close(self) -> None:
@@ -118,7 +113,9 @@ class Scorer:
         while self.pool.has_idle:
             starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
             if not may_start(starts, self._mean_seconds, time.perf_counter()):
-                self._dispatch_soon()
+                # Usually an execution ends, and dispatches, before the window has passed.
+                if self._next_dispatch is None:
+                    self._next_dispatch = self._loop.call_later(START_WINDOW_SECONDS, self._dispatch_again)
                 return
             execution = self._lanes.start_next()
             if execution is None:
@@ -129,11 +126,6 @@ class Scorer:
             else:
                 self._start(execution, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
-
-    def _dispatch_soon(self) -> None:
-        """Dispatch again at the latest when the window has passed; usually an execution ends before that."""
-        if self._next_dispatch is None:
-            self._next_dispatch = self._loop.call_later(START_WINDOW_SECONDS, self._dispatch_again)
 
     def _dispatch_again(self) -> None:
         self._next_dispatch = None

@@ -23,13 +23,10 @@ def encode(payload: bytes) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes in, complete frames out."""
-
     def __init__(self) -> None:
         self._bytes = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the frames that `data` completes."""
         buffer = self._bytes + data if self._bytes else data
         frames: list[bytes] = []
         start = 0

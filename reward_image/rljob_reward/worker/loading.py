@@ -33,8 +33,6 @@ _SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sa
 
 
 class BoundFunction(NamedTuple):
-    """A function, or an instance of a class, ready to be called."""
-
     sample: Binding | None
     """Scores one sample."""
     group: Binding | None

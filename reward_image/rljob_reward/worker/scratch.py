@@ -52,15 +52,12 @@ def _make_writable(folder: str) -> None:
 
 
 class ScratchCleaner:
-    """Removes what requests leave in `path`; created when the import has ended."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._kept = frozenset(os.listdir(path))
 
     def clean(self) -> None:
-        """Clean up. A function may have revoked its own access or changed the directory: undo both for the next
-        call."""
+        """Undo, too, that a function revoked its own access or changed the directory."""
         os.chmod(self._path, stat.S_IRWXU)
         for entry in os.listdir(self._path):
             if entry not in self._kept:

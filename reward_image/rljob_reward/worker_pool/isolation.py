@@ -47,8 +47,6 @@ def protect_server() -> None:
 
 
 class Isolation:
-    """Isolation of the workers of one function."""
-
     def __init__(self, settings: FunctionSettings) -> None:
         self._settings = settings
         self.python = settings.python or sys.executable
@@ -96,7 +94,6 @@ class Isolation:
         scratch.remove(self._temporary_root or self._folder)
 
     def record(self, missing: list[str]) -> None:
-        """Log what a worker could not enforce."""
         self.missing = [*self._no_uid, *missing]
         for line in self.missing:
             logger.warning("not enforced here: %s (docs/isolation.md)", line)
@@ -153,8 +150,5 @@ def _read_disabled() -> list[str]:
 
 
 def _are_mapped(first: int, end: int) -> bool:
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        start, _, num = map(int, line.split())
-        if start <= first and end <= start + num:
-            return True
-    return False
+    rows = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(start <= first and end <= start + num for start, _, num in rows)

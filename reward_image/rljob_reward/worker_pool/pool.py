@@ -31,8 +31,6 @@ _SCRATCH_SLACK_BYTES = 1 << 20
 
 
 class WorkerPool:
-    """Workers of one function."""
-
     enforces_timeout = False
 
     def __init__(
@@ -71,7 +69,6 @@ class WorkerPool:
         return bool(self._idle)
 
     def owns(self, pid: int) -> bool:
-        """Whether that process is a worker that is not reaped yet."""
         return any(worker.pid == pid for worker in self._workers)
 
     async def start_first(self) -> StartupReport:

@@ -90,7 +90,6 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it runs user code."""
         return self._callback is not None or not self.started.done()
 
     async def connect(self) -> None:

@@ -45,7 +45,6 @@ def find_processes(mark: int) -> Iterator[psutil.Process]:
 
 
 def count_threads(mark: int) -> int:
-    """Count the threads of all processes that carry this mark."""
     total = 0
     for process in find_processes(mark):
         with contextlib.suppress(psutil.Error):

@@ -29,8 +29,6 @@ _NAMES = {number: name for name, number in numbers().items()}
 
 
 class SeccompSupervisor:
-    """Decides for one worker and everything that it starts."""
-
     def __init__(self, listener: int, mark: int, max_processes: int, on_excess: Callable[[], None]) -> None:
         self._listener = listener
         self._mark = mark

@@ -67,7 +67,6 @@ def read_answer(compare: Compare, parser: Parser, answer: str, num_samples: int)
 
 
 def combine_votes(votes: Sequence[Scores | NoScoreError], aggregate: str, num_samples: int) -> Scores:
-    """Combine the votes of each sample."""
     return [
         _or_error(combine, [vote if isinstance(vote, NoScoreError) else vote[i] for vote in votes], aggregate)
         for i in range(num_samples)

@@ -18,16 +18,8 @@ from rljob_api.wire.protocol import GroupRequest, InvalidReason, ScoreRequest
 from rljob_reward.models import vllm_sidecar
 from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
-from rljob_reward.models.judge.comparing import (
-    TEMPLATE_FIELDS,
-    Compare,
-    ComparisonQuestion,
-    Scores,
-    combine_votes,
-    plan_questions,
-    read_answer,
-    score_samples,
-)
+from rljob_reward.models.judge import comparing
+from rljob_reward.models.judge.comparing import Compare, ComparisonQuestion, Scores
 from rljob_reward.models.judge.parser import Parser, combine
 from rljob_reward.models.judge.question_queue import QuestionQueue
 from rljob_reward.models.judge.replicas import ReplicaCounter
@@ -50,7 +42,7 @@ class Judge(ModelBackend):
         self, judge: JudgeReward, slots: int, replicas: int, timeout_seconds: float, metrics: UpstreamMetrics
     ) -> None:
         """Raises UserError if the template or the parser is invalid, or if the key or vLLM's socket is missing."""
-        completions = TEMPLATE_FIELDS[judge.compare] if judge.compare else ("completion",)
+        completions = comparing.TEMPLATE_FIELDS[judge.compare] if judge.compare else ("completion",)
         self._template = QuestionTemplate(judge.template, judge.system_prompt, completions)
         self._parser = Parser(judge)
         key = _take_key(judge.endpoint) if judge.endpoint else ""
@@ -87,23 +79,23 @@ class Judge(ModelBackend):
         return [combine(await self._voting.ask(messages, self._parser.read, progress), self._judge.aggregate)]
 
     async def _compare(self, group: GroupRequest, compare: Compare) -> Scores:
-        questions = plan_questions(compare, [sample.completion for sample in group.samples])
+        questions = comparing.plan_questions(compare, [sample.completion for sample in group.samples])
         fields = common_fields_of(group.samples)
         answers = await asyncio.gather(*(self._ask(question, fields, compare) for question in questions))
-        return score_samples(len(group.samples), questions, answers)
+        return comparing.score_samples(len(group.samples), questions, answers)
 
     async def _ask(self, question: ComparisonQuestion, fields: dict[str, Any], compare: Compare) -> Scores:
         num_samples = len(question.samples)
 
         def read(answer: str) -> Scores:
-            return read_answer(compare, self._parser, answer, num_samples)
+            return comparing.read_answer(compare, self._parser, answer, num_samples)
 
         async with self._queue.acquire() as progress:
             try:
                 messages = self._template.build_messages(fields | question.fields)
                 async with asyncio.timeout(progress.seconds_left):
                     votes = await self._voting.ask(messages, read, progress)
-                return combine_votes(votes, self._judge.aggregate, num_samples)
+                return comparing.combine_votes(votes, self._judge.aggregate, num_samples)
             except NoScoreError as error:
                 return [error] * num_samples
             except TimeoutError:

@@ -27,8 +27,6 @@ _SCHEMA_NAME = "verdict"
 
 
 class Parser:
-    """Reads scores from answers."""
-
     def __init__(self, judge: JudgeReward) -> None:
         """Raises UserError if the parser cannot read any answer."""
         problems = [f"judge.{field} {problem}" for field, problem in find_judge_problems(judge)]

@@ -20,8 +20,6 @@ _MAX_POLL_SECONDS = 1.0
 
 
 class QuestionQueue:
-    """Runs at most `size` questions at once."""
-
     def __init__(
         self, limiter: RateLimiter, size: int, timeout_seconds: float, on_wait: Callable[[str, float], None]
     ) -> None:

@@ -20,8 +20,6 @@ _POLL_SECONDS = 2.0
 
 
 class ReplicaCounter:
-    """Reports the number of replicas, this one included."""
-
     def __init__(self, configured: int, on_count: Callable[[int], None]) -> None:
         self._configured = configured
         self._service = os.environ.get(ENV_PEERS, "")

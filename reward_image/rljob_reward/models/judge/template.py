@@ -24,8 +24,6 @@ _FIELD_PATH = "judge.template"
 
 
 class QuestionTemplate:
-    """A compiled template."""
-
     def __init__(self, template: str, system_prompt: str | None, completions: tuple[str, ...]) -> None:
         """`completions`: names of the variables to be judged. Raises UserError if the template is invalid."""
         names = (*_FIELDS[:2], *completions, *_FIELDS[2:])

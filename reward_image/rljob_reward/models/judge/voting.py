@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 
 class Voting:
-    """The votes of a judge's model."""
-
     def __init__(
         self,
         judge: JudgeReward,
@@ -53,7 +51,6 @@ class Voting:
     async def ask(
         self, messages: list[Message], read: Callable[[str], T], progress: ExecutionProgress
     ) -> list[T | NoScoreError]:
-        """Return all votes."""
         pending = [self._vote(messages, read, progress) for _ in range(self._judge.votes)]
         votes, tokens = zip(*await asyncio.gather(*pending), strict=True)
         if None not in tokens:

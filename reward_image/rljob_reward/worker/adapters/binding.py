@@ -26,8 +26,6 @@ class Binding(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """The signature of another project."""
-
     name: str
     marker: str
     """Parameter that only this convention has."""

@@ -10,16 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rljob_reward.worker.adapters import outcome
 from rljob_reward.worker.adapters.binding import Adapter, Binding, Sample, call_by_name
-from rljob_reward.worker.adapters.outcome import (
-    BAD_RETURN,
-    Outcome,
-    describe,
-    elements_of,
-    invalid,
-    read_number,
-    read_score,
-)
+from rljob_reward.worker.adapters.outcome import BAD_RETURN, Outcome, describe, invalid
 
 _EXPECTED = "reward_func(queries, prompts, labels, **kwargs)"
 _EXPECTED_RETURN = 'a dict with "rewards", or the rewards as a tensor or list, one for each query'
@@ -61,16 +54,16 @@ def read(value: Any, num_samples: int) -> list[Outcome]:
         return [invalid(BAD_RETURN, f"the function returned {got}; expected {_EXPECTED_RETURN}")]
     columns = {key: _elements(extra, num_samples) or [extra] * num_samples for key, extra in extras.items()}
     return [
-        read_score(score, ((key, column[i]) for key, column in columns.items()), _EXPECTED_RETURN)
+        outcome.read_score(score, ((key, column[i]) for key, column in columns.items()), _EXPECTED_RETURN)
         for i, score in enumerate(scores)
     ]
 
 
 def _elements(value: Any, num_samples: int) -> list[Any] | None:
     """Return one element per sample: also of None, and of the number that a single sample may have."""
-    if value is None or (num_samples == 1 and read_number(value) is not None):
+    if value is None or (num_samples == 1 and outcome.read_number(value) is not None):
         return [value] * num_samples
-    return elements_of(value, num_samples)
+    return outcome.elements_of(value, num_samples)
 
 
 ADAPTER = Adapter("openrlhf", "queries", True, bind)

@@ -23,7 +23,6 @@ _EXPECTED_RETURN = 'a list with a number, a dict with "score" or None for each s
 
 
 def is_scorer_class(value: Any) -> bool:
-    """Whether `value` is a class with both methods."""
     return inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in METHODS)
 
 

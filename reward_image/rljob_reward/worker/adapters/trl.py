@@ -33,7 +33,8 @@ def bind(function: Callable[..., Any], kwargs: dict[str, Any], place: str) -> Bi
 
     def call(samples: list[Sample]) -> Any:
         logged.clear()
-        values = {**_columns(samples), "log_metric": logged.__setitem__, "log_extra": _log_nothing}
+        # log_extra fills TRL's table of completions, which the run's trajectories already contain.
+        values = {**_columns(samples), "log_metric": logged.__setitem__, "log_extra": lambda column, values: None}
         return function(**{name: value for name, value in values.items() if parameters.accepts(name)} | kwargs)
 
     def read(value: Any, samples: list[Sample]) -> list[Outcome]:
@@ -57,10 +58,6 @@ def _columns(samples: list[Sample]) -> dict[str, Any]:
 def _completion_of(sample: Sample) -> str | list[dict[str, str]]:
     completion: str = sample["completion"]
     return completion if isinstance(sample["prompt"], str) else [{"role": "assistant", "content": completion}]
-
-
-def _log_nothing(column: str, values: Any) -> None:
-    """Ignore log_extra: it fills TRL's table of completions, which the run's trajectories already contain."""
 
 
 ADAPTER = Adapter("trl", "completions", True, bind)

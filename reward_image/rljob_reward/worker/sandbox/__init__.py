@@ -30,8 +30,6 @@ MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER)
 
 
 class WorkerSandbox(NamedTuple):
-    """Directory, user and mark of one worker."""
-
     scratch: str
     """The only directory that it may write to."""
     mark: int
@@ -45,7 +43,9 @@ class WorkerSandbox(NamedTuple):
 
 def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
     """Restrict this process permanently. Send the seccomp listener through `handover`; return what is not enforced."""
-    _prefer_oom_kill()
+    # When memory runs out, the kernel must kill this process rather than the server.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     _switch_user(worker_sandbox)
     os.chdir(worker_sandbox.scratch)
     _set_limits(settings, worker_sandbox)
@@ -64,12 +64,6 @@ def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: s
         signals_are_scoped = bool(scopes & landlock.SCOPE_SIGNAL)
         missing += _filter_calls(settings, worker_sandbox, handover, signals_are_scoped=signals_are_scoped)
     return missing
-
-
-def _prefer_oom_kill() -> None:
-    """Make the kernel kill this process rather than the server when memory runs out."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def _switch_user(worker_sandbox: WorkerSandbox) -> None:

@@ -1,7 +1,5 @@
 """The commands run, validate and render, from arguments to exit code."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

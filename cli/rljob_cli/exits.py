@@ -3,8 +3,6 @@
 0: success. 1: the job failed, or the cluster refused. 2: the input is invalid. 130: interrupted.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

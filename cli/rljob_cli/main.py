@@ -3,8 +3,6 @@
 Each command imports its heavy dependencies only when it runs, so that --help is fast.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

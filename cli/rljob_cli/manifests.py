@@ -1,7 +1,5 @@
 """Small pure readers of Kubernetes manifests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from datetime import UTC, datetime

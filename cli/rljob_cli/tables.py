@@ -3,8 +3,6 @@
 Invariant: on a terminal no line is wider than the terminal, and only the last column is cut. In a pipe nothing is cut.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

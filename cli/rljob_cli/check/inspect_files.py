@@ -1,7 +1,5 @@
 """What the files of a job contain: a model folder, rows of data. Checks only the form of the files."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

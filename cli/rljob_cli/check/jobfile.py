@@ -1,10 +1,7 @@
 """A job file as `rljob` uses it: parsed once, overridden by --set, with absolute paths and the line of each field.
 
-Leaves validation to rljob_api.read.load, and RewardModels in the same file to reward_models. Invariant: every problem
-points to a line of the user's own file, even if --set changed the value.
+Invariant: every problem points to a line of the user's own file, even if --set changed the value.
 """
-
-from __future__ import annotations
 
 import itertools
 import re
@@ -83,9 +80,7 @@ def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Probl
 
 
 def load(path: Path, overrides: Iterable[str] = (), *, keep_references: bool = False) -> JobFile:
-    """Read a job file; raise UserError if anything is wrong with it.
-
-    `keep_references` keeps rewardModelRef, as on a cluster. Otherwise the file's RewardModels replace it."""
+    """Read a job file; raise UserError if it is wrong. RewardModels replace references, unless `keep_references`."""
     file = load_partial(path, overrides, keep_references=keep_references)
     check_file(file, ())
     return file

@@ -1,10 +1,7 @@
 """Checks of a job before anything starts: its files, its rewards, and whether it fits this machine.
 
-Leaves types and rules to rljob_api, and what a cluster would refuse too to the operator. Invariant: a check reads; it
-starts and writes nothing.
+Invariant: a check reads; it starts and writes nothing.
 """
-
-from __future__ import annotations
 
 import difflib
 import importlib.util
@@ -166,10 +163,8 @@ def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Find
         yield Finding(f"{path}.{name}", problem)
     reference = find_reference(reward)
     if reference and not os.environ.get(reference.key):
-        yield Finding(
-            f"{path}.endpoint.apiKeySecretRef.key",
-            f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable",
-        )
+        problem = f"refers to a cluster's Secret, which ${reference.key} replaces on this machine; set that variable"
+        yield Finding(f"{path}.endpoint.apiKeySecretRef.key", problem)
 
 
 def _check_function(function: FunctionReward, scope: Scope, path: str) -> Iterator[Finding]:
@@ -179,9 +174,8 @@ def _check_function(function: FunctionReward, scope: Scope, path: str) -> Iterat
             line, _, message = problem.removeprefix(f"{name}:").partition(": ")
             yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
     elif function.file is None:
-        yield Finding(
-            f"{path}.configMapKeyRef", "needs a cluster; use function.file or function.inline for `rljob run`"
-        )
+        remedy = "use function.file or function.inline for `rljob run`"
+        yield Finding(f"{path}.configMapKeyRef", f"needs a cluster; {remedy}")
     elif not (file := Path(function.file)).is_file():
         yield Finding(f"{path}.file", f"file {file} not found{_near_file(file)}")
     else:
@@ -224,11 +218,9 @@ def _check_disk(job: RLJob, run_dir: Path, claims: Mapping[str, Path], machine: 
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
     if needed > free:
-        yield Finding(
-            "spec.checkpoint.keep",
-            f"checkpoints need about {_show_bytes(needed)} in {run_dir}, which has {_show_bytes(free)} free; "
-            "free disk space, lower checkpoint.keep, or choose another disk with --dir",
-        )
+        problem = f"checkpoints need about {_show_bytes(needed)} in {run_dir}, which has {_show_bytes(free)} free"
+        remedy = "free disk space, lower checkpoint.keep, or choose another disk with --dir"
+        yield Finding("spec.checkpoint.keep", f"{problem}; {remedy}")
     if not os.access(existing, os.W_OK):
         yield Finding("", f"{existing} is not writable; choose another folder with --dir")
 

@@ -1,11 +1,8 @@
 """The RewardModels in a job's file, and the job with them inlined into its rewards.
 
 On a cluster a RewardModel runs on its own. `rljob run` has one job, so the RewardModel becomes the job's own reward.
-Invariant: the reward's own fields (name, weight, failurePolicy, deadlineSeconds, hedging) stay; the RewardModel
-provides all others.
+Invariant: the fields of _REWARD_FIELDS stay the reward's own; the RewardModel provides all others.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 
@@ -15,9 +12,6 @@ from rljob_api.read.documents import Document, Location, Problem
 from rljob_api.read.load import read_manifest
 
 _REWARD_FIELDS = {"name", "weight", "failurePolicy", "deadlineSeconds", "hedging", "rewardModelRef"}
-_REMEDY = "add it as another document (kind: RewardModel, after ---)"
-
-
 Models = dict[tuple[str, str], tuple[RewardModel, Document]]
 """RewardModels and where they are written, by namespace and name."""
 
@@ -43,9 +37,7 @@ def read_reward_models(documents: Iterable[Document]) -> tuple[Models, list[Prob
 def inline_reward_models(
     job: RLJob, document: Document, models: Models
 ) -> tuple[RLJob, dict[int, Document], list[Problem]]:
-    """Replace each reference by its RewardModel.
-
-    Return the job, the RewardModels' documents by index of the reward, and the problems of the references."""
+    """Replace each reference by its RewardModel. Return also their documents by index of the reward, and problems."""
     rewards, sources, problems = [], {}, []
     for index, reward in enumerate(job.spec.rewards):
         reference = reward.reward_model_ref
@@ -83,4 +75,5 @@ def _describe_missing(name: str, job: RLJob, models: Models) -> str:
         )
     names = ", ".join(sorted(model for _, model in models))
     others = f" (it has {names})" if names else ""
-    return f"must be a RewardModel in this file, got {name}{others}; {_REMEDY}"
+    remedy = "add it as another document (kind: RewardModel, after ---)"
+    return f"must be a RewardModel in this file, got {name}{others}; {remedy}"

@@ -1,7 +1,5 @@
 """`rljob init`: a small valid job to start from. Owns the files' text; overwrites nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,12 +1,6 @@
-"""A client of one reward server, which sends samples, groups, or both, by the reward's scope, as the driver does.
-
-Invariant: results are in the order of the samples, one each.
-"""
-
-from __future__ import annotations
+"""A client of one reward server: sends samples or groups as the driver does. Results are in the samples' order."""
 
 import asyncio
-from collections.abc import Sequence
 
 import aiohttp
 
@@ -18,9 +12,7 @@ from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, Sco
 _CONNECT_SECONDS = 30.0
 
 
-async def score_all(
-    url: str, token: str, reward: Reward, groups: Sequence[Sequence[ScoreRequest]]
-) -> list[list[ScoreResult]]:
+async def score_all(url: str, token: str, reward: Reward, groups: list[list[ScoreRequest]]) -> list[list[ScoreResult]]:
     """Return the results of all groups. The requests of a comparing judge have no timeout."""
     compares = reward.judge is not None and reward.judge.compare is not None
     timeout = aiohttp.ClientTimeout(total=None if compares else reward.timeout_seconds + _CONNECT_SECONDS)
@@ -38,14 +30,12 @@ async def score_all(
         async def score(sample: ScoreRequest) -> ScoreResult:
             return ScoreResult.model_validate_json(await post(UrlPath.SCORE, sample))
 
-        async def score_together(
-            samples: Sequence[ScoreRequest], results: list[ScoreResult] | None
-        ) -> list[ScoreResult]:
+        async def score_together(samples: list[ScoreRequest], results: list[ScoreResult] | None) -> list[ScoreResult]:
             first = samples[0]
-            request = GroupRequest(id=f"group-of-{first.id}", lane=first.lane, samples=list(samples), results=results)
+            request = GroupRequest(id=f"group-of-{first.id}", lane=first.lane, samples=samples, results=results)
             return GroupResult.model_validate_json(await post(UrlPath.SCORE_GROUP, request)).results
 
-        async def score_group(samples: Sequence[ScoreRequest]) -> list[ScoreResult]:
+        async def score_group(samples: list[ScoreRequest]) -> list[ScoreResult]:
             if reward.scope == "group":
                 return await score_together(samples, None)
             results = list(await asyncio.gather(*map(score, samples)))

@@ -1,11 +1,8 @@
 """`rljob test-reward`: scores completions in the same server that training uses, and starts nothing else.
 
-Runs the reward's objects from the operator's plan on the local backend, and sends requests with score_client. If the
-reward scores groups, rows with the same `group`, or else the same prompt, form one. Invariant: when it returns, no
-process that it started is alive.
+If the reward scores groups, rows with the same `group`, or else the same prompt, form one. Invariant: when it returns,
+no process that it started is alive.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json

@@ -1,7 +1,6 @@
 """The API server as the commands see it: RLJobs, Pods and Events as plain manifests, and logs as lines.
 
-Uses the operator's client (KubeApi). Owns reading the kubeconfig, and turning refusals into a ClusterError that names
-the remedy. Decides nothing about jobs.
+Refusals become a ClusterError that names the remedy.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 1: the cluster did not answer, or refused. 2: the job does not exist, or does not allow what the command does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

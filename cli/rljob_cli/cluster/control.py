@@ -3,8 +3,6 @@
 Invariant: a job that is finished, or that another controller manages, is never patched.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, NamedTuple
 

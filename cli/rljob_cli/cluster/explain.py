@@ -1,10 +1,7 @@
 """`rljob explain`: why a job is in its state and what to do about it, from one observation. Pure.
 
-Causes and remedies come from the operator's own rules, applied to the observation. They hold even if the operator does
-not run.
+Causes and remedies come from the operator's own rules, so they hold even if the operator does not run.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 

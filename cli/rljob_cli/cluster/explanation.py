@@ -1,7 +1,5 @@
 """What `rljob explain` reports, as data for --output json and as text. Pure. Field names are part of the JSON."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import asdict, dataclass, field
 from datetime import datetime

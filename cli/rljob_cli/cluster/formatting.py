@@ -1,7 +1,5 @@
 """How the commands describe jobs and Pods: names, what a job waits for, what is wrong with a Pod, ages. Pure."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from rljob_api.manifest.status import Condition, RLJobStatus

@@ -5,8 +5,6 @@ ends, and the main task prints and polls for new Pods and containers. Invariant:
 printed twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import heapq

@@ -3,8 +3,6 @@
 What the user may not read is left out and listed, since a partial explanation is better than none. Decides nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass, field

@@ -1,10 +1,7 @@
 """The rewards of a job in a cluster: from the job, its RewardModels, and the /metrics of its head and reward Pods.
 
-Reads /metrics through the API server's Pod proxy, a few Pods at a time. What cannot be read is unknown: the rest of
-the table is still useful. Leaves the meaning of the numbers to reward_rows.
+Reads /metrics through the API server's Pod proxy. What cannot be read is unknown: the rest is still useful.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence

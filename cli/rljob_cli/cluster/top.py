@@ -1,9 +1,4 @@
-"""`rljob top`: jobs as rows of a table, or one job with its roles, rewards and Pods. Pure, except fetch_pods and watch.
-
-Field names of the rows are part of --output json.
-"""
-
-from __future__ import annotations
+"""`rljob top`: jobs as rows, or one job with its roles, rewards and Pods. Field names are part of --output json."""
 
 import asyncio
 import contextlib
@@ -28,7 +23,6 @@ from rljob_cli.tables import build_table, to_text
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import count_restarts, name_of
 
-_MIB = 2**20
 _MAX_WAIT_CHARACTERS = 100
 """In the table; explain and JSON show the full text."""
 
@@ -106,11 +100,7 @@ async def fetch_pods(cluster: Cluster, name: str) -> tuple[list[Manifest], list[
 
 
 def view_job(
-    manifest: Manifest,
-    pods: list[Manifest],
-    metrics: list[Manifest],
-    now: datetime,
-    rewards: Sequence[RewardRow] = (),
+    manifest: Manifest, pods: list[Manifest], metrics: list[Manifest], now: datetime, rewards: Sequence[RewardRow] = ()
 ) -> JobView:
     usage = {metric["metadata"]["name"]: metric.get("containers") or [] for metric in metrics}
     roles = [role.model_dump() for role in parse_status(manifest).roles]
@@ -177,7 +167,7 @@ def _pod_cells(pod: PodRow, is_measured: bool) -> list[str]:
     measured = []
     if is_measured:
         measured.append("-" if pod.cpu_cores is None else f"{pod.cpu_cores:.2f}")
-        measured.append("-" if pod.memory_bytes is None else f"{pod.memory_bytes / _MIB:.0f}Mi")
+        measured.append("-" if pod.memory_bytes is None else f"{pod.memory_bytes / 2**20:.0f}Mi")
     return [pod.name, pod.role, pod.node or "-", str(pod.restarts), *measured, pod.age, pod.state]
 
 

@@ -1,7 +1,6 @@
 """The local backend: store, controllers and kubelet, running together.
 
-Consumes: manifests applied to the store. Produces: running Pods, and statuses of workloads. Leaves the desired state
-to the operator's plan. Invariant: after `async with LocalCluster(...)` no process that it started is alive.
+Invariant: after `async with LocalCluster(...)` no process that it started is alive.
 """
 
 from __future__ import annotations

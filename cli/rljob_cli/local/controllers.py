@@ -1,13 +1,8 @@
 """Kubernetes' controllers of Deployment, StatefulSet and Job, as one pure function.
 
-Takes the workloads and the existing Pods; returns the Pods to create and delete, and each workload's status. Leaves
-processes to the kubelet. Invariant: applied to its own outcome it plans nothing.
-
-Implements what the operator's workloads use. Differences from Kubernetes: Pods have stable names with ordinals, a
-failed Job backs off from 1 s, and a changed template does not replace Pods: a job's spec is fixed during a run.
+Differences from Kubernetes: Pods have stable names with ordinals, a failed Job backs off from 1 s, and a changed
+template does not replace Pods. Invariant: applied to its own outcome it plans nothing.
 """
-
-from __future__ import annotations
 
 import copy
 import itertools

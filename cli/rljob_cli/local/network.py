@@ -4,8 +4,6 @@ A run holds its block with a listening socket, so that two runs never share one.
 is killed. Invariant: one identity keeps its address for the whole run, including restarts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import socket

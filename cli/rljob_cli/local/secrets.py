@@ -3,8 +3,6 @@
 Invariant: only variables that the job references are read.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 

@@ -1,10 +1,7 @@
 """The objects of one local run, in memory, as an API server would store them. Implements the operator's `Backend`.
 
-Owns resource versions and change notifications. Leaves decisions to the plan and the controllers, and
-processes to the kubelet. Invariant: a write that changes nothing notifies no subscriber, so the loops become idle.
+Invariant: a write that changes nothing notifies no subscriber, so the loops become idle.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib

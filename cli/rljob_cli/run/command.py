@@ -1,11 +1,7 @@
 """`rljob run`: the operator's reconciler over the local backend, until the job has ended.
 
-Consumes: a checked job. Produces: its run folder. Waits for: a terminal phase, or Ctrl-C. Leaves the desired state to
-the operator, running it to the local backend, and drawing to the outputs.
 Invariant: when `run_job` returns or raises, no process of the run is alive.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Outputs of a run: plain lines, JSON lines, or a live view for a terminal. Each shows snapshots."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterable

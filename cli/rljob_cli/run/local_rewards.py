@@ -1,7 +1,5 @@
 """The rewards of a run on this machine: what its head and reward servers report at /metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import aiohttp

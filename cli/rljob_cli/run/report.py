@@ -3,8 +3,6 @@
 Invariant: the driver's fields are passed through the summary unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

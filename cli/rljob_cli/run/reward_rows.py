@@ -1,10 +1,7 @@
 """Rewards as table rows, for every view of a job: replicas, load, latency and invalid results.
 
-Built from the job, its status, and the /metrics of driver and reward servers. Leaves each request to the views.
 Invariant: an unknown number is None and shown as a dash, never as zero.
 """
-
-from __future__ import annotations
 
 import asyncio
 import math

@@ -3,8 +3,6 @@
 Invariant: at most one `rljob run` uses a folder at a time. The kernel drops the lock even if its holder is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

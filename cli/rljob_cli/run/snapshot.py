@@ -1,10 +1,7 @@
 """A run at one moment, for every kind of output, and the changes between two such snapshots. Pure.
 
-Leaves drawing to live.py and the final report to report.py. Invariant: each step, state and failure is reported
-exactly once.
+Invariant: each step, state and failure is reported exactly once.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
@@ -19,11 +16,7 @@ from rljob_operator.plan.observed_job import is_terminating, name_of
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward")
 _MAX_FAILURE_LINES = 8
-_STEP_NUMBERS = (
-    ("reward", "reward {:.3f}"),
-    ("tokens_per_second", "{:.0f} tokens/s"),
-    ("step_seconds", "{:.1f} s"),
-)
+_STEP_NUMBERS = (("reward", "reward {:.3f}"), ("tokens_per_second", "{:.0f} tokens/s"), ("step_seconds", "{:.1f} s"))
 
 
 @dataclass(frozen=True)
@@ -112,10 +105,8 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
 
 def _format_failure(failure: Failure) -> Change:
     lines = "".join(f"\n    {line}" for line in failure.message.splitlines()[-_MAX_FAILURE_LINES:])
-    return Change(
-        f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}{lines}",
-        {"type": "failure", **failure.__dict__},
-    )
+    text = f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}{lines}"
+    return Change(text, {"type": "failure", **failure.__dict__})
 
 
 def _format_eval(row: Row) -> Change:

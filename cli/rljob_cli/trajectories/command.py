@@ -1,7 +1,5 @@
 """`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

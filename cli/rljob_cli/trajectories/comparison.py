@@ -1,7 +1,5 @@
 """The comparison of two runs, by the prompts that both have. Invariant: an invalid result is not part of any mean."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

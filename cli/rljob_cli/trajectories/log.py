@@ -1,9 +1,4 @@
-"""The trajectory log of a run: finding it, and reading the rows that a filter selects. Reads, never writes.
-
-The trainer writes the log and defines its columns (docs/trajectories.md).
-"""
-
-from __future__ import annotations
+"""Finds and reads the trajectory log of a run. The trainer writes it; docs/trajectories.md defines its columns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tables of `rljob trajectories`. Invariant: a cut text has a mark and keeps both ends; answers are at the end."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any

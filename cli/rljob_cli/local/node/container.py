@@ -1,11 +1,7 @@
 """One container, restarted as its Pod's restartPolicy says.
 
-Consumes: the container's manifest. Produces: its ContainerRecord; calls `on_change` after each change.
-Waits for: its process, its probes, the backoff between restarts. Unblocked by: stop().
 Invariant: when `supervise` has returned, no process of the container is alive (the shim ensures it).
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib

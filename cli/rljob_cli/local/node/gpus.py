@@ -1,7 +1,5 @@
 """Assigns this machine's GPUs to Pods. A Pod that requests none sees none, as on a cluster."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

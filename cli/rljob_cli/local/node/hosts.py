@@ -3,8 +3,6 @@
 Invariant: a name resolves only to ready Pods, unless the Service sets publishNotReadyAddresses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rljob_cli.manifests import is_ready, labels_of, namespace_of, phase_of

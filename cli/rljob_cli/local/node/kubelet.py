@@ -1,7 +1,5 @@
 """Runs the store's Pods as processes of this machine, and reports their status.
 
-Consumes: Pods of the store. Produces: their statuses, and the hosts file. Leaves the choice of Pods to the
-controllers. Waits for: changes of the store. Unblocked by: any change, and shutdown().
 Invariant: a Pod is removed from the store only after its last process has ended.
 """
 

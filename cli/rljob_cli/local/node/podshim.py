@@ -2,9 +2,8 @@
 
     python -I -S podshim.py PARENT_PID COMMAND...
 
-Owns one container's process tree: as child subreaper it inherits every orphan, so that a grandchild in a new session
-cannot escape. SIGTERM is forwarded to the command. SIGUSR1, or the death of the parent, kills the whole tree.
-Invariant: when this process ends, no descendant is alive. Uses only the standard library, to start fast.
+As child subreaper it inherits every orphan, so that a grandchild in a new session cannot escape. It forwards SIGTERM;
+SIGUSR1, or the death of the parent, kills the whole tree. Uses only the standard library, to start fast.
 """
 
 import contextlib

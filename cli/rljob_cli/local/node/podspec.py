@@ -1,10 +1,7 @@
 """Converts a container of a Pod into a local process: command, environment, folders. Pure.
 
-Leaves creating the folders to volumes.py, and starting to the kubelet. Invariant: every mount path in the command,
-arguments and environment is replaced by the local folder of that mount.
+Invariant: every mount path in command, arguments and environment is replaced by the local folder of that mount.
 """
-
-from __future__ import annotations
 
 import base64
 import re

@@ -3,8 +3,6 @@
 Invariant: a condition's transition time changes only with its status, so an unchanged Pod causes no write.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any

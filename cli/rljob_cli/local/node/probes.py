@@ -3,8 +3,6 @@
 Invariant: the result changes only after `failureThreshold` (or `successThreshold`) equal outcomes in a row.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -74,10 +72,7 @@ async def _http(action: Manifest, address: str, ports: dict[str, int]) -> str:
     url = f"{origin}/{action.get('path', '/').lstrip('/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", [])}
     # A session per probe, because an idle connection would hide a dead server. A kubelet opens one per probe, too.
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(url, headers=headers, ssl=False) as response,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=False) as response:
         if 200 <= response.status < 400:
             return ""
         body = (await response.content.read(_MESSAGE_CHARACTERS)).decode(errors="replace")

@@ -4,8 +4,6 @@ Writes ConfigMaps and Secrets as files by atomic renames, again whenever the obj
 projected volumes. Invariant: PATH_RUN is always the run's own folder, independent of the volume that is mounted there.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

@@ -61,9 +61,8 @@ async def run_operator(
     api.on_response = metrics.on_response
     server = await health.serve(settings.health_port, settings.metrics_port)
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    lease = Lease(
-        api, settings.lease_namespace or _pod_namespace(), settings.lease_name, identity, settings.lease_seconds
-    )
+    namespace = settings.lease_namespace or _pod_namespace()
+    lease = Lease(api, namespace, settings.lease_name, identity, settings.lease_seconds)
 
     async def end() -> None:
         with contextlib.suppress(RLJobError):

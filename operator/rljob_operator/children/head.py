@@ -33,20 +33,18 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
         "completions": 1,
         "backoffLimit": job.spec.head.backoff_limit,
         "podReplacementPolicy": "Failed",  # two drivers must not write to the same run folder
-        "podFailurePolicy": {"rules": _build_failure_rules()},
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": HEAD, "operator": "In", "values": [int(contract.ExitCode.USER)]},
+                },
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
     }
     parts = _build_parts(job, token, defaults, models)
     return pods.build_workload(job, "Job", child_name(job, HEAD), parts, spec, publish_not_ready=True)
-
-
-def _build_failure_rules() -> list[Manifest]:
-    return [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": HEAD, "operator": "In", "values": [int(contract.ExitCode.USER)]},
-        },
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
 
 
 def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> pods.PodParts:

@@ -309,7 +309,5 @@ def _keep_token(known: Manifest, wanted: Manifest) -> Manifest:
 
 
 def _shares_owner(known: Manifest, wanted: Manifest) -> bool:
-    def uids(manifest: Manifest) -> set[str]:
-        return {ref["uid"] for ref in manifest["metadata"].get("ownerReferences") or []}
-
-    return bool(uids(known) & uids(wanted))
+    old, new = ({ref["uid"] for ref in m["metadata"].get("ownerReferences") or []} for m in (known, wanted))
+    return bool(old & new)

@@ -13,12 +13,12 @@ from cachetools import TTLCache
 from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PORT_DRIVER, UrlPath
+from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Manifest, ObservedState
-from rljob_operator.children.common import HEAD, child_name
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, ObservedState
+from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.plan.observed_job import find_pods
+from rljob_operator.plan.observed_job import find_pods, is_running_head
 
 TIMEOUT_SECONDS = 2.0
 _MAX_CONCURRENT_REQUESTS = 4
@@ -28,8 +28,6 @@ _MAX_CACHED = 100_000
 
 
 class DriverEndpoint(NamedTuple):
-    """One driver, its address and its token."""
-
     pod_uid: str
     address: str
     token: str
@@ -92,13 +90,6 @@ def find_driver(job: RLJob, observed: ObservedState) -> DriverEndpoint | None:
     """Return the running driver. The head of an earlier job of this name may still run; it is ignored."""
     secret = observed.children.get(ChildKey("Secret", child_name(job, "token")))
     token = read_token(secret) if secret else None
-    pod = next(filter(_runs_driver, find_pods(job, observed)), None)
+    heads = filter(is_running_head, find_pods(job, observed))
+    pod = next((head for head in heads if head["status"].get("podIP")), None)
     return DriverEndpoint(pod["metadata"]["uid"], pod["status"]["podIP"], token) if pod and token else None
-
-
-def _runs_driver(pod: Manifest) -> bool:
-    metadata, status = pod["metadata"], pod.get("status", {})
-    is_head = (metadata.get("labels") or {}).get(LABEL_ROLE) == HEAD
-    return bool(
-        is_head and not metadata.get("deletionTimestamp") and status.get("podIP") and status.get("phase") == "Running"
-    )

@@ -84,7 +84,7 @@ async def reconcile(
     try:
         observed = await backend.observe(owner)
         wanted = _plan(owner, observed, now, defaults)
-        changed = _find_changed(wanted, observed)
+        changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
         failures = await _apply_children(backend, changed)
         for child in wanted.delete:
             await backend.delete(key.namespace, child)
@@ -115,10 +115,6 @@ def _plan_invalid(owner: Owner, problems: list[str], now: datetime) -> Plan[Any]
         return plan_invalid_model(owner, problems, now)
     status = build_invalid_status(owner, problems, now)
     return Plan((), (), status, derive_events(owner.status, status))
-
-
-def _find_changed(wanted: Plan[Any], observed: ObservedState) -> list[Manifest]:
-    return [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
 
 
 async def _apply_children(backend: Backend, changed: list[Manifest]) -> list[ApplyFailure]:

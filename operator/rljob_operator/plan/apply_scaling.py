@@ -11,12 +11,11 @@ from datetime import datetime
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scaling import RewardScaling
-from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
+from rljob_api.wire.contract import LABEL_REWARD
 from rljob_operator.backend import Demand, Event, Manifest, ObservedState
-from rljob_operator.children.common import HEAD
 from rljob_operator.plan import autoscale, conditions
 from rljob_operator.plan.autoscale import ScalingPolicy
-from rljob_operator.plan.observed_job import find_condition, find_pods, is_ready, labels_of
+from rljob_operator.plan.observed_job import find_condition, find_pods, is_ready, is_running_head, labels_of
 
 
 def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob, float | None]:
@@ -27,11 +26,11 @@ def scale_job(job: RLJob, observed: ObservedState, now: datetime) -> tuple[RLJob
     if job.spec.suspend or not is_autoscaled(job):
         return (_set_records(job, []) if job.status.scaling else job), None
     name, pods = job.metadata.name, find_pods(job, observed)
-    last = {record.name: record for record in job.status.scaling}
+    has_driver, last = any(map(is_running_head, pods)), {record.name: record for record in job.status.scaling}
     rewards, records, waits = list[Reward](), list[RewardScaling](), list[float | None]()
     for reward in job.spec.rewards:
         if reward.autoscaling:
-            demands = [autoscale.read_demand(name, observed.driver, reward.name)] if has_driver(pods) else []
+            demands = [autoscale.read_demand(name, observed.driver, reward.name)] if has_driver else []
             policy = ScalingPolicy(reward.name, reward.autoscaling, reward.slots)
             own = [pod for pod in pods if labels_of(pod).get(LABEL_REWARD) == reward.name]
             record, wait = _decide(policy, demands, last.get(reward.name), own, now)
@@ -65,16 +64,9 @@ def is_autoscaled(job: RLJob) -> bool:
     return any(reward.autoscaling for reward in job.spec.rewards)
 
 
-def has_driver(pods: Iterable[Manifest]) -> bool:
-    """Whether a head is running: its driver answers, or should."""
-    return any(
-        labels_of(pod).get(LABEL_ROLE) == HEAD and pod.get("status", {}).get("phase") == "Running" for pod in pods
-    )
-
-
 def read_demands(job: RLJob, observed: ObservedState, model: str) -> list[Demand]:
     """A job's demand for a RewardModel: one per reward that references it; none without a driver."""
-    if conditions.is_finished(job.status) or not has_driver(find_pods(job, observed)):
+    if conditions.is_finished(job.status) or not any(map(is_running_head, find_pods(job, observed))):
         return []
     return [
         autoscale.read_demand(f"{job.metadata.name}/{reward.name}", observed.driver, reward.name)

@@ -25,8 +25,6 @@ _ERROR_PREFIX = "error: "
 
 @dataclass(frozen=True)
 class RoleView:
-    """One role: its spec and its Pods."""
-
     name: str
     """head, trainer, rollout, or reward-NAME."""
     kind: str
@@ -103,6 +101,11 @@ def is_owned(owner: Owner, child: Manifest) -> bool:
     return owner.metadata.uid in uids if owner.metadata.uid else not uids
 
 
+def is_running_head(pod: Manifest) -> bool:
+    """Whether it runs a driver, which answers, or should."""
+    return labels_of(pod).get(LABEL_ROLE) == HEAD and pod.get("status", {}).get("phase") == "Running"
+
+
 def is_terminating(manifest: Manifest) -> bool:
     return bool(manifest["metadata"].get("deletionTimestamp"))
 
@@ -159,7 +162,6 @@ def find_condition(manifest: Manifest | None, type_: str) -> Manifest:
 
 
 def has_condition(manifest: Manifest | None, type_: str) -> bool:
-    """Whether a condition of the object is True."""
     return bool(find_condition(manifest, type_).get("status") == "True")
 
 

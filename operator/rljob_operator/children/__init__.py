@@ -40,5 +40,4 @@ def build_children(
 
 
 def sort_children(children: list[Manifest]) -> list[Manifest]:
-    """The children in the order to apply them."""
     return sorted(children, key=lambda child: _ORDER.index(child["kind"]))

@@ -36,12 +36,10 @@ def child_name(owner: Owner, suffix: str) -> str:
 
 
 def reward_name(job: RLJob, reward: Reward) -> str:
-    """The name of a reward's children."""
     return child_name(job, f"{REWARD}-{reward.name}")
 
 
 def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[str, str]:
-    """Labels that select the Pods of a role."""
     labels = {contract.LABEL_JOB: job.metadata.name, contract.LABEL_ROLE: role}
     return labels | ({contract.LABEL_REWARD: reward.name} if reward else {})
 

@@ -13,7 +13,6 @@ ANNOTATION_STAMP = "rljob.dev/applied"
 _LIST_KEYS = ("mountPath", "name", "uid")
 """Keys that identify items of lists of maps; the first that all items have. Extra items and order do not count."""
 _QUANTITIES = ("requests", "limits")
-"""Maps of quantities."""
 _QUANTITY = ("sizeLimit", "divisor")
 """Quantities: of volumes, and of variables with a container's resources."""
 
@@ -32,7 +31,6 @@ def is_stamped(observed: Manifest, desired: Manifest) -> bool:
 
 
 def contains(observed: Any, desired: Any) -> bool:
-    """Whether `observed` has all of `desired`."""
     if observed == desired:  # fast, and true of most parts
         return True
     if isinstance(desired, dict):

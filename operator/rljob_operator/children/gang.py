@@ -57,7 +57,6 @@ def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def build_gang_spec(job: RLJob) -> Manifest:
-    """Fields of every Pod's spec."""
     scheduling = job.spec.scheduling
     scheduler = scheduling.scheduler_name or _SCHEDULERS.get(scheduling.gang)
     spec: Manifest = {"schedulerName": scheduler} if scheduler else {}
@@ -108,7 +107,6 @@ def keep_gang(desired: Manifest, running: Manifest | None) -> Manifest:
 
 
 def _gang_of(template: Manifest) -> Manifest:
-    """The labels, annotations and scheduling gates of its gang."""
     parts = {part: (template.get("metadata") or {}).get(part) or {} for part in ("labels", "annotations")}
     found: Manifest = {part: {k: v for k, v in all_.items() if k in _METADATA} for part, all_ in parts.items()}
     return found | {"gates": [gate for gate in template["spec"].get("schedulingGates") or [] if gate == _GATE]}

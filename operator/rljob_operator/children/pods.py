@@ -220,7 +220,6 @@ def build_token_env(secret_name: str) -> list[Manifest]:
 
 
 def build_field_env(name: str, path: str) -> Manifest:
-    """A variable with the value of a field of its Pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 

@@ -48,7 +48,6 @@ class RewardService:
 
 
 def find_services(job: RLJob) -> list[RewardService]:
-    """The rewards of the job that the operator serves."""
     return [
         RewardService(
             owner=job,
@@ -64,12 +63,10 @@ def find_services(job: RLJob) -> list[RewardService]:
 
 
 def build_model_selector(name: str) -> dict[str, str]:
-    """Labels that select the Pods of a RewardModel."""
     return {contract.LABEL_REWARD_MODEL: name, contract.LABEL_ROLE: REWARD}
 
 
 def service_of(model: RewardModel) -> RewardService:
-    """The service of a RewardModel."""
     name = reward_refs.child_name(model.metadata.name)
     return RewardService(
         owner=model,

@@ -23,7 +23,6 @@ _READ_BY_DRIVER = {"sampling", "requestTimeoutSeconds"}
 
 
 def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
-    """The rollouts' Service and Deployment."""
     rollout = job.spec.rollout
     spec = {
         "replicas": rollout.replicas,

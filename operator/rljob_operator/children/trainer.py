@@ -15,7 +15,6 @@ _GRACE_SECONDS = 60
 
 
 def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
-    """The trainers' Service and StatefulSet."""
     name, trainer = child_name(job, TRAINER), job.spec.trainer
     spec = {"replicas": trainer.replicas, "serviceName": name, "podManagementPolicy": "Parallel"}
     parts = pods.PodParts(

@@ -9,8 +9,6 @@ from rljob_operator.backend import Manifest
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind and its API path."""
-
     kind: str
     api_version: str
     plural: str

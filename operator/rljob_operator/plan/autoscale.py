@@ -63,8 +63,6 @@ def decide_replicas(
 
 @dataclass(frozen=True)
 class _Decision:
-    """The inputs of one decision."""
-
     policy: ScalingPolicy
     reports: Sequence[RewardDemand | None]
     last: RewardScaling | None

@@ -119,7 +119,6 @@ def derive_cause_events(old: OwnerStatus, new: OwnerStatus, causes: Iterable[tup
 
 
 def conflict_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
-    """The event of a new name conflict."""
     condition = find(new, NAME_CONFLICT)
     if condition is None or condition.status != "True" or is_true(old, NAME_CONFLICT):
         return ()

@@ -106,7 +106,6 @@ class _Context:
 
     @property
     def workloads(self) -> set[ChildKey]:
-        """Existing workloads."""
         return {key for key in self.observed.children if key.kind in WORKLOAD_KINDS}
 
     def deletable(self, keys: Iterable[ChildKey]) -> tuple[ChildKey, ...]:

@@ -1,9 +1,8 @@
 """The versions of a reward that its Pods run. Pure; reads Pods and decides nothing.
 
-A version is what a server reads at its start (the digest on its Pod), and the images of its template; a webhook's
-changes to them do not count. Resources, nodes and other parts of a template do not belong to it, because they
-do not change how a Pod scores. The server computes its own version, which the driver compares, from the same inputs.
-Invariant: equal sets of Pods give equal messages.
+A version is what changes how a Pod scores: what its server reads at its start (the digest on the Pod), and the images
+of its template, without a webhook's changes. The server computes its own version, which the driver compares, from the
+same inputs. Invariant: equal sets of Pods give equal messages.
 """
 
 from collections import Counter

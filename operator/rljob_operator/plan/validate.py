@@ -65,7 +65,6 @@ def find_source_problems(sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_url_problems(path: str, reward: RewardBase) -> Iterator[str]:
-    """Problems of the URL of a reward's external endpoint."""
     endpoint = reward.http or (reward.judge.endpoint if reward.judge else None)
     if endpoint is not None and not _is_url(endpoint.url):
         where = f"{path}.{'http' if reward.http else 'judge.endpoint'}.url"

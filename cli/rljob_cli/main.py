@@ -138,10 +138,9 @@ def _add_control_command(verb: str, description: str) -> None:
         kubeconfig: KubeconfigOption = None,
         output: OutputOption = "text",
     ) -> None:
-        from rljob_cli.cluster.client import Target
-        from rljob_cli.cluster.commands import control_command
+        from rljob_cli.cluster import client, commands
 
-        raise typer.Exit(control_command(Target(kubeconfig, context, namespace), verb, name, output))
+        raise typer.Exit(commands.control_command(client.Target(kubeconfig, context, namespace), verb, name, output))
 
 
 _add_control_command("suspend", "Release a job's nodes and keep its checkpoints.")
@@ -158,10 +157,9 @@ def explain(
     output: OutputOption = "text",
 ) -> None:
     """Explain the state of a job in the cluster, and what to do about it."""
-    from rljob_cli.cluster.client import Target
-    from rljob_cli.cluster.commands import explain_command
+    from rljob_cli.cluster import client, commands
 
-    raise typer.Exit(explain_command(Target(kubeconfig, context, namespace), name, output))
+    raise typer.Exit(commands.explain_command(client.Target(kubeconfig, context, namespace), name, output))
 
 
 @app.command()
@@ -175,11 +173,10 @@ def top(
     output: OutputOption = "text",
 ) -> None:
     """Show the jobs in the cluster: their progress, and what they wait for."""
-    from rljob_cli.cluster.client import Target
-    from rljob_cli.cluster.commands import top_command
+    from rljob_cli.cluster import client, commands
 
-    target = Target(kubeconfig, context, namespace)
-    raise typer.Exit(top_command(target, name, everywhere=everywhere, watch=watch, output=output))
+    target = client.Target(kubeconfig, context, namespace)
+    raise typer.Exit(commands.top_command(target, name, everywhere=everywhere, watch=watch, output=output))
 
 
 @app.command()
@@ -203,12 +200,11 @@ def logs(
     kubeconfig: KubeconfigOption = None,
 ) -> None:
     """Print the logs of a job's Pods, merged."""
-    from rljob_cli.cluster.client import Target
-    from rljob_cli.cluster.commands import logs_command
+    from rljob_cli.cluster import client, commands
     from rljob_cli.cluster.logs import Selection
 
     selection = Selection(name, role, container, tail, previous)
-    raise typer.Exit(logs_command(Target(kubeconfig, context, namespace), selection, follow=follow))
+    raise typer.Exit(commands.logs_command(client.Target(kubeconfig, context, namespace), selection, follow=follow))
 
 
 def main() -> None:

@@ -65,11 +65,8 @@ async def connect(target: Target) -> AsyncIterator[Cluster]:
     # For a file that is not a kubeconfig, the library raises whatever its parsing runs into.
     except (ConfigException, OSError, YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
         is_clear = isinstance(error, ConfigException | OSError | UserError)
-        reason = (
-            str(error).rstrip(".")
-            if is_clear
-            else f"the kubeconfig cannot be read: {' '.join(str(error).split())[:200]}"
-        )
+        unclear = f"the kubeconfig cannot be read: {' '.join(str(error).split())[:200]}"
+        reason = str(error).rstrip(".") if is_clear else unclear
         raise ClusterError(f"no cluster: {reason}; pass --kubeconfig or --context, or set KUBECONFIG") from None
     try:
         yield Cluster(api, target.namespace or namespace)

@@ -58,7 +58,9 @@ async def control_command(cluster: Cluster, verb: str, name: str, output: str) -
     change = control.plan_change(verb, job, utc_now())
     if change.patch is not None:
         await cluster.patch_job(name, change.patch)
-    print(json.dumps(control.describe_change(verb, job, change)) if output == "json" else change.message)
+    about = {"command": verb, "namespace": job["metadata"]["namespace"], "name": job["metadata"]["name"]}
+    about |= {"changed": change.patch is not None, "message": change.message}
+    print(json.dumps(about) if output == "json" else change.message)
     return 0
 
 

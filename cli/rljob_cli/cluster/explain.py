@@ -11,6 +11,7 @@ from rljob_cli.cluster.explanation import Explanation, PodProblem, RoleReport, W
 from rljob_cli.cluster.formatting import (
     describe_pod,
     describe_wait,
+    edit_command,
     format_job_name,
     is_foreign,
     kubectl_command,
@@ -230,19 +231,15 @@ def _commands_after_failure(observation: JobObservation, status: RLJobStatus) ->
     failed = conditions.find(status, conditions.FAILED)
     reason = failed.reason if failed else ""
     if reason == conditions.REASON_INVALID_SPEC:
-        return [_edit_command(job)]
+        return [edit_command(job)]
     role = next((role_of(pod) for pod in observation.pods if last_termination(pod)), "")
     logs = [kubectl_command("logs", job, "--role", role)] if role else []
-    edit = [_edit_command(job)] if reason in ("UserError", "DeadlineExceeded") else []
+    edit = [edit_command(job)] if reason in ("UserError", "DeadlineExceeded") else []
     return [*logs, *edit, kubectl_command("retry", job)]
 
 
-def _edit_command(job: Manifest) -> str:
-    return f"kubectl edit rljob {job['metadata']['name']} -n {job['metadata']['namespace']}"
-
-
 def _command_for(cause: Cause, observation: JobObservation) -> str:
-    namespace, edit = observation.manifest["metadata"]["namespace"], _edit_command(observation.manifest)
+    namespace, edit = observation.manifest["metadata"]["namespace"], edit_command(observation.manifest)
     return {
         "Unschedulable": "kubectl get nodes --show-labels",
         "VolumeUnbound": _claims_command(observation),

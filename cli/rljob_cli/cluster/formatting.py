@@ -37,6 +37,10 @@ def kubectl_command(verb: str, manifest: Manifest, *options: str) -> str:
     return " ".join(["kubectl rljob", verb, metadata["name"], "-n", metadata["namespace"], *options])
 
 
+def edit_command(manifest: Manifest) -> str:
+    return f"kubectl edit rljob {manifest['metadata']['name']} -n {manifest['metadata']['namespace']}"
+
+
 def phase_condition(status: RLJobStatus) -> Condition | None:
     return conditions.find(status, _CONDITION_BY_PHASE[status.phase])
 

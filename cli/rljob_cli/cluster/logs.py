@@ -1,8 +1,7 @@
 """`rljob logs`: the logs of a job's Pods as one stream, each line behind the name of its Pod.
 
-Past logs are merged by time. Followed logs are printed as they arrive: one task per container reads its log until it
-ends, and the main task prints and polls for new Pods and containers. Invariant: across a broken connection no line is
-printed twice.
+Past logs are merged by time. Followed logs are printed as they arrive, with one task per container.
+Invariant: across a broken connection no line is printed twice.
 """
 
 import asyncio
@@ -155,9 +154,8 @@ async def print_logs(cluster: Cluster, selection: Selection) -> int:
     if not pods:
         what = f"{selection.role} Pods" if selection.role else "Pods"
         what += f" with a container {selection.container}" if selection.container else ""
-        print(
-            f"no {what} found; run `rljob explain {selection.job} -n {cluster.namespace}` to see why", file=sys.stderr
-        )
+        explain = f"rljob explain {selection.job} -n {cluster.namespace}"
+        print(f"no {what} found; run `{explain}` to see why", file=sys.stderr)
     return 0 if streams else 1
 
 
@@ -287,7 +285,6 @@ async def follow_logs(cluster: Cluster, selection: Selection) -> int:
 
 
 async def _print_for(seconds: float, lines: asyncio.Queue[Line], printer: Printer) -> int:
-    """Print lines as they arrive, for this long. Return their number."""
     num_printed = 0
     try:
         async with asyncio.timeout(seconds):

@@ -53,15 +53,8 @@ def build_pod(workload: Manifest, name: str, identity: str, now: datetime) -> Ma
     metadata["name"], metadata["namespace"] = name, namespace_of(workload)
     metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION_IDENTITY: identity}
     metadata["creationTimestamp"] = timestamp(now)
-    metadata["ownerReferences"] = [
-        {
-            "apiVersion": workload["apiVersion"],
-            "kind": workload["kind"],
-            "name": name_of(workload),
-            "uid": workload["metadata"].get("uid", ""),
-            "controller": True,
-        }
-    ]
+    owner = {"apiVersion": workload["apiVersion"], "kind": workload["kind"], "name": name_of(workload)}
+    metadata["ownerReferences"] = [{**owner, "uid": workload["metadata"].get("uid", ""), "controller": True}]
     status = {"phase": "Pending"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": status}
 
@@ -176,12 +169,5 @@ def _job_due(failed: list[Manifest]) -> datetime | None:
 
 
 def _job_condition(type_: str, reason: str, message: str, now: datetime) -> Manifest:
-    moment = timestamp(now)
-    return {
-        "type": type_,
-        "status": "True",
-        "reason": reason,
-        "message": message,
-        "lastProbeTime": moment,
-        "lastTransitionTime": moment,
-    }
+    times = dict.fromkeys(("lastProbeTime", "lastTransitionTime"), timestamp(now))
+    return {"type": type_, "status": "True", "reason": reason, "message": message, **times}

@@ -33,9 +33,8 @@ def build_summary(
     summary["metrics_before"] = driver.get("eval_before", {})
     summary["metrics_after"] = driver.get("eval_after", {})
     by_driver = driver.get("restarts") or {}
-    summary["restarts"] = {
-        role: restarts.get(role, 0) + by_driver.get(role, 0) for role in sorted({*restarts, *by_driver})
-    }
+    roles = sorted({*restarts, *by_driver})
+    summary["restarts"] = {role: restarts.get(role, 0) + by_driver.get(role, 0) for role in roles}
     summary["steps"] = steps[-1]["step"] if steps else 0
     return summary
 
@@ -77,8 +76,7 @@ def _lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _from_to(before: float | None, after: float | None) -> str:
-    shown = ["-" if value is None else f"{value:.3f}" for value in (before, after)]
-    return " -> ".join(shown)
+    return " -> ".join("-" if value is None else f"{value:.3f}" for value in (before, after))
 
 
 def _counts(counts: dict[str, int] | None) -> str:

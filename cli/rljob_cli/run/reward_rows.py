@@ -8,9 +8,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.scaling import RewardScaling
@@ -50,12 +50,6 @@ class RewardRow:
     """Samples without a valid score since the driver started, by reason."""
 
 
-class Sample(NamedTuple):
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 @dataclass(frozen=True)
 class RewardMetrics:
     """The contents of /metrics. None: no answer."""
@@ -68,10 +62,9 @@ class RewardMetrics:
 def parse_metrics(text: str) -> list[Sample]:
     """Parse Prometheus' text format; return no samples if the text is something else."""
     try:
-        families = list(text_string_to_metric_families(text))
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except ValueError:
         return []
-    return [Sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
 async def gather_metrics(
@@ -88,9 +81,8 @@ async def gather_metrics(
     driver = await read_all(heads[:1], PORT_DRIVER)
     known = {name: pods for name, pods in servers.items() if pods is not None}
     answers = await asyncio.gather(*(read_all(pods, PORT_REWARD) for pods in known.values()))
-    return RewardMetrics(
-        driver[0] if driver else None, {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))}
-    )
+    found = {**dict.fromkeys(servers), **dict(zip(known, answers, strict=True))}
+    return RewardMetrics(driver[0] if driver else None, found)
 
 
 def build_row(

@@ -55,11 +55,8 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
     filters = [choose_steps(folder, filter_) for folder in folders]
     comparison = compare(*(read_rows(folder, own) for folder, own in zip(folders, filters, strict=True)))
     if not comparison.pairs:
-        raise UserError(
-            f"{runs[0]} and {runs[1]} have no prompt in common in lane {filter_.lane}"
-            + (f", step {filter_.step}" if filter_.step is not None else "")
-            + "; pass another --lane or --step"
-        )
+        where = f"lane {filter_.lane}" + (f", step {filter_.step}" if filter_.step is not None else "")
+        raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")
     if output == "json":
         return _print_lines(_describe_pair(pair, comparison.curves) for pair in comparison.pairs[:limit])
     steps = [own.step for own in filters]
@@ -68,12 +65,9 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
 
 
 def _describe_pair(pair: Pair, curves: list[str]) -> Row:
-    return {
-        "prompt": pair.prompt,
-        "ground_truth": pair.ground_truth,
-        **{
-            letter: {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}
-            for letter, side in (("a", pair.a), ("b", pair.b))
-        },
-        "difference": {name: pair.difference(name) for name in curves},
+    sides = {
+        letter: {"num_samples": side.num_samples, "num_invalid": side.num_invalid, "means": side.means}
+        for letter, side in (("a", pair.a), ("b", pair.b))
     }
+    difference = {name: pair.difference(name) for name in curves}
+    return {"prompt": pair.prompt, "ground_truth": pair.ground_truth, **sides, "difference": difference}

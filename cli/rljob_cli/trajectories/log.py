@@ -58,13 +58,10 @@ def find_log(run: str, directory: Path) -> Path:
         if list_files(folder):
             return folder
     if not given.exists():
-        raise UserError(
-            f"{given}: run not found; pass its folder, its job file, or --dir with the parent of its folder"
-        )
-    raise UserError(
-        f"{given / 'trajectories'}: no trajectories yet; a run writes them after each step, unless "
-        "spec.tracking.trajectoriesMiB is 0"
-    )
+        remedy = "pass its folder, its job file, or --dir with the parent of its folder"
+        raise UserError(f"{given}: run not found; {remedy}")
+    reason = "a run writes them after each step, unless spec.tracking.trajectoriesMiB is 0"
+    raise UserError(f"{given / 'trajectories'}: no trajectories yet; {reason}")
 
 
 def _read_name(path: Path) -> str:
@@ -100,9 +97,8 @@ def _read_file(path: Path) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path) as file:
             if (file.schema_arrow.metadata or {}).get(_FORMAT_KEY) != _FORMAT:
-                raise UserError(
-                    f"{path}: was written by another version of rljob; use that version's `rljob trajectories`"
-                )
+                remedy = "use that version's `rljob trajectories`"
+                raise UserError(f"{path}: was written by another version of rljob; {remedy}")
             for batch in file.iter_batches(batch_size=512):
                 yield from (_plain(row) for row in batch.to_pylist())
     except FileNotFoundError:

@@ -124,9 +124,7 @@ class PodRunner:
             volumes.refresh(self.pod, self._kubelet.paths, self._kubelet.store.find)
 
     async def stop(self, grace_seconds: float | None) -> None:
-        """Stop all containers and wait until they have ended. The Pod's own grace period is the upper limit.
-
-        Sidecars stop last, because the other containers may need them."""
+        """Stop all containers, sidecars last, and wait. The Pod's own grace period is the upper limit."""
         self._stopping = True
         grace = self._grace if grace_seconds is None else min(self._grace, grace_seconds)
         ending = [container for container in [*self._init, *self._main] if not container.record.is_sidecar]
@@ -209,7 +207,6 @@ class Kubelet:
 
     def _find_orphans(self) -> Iterator[psutil.Process]:
         """Yield descendants of children that are neither a shim nor older than this kubelet, and those children.
-
         A dead child counts too: if only its first thread has ended, it is still the parent of living processes."""
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):

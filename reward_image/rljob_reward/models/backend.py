@@ -23,7 +23,6 @@ class ModelBackend(ABC):
 
     def __init__(self, limiter: RateLimiter, *, uses_sidecar: bool) -> None:
         self.limiter = limiter
-        """Admits executions."""
         self._sidecar = VllmSidecar() if uses_sidecar else None
         self._session = self._sidecar.session if self._sidecar else open_session()
 

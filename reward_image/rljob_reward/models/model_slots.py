@@ -1,8 +1,7 @@
 """Slots that are coroutines: each sends requests to a model's server and reads the answers.
 
-Manages the life of an execution: one result, whatever happens, and cancellation by kill(). A ModelBackend defines the
-requests, and its rate limiter when an execution may start. Waits for the limiter with a timer, because it sends no
-events; unblocked by a finished execution or by that timer.
+An execution has one result, whatever happens. A ModelBackend defines the requests, and its rate limiter when one may
+start. Waits for the limiter with a timer, because it sends no events; unblocked by a finished execution or that timer.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ _MAX_SHOWN_CHARACTERS = 200
 
 
 def to_messages(prompt: str | list[Message]) -> list[Message]:
-    """Return the prompt as a conversation."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 

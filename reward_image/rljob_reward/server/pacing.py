@@ -1,9 +1,8 @@
 """How many executions may have just started. Pure: the caller passes the clock's time.
 
-A function that takes microseconds finishes in the order in which this server can hand out requests. More workers than
-that only take turns on the same few processors, each with its own memory: on two processors, 16 workers execute a fifth
-less than 4. Longer executions wait for something other than a processor, so all slots may have one. Invariant: a free
-slot is held back for at most START_WINDOW_SECONDS.
+Functions that take microseconds need a processor each: more workers only take turns, each with its own memory (on two
+processors, 16 workers execute a fifth less than 4). Longer ones wait for something else, so all slots may have one.
+Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ _SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sa
 
 class BoundFunction(NamedTuple):
     sample: Binding | None
-    """Scores one sample."""
     group: Binding | None
-    """Scores a group."""
     entrypoint: str
     signature: str
     path: str

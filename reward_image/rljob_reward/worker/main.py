@@ -1,8 +1,7 @@
 """One worker process: `python -m rljob_reward.worker FD PARENT_PID HANDOVER_FD`. It executes one request at a time.
 
-Owns the execution and its outcomes. Leaves timeouts to the server, which kills the process. Frames have a dedicated
-socket, so output of user code cannot disturb them. The kernel kills the worker when the server dies. Invariant: no user
-code runs outside the sandbox.
+The server kills it at a timeout, the kernel when the server dies. Frames have a dedicated socket, so output of user
+code cannot disturb them. Invariant: no user code runs outside the sandbox.
 """
 
 from __future__ import annotations

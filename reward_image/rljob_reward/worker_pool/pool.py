@@ -72,7 +72,6 @@ class WorkerPool:
         return any(worker.pid == pid for worker in self._workers)
 
     async def start_first(self) -> StartupReport:
-        """Start one worker and return its report. Raise UserError if the source cannot be served."""
         worker = self._spawn()
         report = await self._await_start(worker)
         if report.error:
@@ -101,7 +100,6 @@ class WorkerPool:
             self._keep(self._start())
 
     async def close(self) -> None:
-        """Kill every worker and wait until all have exited."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -132,7 +130,6 @@ class WorkerPool:
                 worker.kill(InvalidReason.WORKER_DIED, message)
 
     async def _start(self) -> None:
-        """Start one more worker, with backoff after failed starts."""
         try:
             if self._num_failed_starts:
                 await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 0.1 * 2**self._num_failed_starts))

@@ -100,7 +100,6 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.write(frames.encode(json.dumps(first).encode()))
 
     def execute(self, body: bytes, num_samples: int, callback: Callable[[ExecutionResult], None]) -> None:
-        """Run one request. The worker must be idle."""
         assert self._callback is None
         assert self._transport is not None
         self._callback = callback

@@ -2,8 +2,7 @@
 
 Owns one listener (seccomp_unotify(2)). Each start counts against the worker's limit until a scan of /proc shows which
 processes have ended. Over the limit the whole worker is killed: its request then fails with a clear reason, unlike
-after a failing fork(). Closing the listener makes every further call of this kind fail, so that the remains
-of a dead worker cannot multiply.
+after a failing fork(). Once the listener is closed, further calls fail, so a dead worker's remains cannot multiply.
 """
 
 from __future__ import annotations

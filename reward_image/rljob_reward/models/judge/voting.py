@@ -36,10 +36,7 @@ class Voting:
         self._upstream = upstream
         self._metrics = metrics
         self._payload = _build_payload(judge, response_format)
-
-    @property
-    def model(self) -> str:
-        return str(self._payload["model"])
+        self.model = str(self._payload["model"])
 
     async def warm_up(self, progress: ExecutionProgress) -> None:
         """Send a minimal question that initializes everything in vLLM, including the grammar of the schema."""

@@ -38,7 +38,6 @@ class WorkerSandbox(NamedTuple):
     """A dedicated user; None where that is not possible."""
     server_pid: int
     disabled: list[str]
-    """Mechanisms that are disabled."""
 
 
 def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket) -> list[str]:
@@ -98,18 +97,6 @@ def _set_limits(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> No
     resource.setrlimit(seccomp.RLIMIT_LOCKS, (worker_sandbox.mark, worker_sandbox.mark))
 
 
-def _limit_processes(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> list[str]:
-    """Limit processes without a supervisor. The kernel counts per user and machine, so this needs a dedicated user.
-
-    Zombies count too, so a worker at its limit may also fail its next calls.
-    """
-    if worker_sandbox.uid is None:
-        return ["the number of processes is not restricted"]
-    max_processes = settings.max_processes + 1
-    resource.setrlimit(resource.RLIMIT_NPROC, (max_processes, max_processes))
-    return []
-
-
 def _filter_calls(
     settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: socket.socket, *, signals_are_scoped: bool
 ) -> list[str]:
@@ -128,7 +115,13 @@ def _filter_calls(
         seccomp.install(build(supervised=False), listen=False)
     except OSError as error:
         return [f"seccomp: {error}: the network, the number of processes and signals are not restricted"]
-    lacking = [f"{SECCOMP_LISTENER}: {reason}: {what}" for what in _limit_processes(settings, worker_sandbox)]
-    if not signals_are_scoped and worker_sandbox.uid is None:
+    if worker_sandbox.uid is not None:
+        # The kernel counts per user and machine, so this limit needs a dedicated user. Zombies count too: a worker at
+        # its limit may also fail its next calls.
+        max_processes = settings.max_processes + 1
+        resource.setrlimit(resource.RLIMIT_NPROC, (max_processes, max_processes))
+        return []
+    lacking = [f"{SECCOMP_LISTENER}: {reason}: the number of processes is not restricted"]
+    if not signals_are_scoped:
         lacking.append(f"{SECCOMP_LISTENER}: signals to other workers are not refused")
     return lacking

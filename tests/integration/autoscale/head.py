@@ -37,7 +37,7 @@ class Agent:
 async def run(environment: Environment) -> None:
     job, board, forecast = environment.job, StatusBoard(), DemandForecaster.of(environment.job.spec)
     spec = job.spec
-    rollouts = SimpleNamespace(describe_wait=lambda: "", num_waiting=0)
+    rollouts = SimpleNamespace(describe_wait=lambda: "", replicas=SimpleNamespace(num_waiting=0))
     server = StatusServer(board, lambda: b"")
     await server.start(environment.address)
     async with open_session() as session:

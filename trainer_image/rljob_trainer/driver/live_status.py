@@ -25,7 +25,10 @@ def describe_live(
     is_unscored = progress.num_scored < progress.num_samples
     # The first mini-batches are updated on while the last ones are scored.
     is_open = is_unscored and (is_collecting or status.phase == "update")
-    is_last = _is_last(status, progress)
+    # A step counts once its weights are served.
+    has_collected = progress.lane == "train" and progress.num_samples > 0
+    num_done = status.step + (has_collected and status.phase in _AFTER_COLLECTION)
+    is_last = status.phase == "done" or num_done >= status.total_steps > 0
     status.demand = rewards.demand(forecaster.predict(progress, time.monotonic(), is_open=is_open, is_last=is_last))
     waits = rollouts.describe_wait()
     if is_collecting:
@@ -39,16 +42,10 @@ def describe_live(
     return status
 
 
-def _is_last(status: DriverStatus, progress: CollectionProgress) -> bool:
-    """Return whether no step follows the current one. A step counts once its weights are served."""
-    has_collected = progress.lane == "train" and progress.num_samples > 0
-    num_done = status.step + (has_collected and status.phase in _AFTER_COLLECTION)
-    return status.phase == "done" or num_done >= status.total_steps > 0
-
-
 def _describe_collection(progress: CollectionProgress, rewards: RewardClients, rollouts: RolloutClient) -> str:
     num_open = progress.num_samples - progress.num_generated
     if num_open:
-        queued = f", {rollouts.num_waiting} of them for a free rollout" if rollouts.num_waiting else ""
+        num_queued = rollouts.replicas.num_waiting
+        queued = f", {num_queued} of them for a free rollout" if num_queued else ""
         return f"waits for {num_open} of {progress.num_samples} completions{queued}"
     return rewards.describe_wait(progress.num_samples - progress.num_scored, progress.num_samples)

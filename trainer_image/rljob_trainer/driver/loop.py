@@ -6,8 +6,7 @@
     groups scored --> advantages (valid only) --> mini-batch --> trainer.update       (updates, episodes.batches)
     trainer.publish --> board.announce --> rollouts pull --> rollouts.sync --> next step    (status, replicas)
 
-Consumes prompts; produces weights. Waits for rollouts, rewards and the trainer group, which unblock it or fail for
-good. Invariant: a step counts once its weights are served. If anything dies before that, the step is repeated from its
+Invariant: a step counts once its weights are served. If anything dies before that, the step is repeated from its
 start. On cancellation it saves the completed steps, if that is quick.
 """
 

@@ -39,8 +39,6 @@ class Completion:
 
 
 class ScoredResult(ScoreResult):
-    """A result as the reward client received it."""
-
     attempts: int = 1
     """Requests for it (or for its group), including those that found a replica full or unreachable."""
     latency_seconds: float = 0.0

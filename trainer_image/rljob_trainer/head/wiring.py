@@ -49,7 +49,6 @@ def load_tokenizer(environment: Environment) -> Any:
 
 
 def load_data(environment: Environment) -> tuple[list[Prompt], list[Prompt]]:
-    """Return the training and evaluation prompts."""
     data, tokenizer = environment.job.spec.data, load_tokenizer(environment)
     train = load_prompts(data, data.train, environment.train_data, tokenizer, split="train")
     held_out: list[Prompt] = []

@@ -23,8 +23,6 @@ _HEAD_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", 
 
 
 class ScoringModel(nn.Module):
-    """A causal language model that returns the log-probabilities of a micro-batch's targets."""
-
     def __init__(self, network: Any, dtype: torch.dtype) -> None:
         super().__init__()
         self.network = network

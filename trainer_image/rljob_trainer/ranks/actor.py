@@ -5,12 +5,15 @@ Invariant: if another rank is lost, calls raise RankLostError, so that the group
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import ray
 import torch
+import torch.distributed as dist
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
@@ -19,11 +22,13 @@ from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
 from rljob_trainer.policy.policy import Policy, RankMetrics
 from rljob_trainer.ranks.failures import typed_errors
-from rljob_trainer.ranks.process_setup import choose_num_threads, join_process_group, keep_freed_memory
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.weights.store import WeightStore
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # mallopt(3)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Only a backstop: the group watches its ranks, and kills those that hang after another one died."""
 
 
 class RankProcess:
@@ -95,3 +100,32 @@ class RankProcess:
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory. Each update allocates the same gigabytes for activations and gradients. To return
+    them costs 2.0 s instead of 0.4 s of system time in page faults, per update of a 135M model."""
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_ARENA_MAX, 1)
+
+
+def choose_num_threads(num_cores: int, num_local_ranks: int, requested: str | None) -> int:
+    """Return the threads of one CPU rank: as requested (OMP_NUM_THREADS), or an equal share of the machine's cores."""
+    return max(1, int(requested or num_cores // num_local_ranks))
+
+
+def join_process_group(rank: int, num_ranks: int, address: str, port: int, device: torch.device) -> None:
+    if address.startswith("127."):
+        # Local runs have a loopback address per Pod. gloo would bind to the host name's address, if it has one.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "nccl",
+        init_method=f"tcp://{address}:{port}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=_COLLECTIVE_TIMEOUT,
+        device_id=None if device.type == "cpu" else device,
+    )

@@ -49,8 +49,7 @@ def typed_errors(method: Method) -> Method:
 
 
 def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to raise for failures of ranks in `method`: a user error if there is one, then an unknown error,
-    else TrainerGroupDiedError."""
+    """Return the error to raise for failures in `method`: a user error, else an unknown one, else the group's death."""
     causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
     for cause in causes:
         if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):

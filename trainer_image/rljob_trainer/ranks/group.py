@@ -50,8 +50,7 @@ class TrainerGroup:
     ) -> TrainerGroup:
         """Wait for the trainer Pods, place one rank per unit, and load the model or CHECKPOINT/trainer.
 
-        Connects to the Ray head on this address if needed. `report` gets a text about what the group is waiting for; an
-        empty string when it waits for nothing.
+        `report` gets a text about what the group is waiting for; an empty string when it waits for nothing.
         """
         trainer = job.spec.trainer
         await asyncio.to_thread(connect)
@@ -95,8 +94,7 @@ class TrainerGroup:
         await self._broadcast("export", folder, tokenizer_source)
 
     async def watch(self) -> NoReturn:
-        """Raise TrainerGroupDiedError once a rank died, even while no other method runs: rollouts may still need the
-        weights that it serves."""
+        """Raise TrainerGroupDiedError once a rank died: rollouts may need the weights that it serves at any time."""
         while True:
             # A rank that runs an update answers later; a peer of a dead rank may never answer.
             errors = await _wait_for([_future(rank.__ray_ready__.remote()) for rank in self._ranks])

@@ -60,10 +60,6 @@ class RolloutClient:
         await self.replicas.close()
         await self._stop_verifying()
 
-    @property
-    def num_waiting(self) -> int:
-        return self.replicas.num_waiting
-
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
         payload = build_payload(token_ids, sampling, seed)
         avoid: set[str] = set()

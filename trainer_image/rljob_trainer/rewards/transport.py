@@ -35,8 +35,6 @@ Attempt = list[ScoreResult] | None
 
 @dataclass(eq=False)
 class PendingRequest:
-    """The state of one request over all of its attempts."""
-
     call: RewardCall
     started_at: float
     waits_since: float

@@ -1,8 +1,7 @@
 """The publisher's side of weights: writes each version once as safetensors, and serves the file over HTTP.
 
-Owns the files and their digests. The caller gathers and casts the tensors (to the wire dtype, tied ones once) and
-announces the manifest. A file that can be requested is complete. The newest two are kept, so that a rollout can finish
-downloading the previous version.
+The caller gathers and casts the tensors (to the wire dtype, tied ones once) and announces the manifest. A file that can
+be requested is complete. The newest two are kept, so that a rollout can finish downloading the previous version.
 """
 
 from __future__ import annotations

@@ -58,8 +58,6 @@ def build_environment(values: Mapping[str, str]) -> dict[str, str]:
 
 
 class Worker:
-    """Joins the head again and again until it is stopped."""
-
     def __init__(self, address: str, head: str, num_gpus: int) -> None:
         self._address, self._head, self._num_gpus = address, head, num_gpus
         self._stopping = False

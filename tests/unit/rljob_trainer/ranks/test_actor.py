@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_trainer.ranks.process_setup import choose_num_threads
+from rljob_trainer.ranks.actor import choose_num_threads
 
 
 @pytest.mark.parametrize(

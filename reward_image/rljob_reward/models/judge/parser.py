@@ -48,15 +48,17 @@ class Parser:
 
     def read(self, answer: str) -> Score:
         """Return the score of an answer. Raises NoScoreError."""
-        return self._read_text(answer) if self._regex else self._read_json(answer)
+        if self._regex:
+            return self._read_text(self._regex, answer)
+        value, components = self._find(answer)
+        return Score(self.to_number(value, answer), components)
 
-    def _read_text(self, answer: str) -> Score:
-        assert self._regex is not None
-        matches = list(self._regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
+    def _read_text(self, regex: re.Pattern[str], answer: str) -> Score:
+        matches = list(regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
         if not matches:
             raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
         last = matches[-1]  # earlier matches belong to the reasoning
-        word = last[_SCORE_GROUP] if _SCORE_GROUP in self._regex.groupindex else last[1]
+        word = last[_SCORE_GROUP] if _SCORE_GROUP in regex.groupindex else last[1]
         return Score(self.to_number(word, answer))
 
     def read_list(self, answer: str) -> tuple[list[Any], dict[str, float]]:
@@ -65,10 +67,6 @@ class Parser:
         if not isinstance(value, list):
             raise _unreadable(f"the judge's {self._spec.score_path} is not a list: {describe(answer)}")
         return value, components
-
-    def _read_json(self, answer: str) -> Score:
-        value, components = self._find(answer)
-        return Score(self.to_number(value, answer), components)
 
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
         """Return the value at scorePath, and the numbers on its level."""

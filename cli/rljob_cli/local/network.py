@@ -1,4 +1,4 @@
-"""Addresses of a run: one loopback block 127.X.Y.0/24 per run, and one address of it per Pod.
+"""Addresses and names of a run: one loopback block 127.X.Y.0/24 per run, one address of it per Pod, a hosts file.
 
 A run holds its block with a listening socket, so that two runs never share one. The kernel releases it even if the run
 is killed. Invariant: one identity keeps its address for the whole run, including restarts.
@@ -14,6 +14,9 @@ import psutil
 
 from rljob_api.errors import UserError
 from rljob_api.wire import contract
+from rljob_cli.manifests import is_ready, labels_of, namespace_of, phase_of
+from rljob_operator.backend import Manifest
+from rljob_operator.plan.observed_job import is_terminating, name_of
 
 PORTS = (contract.PORT_DRIVER, contract.PORT_WEIGHTS, contract.PORT_ROLLOUT, contract.PORT_REWARD)
 _LOCK_PORT = 6377
@@ -124,3 +127,23 @@ def _describe_listener(port: int) -> str:
             if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:] == (port,):
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
+
+
+def build_hosts(services: Iterable[Manifest], pods: Iterable[Manifest]) -> str:
+    """Return headless Services as a hosts file, as cluster DNS would resolve them: a name resolves only to ready Pods,
+    unless the Service sets publishNotReadyAddresses. Pods of StatefulSets also get POD.SERVICE."""
+    lines, ended = [], ("Succeeded", "Failed")
+    alive = [p for p in pods if p.get("status", {}).get("podIP") and phase_of(p) not in ended and not is_terminating(p)]
+    for service in services:
+        spec = service["spec"]
+        full = f"{name_of(service)}.{namespace_of(service)}"
+        for pod in alive:
+            is_selected = spec["selector"].items() <= labels_of(pod).items()
+            if not is_selected or not (spec.get("publishNotReadyAddresses") or is_ready(pod)):
+                continue
+            names = [name_of(service), full, f"{full}.svc", f"{full}.svc.cluster.local"]
+            if pod["spec"].get("subdomain", name_of(service)) == name_of(service):
+                hostname = pod["spec"].get("hostname", name_of(pod))
+                names += [f"{hostname}.{name}" for name in names]
+            lines.append(f"{pod['status']['podIP']} {' '.join(names)}")
+    return "".join(f"{line}\n" for line in sorted(set(lines)))

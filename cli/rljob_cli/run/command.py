@@ -8,7 +8,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,17 +16,17 @@ import aiohttp
 from rich.console import Console
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import PORT_DRIVER, UrlPath
+from rljob_api.wire.contract import LABEL_REWARD, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
-from rljob_cli.manifests import phase_of, role_of
+from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
-from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
 from rljob_cli.run.report import build_summary, draw_curves, print_report
-from rljob_cli.run.reward_rows import RewardMetrics
+from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
+from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
 from rljob_operator.loop import workqueue
@@ -144,14 +144,45 @@ class Run:
 
 
 async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, token: str) -> DriverStatus | None:
-    headers = {"Authorization": f"Bearer {token}"}
+    url = f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}"
+    text = await _get(session, url, {"Authorization": f"Bearer {token}"})
     try:
-        async with session.get(f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}", headers=headers) as response:
-            if response.status != 200:
-                return None
-            return DriverStatus.model_validate(await response.json())
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return DriverStatus.model_validate(json.loads(text))
+    except ValueError:
         return None
+
+
+async def _get(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str] | None = None) -> str:
+    """Return the body; empty if there is no answer, or its status is not 200."""
+    try:
+        async with session.get(url, headers=headers) as response:
+            return await response.text() if response.status == 200 else ""
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return ""
+
+
+async def fetch_metrics(session: aiohttp.ClientSession, pods: Sequence[Manifest]) -> RewardMetrics:
+    async def read(pod: Manifest, port: int) -> str:
+        return await _get(session, f"http://{pod['status']['podIP']}:{port}/metrics")
+
+    ready = [pod for pod in pods if is_ready(pod)]
+    servers: dict[str, list[Manifest]] = {}
+    for pod in ready:
+        if reward := labels_of(pod).get(LABEL_REWARD):
+            servers.setdefault(reward, []).append(pod)
+    return await gather_metrics(read, [pod for pod in ready if role_of(pod) == HEAD], servers)
+
+
+def build_rewards(job: RLJob, pods: Sequence[Manifest], metrics: RewardMetrics) -> tuple[RewardRow, ...]:
+    roles = {role.name: role for role in job.status.roles}
+    scaling = {decision.name: decision for decision in job.status.scaling}
+    rows = []
+    for reward in job.spec.rewards:
+        role = roles.get(f"reward-{reward.name}")
+        ready = sum(labels_of(pod).get(LABEL_REWARD) == reward.name and is_ready(pod) for pod in pods)
+        desired = role.desired if role else None
+        rows.append(build_row(metrics, reward.name, reward, ready if role else None, desired, scaling.get(reward.name)))
+    return tuple(rows)
 
 
 def run_job(

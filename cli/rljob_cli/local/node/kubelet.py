@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from rljob_cli.local.controllers import ANNOTATION_IDENTITY
-from rljob_cli.local.network import Network
+from rljob_cli.local.network import Network, build_hosts
 from rljob_cli.local.node import volumes
 from rljob_cli.local.node.container import Container
 from rljob_cli.local.node.gpus import GpuPool, count_gpus
-from rljob_cli.local.node.hosts import build_hosts
 from rljob_cli.local.node.podspec import ContainerConfigError, PodContext, Process, build_process
 from rljob_cli.local.node.podstatus import ContainerRecord, build_pod_status
 from rljob_cli.local.node.probes import SHIM

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD
-from rljob_cli.run.local_rewards import build_rewards, fetch_metrics
+from rljob_cli.run.command import build_rewards, fetch_metrics
 from rljob_cli.run.reward_rows import RewardMetrics
 from tests.support.loopback import next_address
 

@@ -69,10 +69,8 @@ def locate(location: Location, document: Document, sources: dict[int, Document])
 def _describe_missing(name: str, job: RLJob, models: Models) -> str:
     elsewhere = [namespace for namespace, other in models if other == name]
     if elsewhere:
-        return (
-            f"must be a RewardModel in the job's namespace {job.metadata.namespace}, got one in {elsewhere[0]}; "
-            "give both the same metadata.namespace"
-        )
+        where = f"the job's namespace {job.metadata.namespace}, got one in {elsewhere[0]}"
+        return f"must be a RewardModel in {where}; give both the same metadata.namespace"
     names = ", ".join(sorted(model for _, model in models))
     others = f" (it has {names})" if names else ""
     remedy = "add it as another document (kind: RewardModel, after ---)"

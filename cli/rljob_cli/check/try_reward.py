@@ -187,10 +187,9 @@ async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
             for status in container_statuses(pod):
                 ended = status["state"].get("terminated") or status["lastState"].get("terminated")
                 if ended:
-                    raise UserError(
-                        f"{status['name']} of {name_of(pod)} ended with exit code {ended['exitCode']}:\n"
-                        f"{ended['message'] or 'it printed nothing'}"
-                    )
+                    message = ended["message"] or "it printed nothing"
+                    code = ended["exitCode"]
+                    raise UserError(f"{status['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -91,9 +91,8 @@ class Cluster:
         try:
             return await self._list(RLJOB, everywhere=everywhere)
         except NotFoundError:
-            raise ClusterError(
-                "the RLJob CRDs are not installed in this cluster; install them: helm install rljob charts/rljob"
-            ) from None
+            remedy = "install them: helm install rljob charts/rljob"
+            raise ClusterError(f"the RLJob CRDs are not installed in this cluster; {remedy}") from None
 
     async def patch_job(self, name: str, patch: Manifest) -> None:
         await self._request("patch rljobs", "PATCH", RLJOB.path(self.namespace, name), body=patch)
@@ -157,10 +156,8 @@ class Cluster:
         with self._translated(action):
             answer = await self._api.request(method, path, query=query, body=body, content_type=MERGE_PATCH)
         if "apiVersion" not in answer:  # most often the login page of a proxy
-            raise ClusterError(
-                f"{action}: {self._api.server} did not return a Kubernetes API response; check the server URL in your "
-                "kubeconfig, or log in"
-            )
+            remedy = "check the server URL in your kubeconfig, or log in"
+            raise ClusterError(f"{action}: {self._api.server} did not return a Kubernetes API response; {remedy}")
         return answer
 
     @contextlib.contextmanager
@@ -172,10 +169,8 @@ class Cluster:
             raise _translate(error, action, self.namespace) from None
         except TransientError as error:
             reason = error.__cause__ or error
-            raise ClusterError(
-                f"the API server {self._api.server} did not answer: {reason or type(reason).__name__}; "
-                "check that the cluster is running"
-            ) from None
+            problem = f"the API server {self._api.server} did not answer: {reason or type(reason).__name__}"
+            raise ClusterError(f"{problem}; check that the cluster is running") from None
 
 
 def _choose_context(kubeconfig: str, wanted: str | None) -> tuple[str, str]:
@@ -199,13 +194,11 @@ def _translate(error: ApiError, action: str, namespace: str) -> ClusterError:
     if error.code == 404:
         return NotFoundError(f"{action}: {error.message}")
     if error.code == 401:
-        return ClusterError(
-            "unauthorized: the API server rejected your credentials; log in again, or check the user in your kubeconfig"
-        )
+        remedy = "log in again, or check the user in your kubeconfig"
+        return ClusterError(f"unauthorized: the API server rejected your credentials; {remedy}")
     if error.code == 403:
-        return ClusterError(
-            f"forbidden: you may not {action} in namespace {namespace}; request a role that allows it: {error.message}"
-        )
+        problem = f"forbidden: you may not {action} in namespace {namespace}"
+        return ClusterError(f"{problem}; request a role that allows it: {error.message}")
     return ClusterError(f"{action}: the API server answered {error.code}: {error.message}")
 
 

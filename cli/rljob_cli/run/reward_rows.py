@@ -102,7 +102,6 @@ def build_row(
         slots_given = ready * spec.slots
     ages = _values(servers, "rljob_reward_queue_oldest_seconds")
     ages += _values(driver, "rljob_reward_waiting_oldest_seconds")
-    is_queue_known = answers is not None
     return RewardRow(
         name=name,
         kind=spec.kind or None if spec else None,
@@ -112,8 +111,8 @@ def build_row(
         slots_given=slots_given,
         slots_in_use=_total(servers, "rljob_reward_slots_in_use"),
         # Requests wait at the servers, or at the driver for a server.
-        waiting=_total([*servers, *driver], *_QUEUES) if is_queue_known else None,
-        oldest_seconds=max(ages, default=None) if is_queue_known else None,
+        waiting=None if answers is None else _total([*servers, *driver], *_QUEUES),
+        oldest_seconds=None if answers is None else max(ages, default=None),
         latency_p50_seconds=_quantile(driver, 0.5),
         latency_p95_seconds=_quantile(driver, 0.95),
         invalid=_invalid(driver),

@@ -52,10 +52,8 @@ def build_process(container: Manifest, context: PodContext) -> Process:
     env = build_env(container, context)
     command = [*container.get("command", []), *container.get("args", [])]
     if not container.get("command"):
-        raise ContainerConfigError(
-            f"container {container['name']} of Pod {name_of(context.pod)} has no command; "
-            "set one, because the local backend does not use images"
-        )
+        where = f"container {container['name']} of Pod {name_of(context.pod)}"
+        raise ContainerConfigError(f"{where} has no command; set one, because the local backend does not use images")
     argv = [replace_mounts(expand(word, env), context.mounts) for word in command]
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable

@@ -63,7 +63,7 @@ def claim_block(seed: str, block: str | None = None, ports: Iterable[int] = PORT
         if used is None:
             return Network(prefix, lock)
         lock.close()
-        refusal = f"port {used[1]} on {used[0]} is in use{_describe_listener(used[1])}"
+        refusal = f"port {used[1]} on {used[0]} is in use{_describe_listener(*used)}"
     remedy = "stop the process that listens there" + (", or leave out --network" if block else "")
     raise UserError(f"{refusal}; {remedy}")
 
@@ -120,11 +120,12 @@ def _listen(address: str, port: int) -> socket.socket | None:
     return listener
 
 
-def _describe_listener(port: int) -> str:
+def _describe_listener(address: str, port: int) -> str:
     """Return ' by NAME (pid N)'; empty if this user may not see the process."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp4"):
-            if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:] == (port,):
+            is_listening = connection.status == psutil.CONN_LISTEN and connection.pid
+            if is_listening and tuple(connection.laddr) in ((address, port), ("0.0.0.0", port)):
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
 

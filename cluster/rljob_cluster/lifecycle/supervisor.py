@@ -63,7 +63,8 @@ class Supervisor:
         )
         self._plane.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(addons.build_coredns()))
         nodes = [f"node/{node.name}" for node in self.nodes]
-        self._plane.kubectl("wait", *nodes, "--for=create", "--timeout=60s")  # they may not have registered yet
+        for node in nodes:  # one by one: of several that have not registered yet, kubectl fails at once
+            self._plane.kubectl("wait", node, "--for=create", "--timeout=60s")
         self._plane.kubectl("wait", *nodes, "--for=condition=Ready", "--timeout=90s")
         self._plane.kubectl("rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout=60s")
         (self.state / "run/ready").touch()

@@ -13,8 +13,8 @@ PIP_UNREACHABLE = """WARNING: Retrying (Retry(total=0, connect=None, read=None, 
 connection broken by 'NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')'
 ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
 ERROR: No matching distribution found for sympy"""
-UV_UNREACHABLE = """error: Failed to fetch: `http://127.0.0.1:9/simple/sympy/`
-  Caused by: error sending request for url (http://127.0.0.1:9/simple/sympy/)"""
+UV_UNREACHABLE = """error: Failed to fetch: `http://127.0.0.1:9/index/sympy/`
+  Caused by: error sending request for url (http://127.0.0.1:9/index/sympy/)"""
 UV_MISSING = """  x No solution found when resolving dependencies:
   `-> Because sympy was not found in the package registry, we can conclude that your requirements are unsatisfiable."""
 

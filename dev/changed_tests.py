@@ -14,7 +14,15 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("rljob_api", "rljob_operator", "rljob_trainer", "rljob_reward", "rljob_cli", "rljob_cluster")
+PACKAGES = (
+    "rljob_api",
+    "rljob_inputs",
+    "rljob_operator",
+    "rljob_trainer",
+    "rljob_reward",
+    "rljob_cli",
+    "rljob_cluster",
+)
 FOLDERS = {
     "docs": "tests/unit/test_docs.py",
     "examples": "tests/unit/examples",

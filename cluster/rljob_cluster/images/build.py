@@ -21,7 +21,7 @@ from rljob_cluster.images.tools import LABEL_INPUTS, Tool
 
 VERSION = "0.1.0"
 FOLDERS = {"trainer": "trainer_image", "reward": "reward_image", "operator": "operator"}
-_MEMBERS = ("api", "operator", "trainer_image", "reward_image", "cli", "cluster")
+_MEMBERS = ("api", "inputs", "operator", "trainer_image", "reward_image", "cli", "cluster")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def list_inputs(root: Path, name: str) -> list[Path]:
     folder = FOLDERS[name]
     fixed = [root / "uv.lock", root / "pyproject.toml", root / ".dockerignore", root / folder / "Dockerfile"]
     fixed += [root / member / "pyproject.toml" for member in _MEMBERS]
-    sources = [p for part in ("api", folder) for p in (root / part).rglob("*") if p.is_file()]
+    sources = [p for part in ("api", "inputs", folder) for p in (root / part).rglob("*") if p.is_file()]
     kept = {p for p in sources if "__pycache__" not in p.parts and p.suffix != ".pyc"}
     return sorted(kept | set(fixed))
 

@@ -1,21 +1,25 @@
 """The commands run, validate and render, from arguments to exit code."""
 
 import functools
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import Problem
+from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile, check_file, load, load_partial
 from rljob_cli.check.preflight import Machine, run_checks
-from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
+from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
 
-_OUTPUTS = ("live", "plain", "json")
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
 
@@ -33,8 +37,6 @@ def parse_claims(volumes: list[str]) -> dict[str, Path]:
 def run_command(
     path: Path, directory: Path, overrides: list[str], volumes: list[str], fresh: bool, output: str, block: str | None
 ) -> int:
-    if output not in _OUTPUTS:
-        raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
     claims = parse_claims(volumes)
     file = load_partial(path, overrides)
     folder = (directory / file.job.metadata.name).resolve()
@@ -68,25 +70,56 @@ def _run_locked(
     if phase == "Interrupted":
         again = f"rljob run {file.path} --dir {folder.parent}"
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
-    print(folder / runfolder.FILE_SUMMARY, flush=True)
+    summary = folder / runfolder.FILE_SUMMARY
+    if output == "json":
+        paths = {"folder": str(folder), "summary_file": str(summary)}
+        print_json({"type": "result", "phase": phase, **paths, "summary": json.loads(summary.read_text())})
+    else:
+        print(summary, flush=True)
     return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
 
 @guard
-def validate_command(path: Path, overrides: list[str], volumes: list[str]) -> int:
+def validate_command(paths: list[Path], overrides: list[str], volumes: list[str], output: str) -> int:
     claims = parse_claims(volumes)
-    file = load_partial(path, overrides)
-    folder = Path("runs").resolve() / file.job.metadata.name
-    check_file(file, run_checks(file.job, folder, claims, Machine()))
-    print(f"{path}: RLJob {file.job.metadata.name} is valid")
-    return 0
+    errors = {path: error for path in paths if (error := _validate(path, overrides, claims, output))}
+    if output == "json":
+        print_json({"valid": not errors, "files": [describe_error(path, errors.get(path)) for path in paths]})
+    return EXIT_BAD_INPUT if errors else 0
+
+
+def _validate(path: Path, overrides: list[str], claims: dict[str, Path], output: str) -> UserError | None:
+    """Return what is wrong with a file, which is printed unless the output is JSON."""
+    try:
+        file = load_partial(path, overrides)
+        folder = Path("runs").resolve() / file.job.metadata.name
+        check_file(file, run_checks(file.job, folder, claims, Machine()))
+    except UserError as error:
+        if output != "json":
+            print_error(error, EXIT_BAD_INPUT)
+        return error
+    if output != "json":
+        print(f"{path}: RLJob {file.job.metadata.name} is valid")
+    return None
+
+
+def describe_error(path: Path, error: UserError | None) -> dict[str, Any]:
+    problems: list[dict[str, Any]] = []
+    if isinstance(error, InvalidManifestError):
+        problems = [asdict(problem) for problem in error.problems]
+    elif error:
+        problems = [{"path": "", "line": 1, "message": str(error)}]
+    return {"file": str(path), "valid": error is None, "problems": problems}
 
 
 @guard
-def render_command(path: Path, overrides: list[str]) -> int:
+def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     from rljob_operator.plan.job import render_children
 
-    file = load(path, overrides, keep_references=True)
-    children = render_children(file.job, _RENDERED_TOKEN, file.reward_models)
-    yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    files = [load(path, overrides, keep_references=True) for path in paths]
+    children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
+    if output == "json":
+        print_json({"apiVersion": "v1", "kind": "List", "items": children})
+    else:
+        yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
     return 0

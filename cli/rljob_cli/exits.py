@@ -1,14 +1,19 @@
 """Exit codes, and the messages of the errors that lead to them.
 
-0: success. 1: the job failed, or the cluster refused. 2: the input is invalid. 130: interrupted.
+| code | name | when |
+|---|---|---|
+| 0 | | success |
+| 1 | EXIT_FAILED | the job failed, a result is invalid, the cluster refused, or the reader of a pipe went away |
+| 2 | EXIT_BAD_INPUT | the arguments or the files are wrong: nothing was started |
+| 130 | EXIT_INTERRUPTED | Ctrl-C, SIGTERM or SIGHUP |
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import ParamSpec
 
 from rljob_api.errors import RLJobError
+from rljob_cli.output import print_error
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -24,11 +29,11 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **kwargs)
         except RLJobError as error:
-            print(error, file=sys.stderr)
+            print_error(error, EXIT_BAD_INPUT)
         except OSError as error:
             if error.filename is None:  # not a file of the user: a closed pipe, or a defect
                 raise
-            print(f"{error.filename}: {error.strerror}; fix the file, or pass another path", file=sys.stderr)
+            print_error(f"{error.filename}: {error.strerror}; fix the file, or pass another path", EXIT_BAD_INPUT)
         return EXIT_BAD_INPUT
 
     return guarded

@@ -1,24 +1,58 @@
 """The `rljob` command, also installed as `kubectl rljob`: parses arguments and calls one function per command.
 
-Each command imports its heavy dependencies only when it runs, so that --help is fast.
+Each command imports its heavy dependencies only when it runs, so that --help is fast. A command that takes files takes
+`JobsArgument` and `FilenameOption`, and one that prints a result takes `OutputOption`.
 """
 
 import io
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+
+from rljob_cli.completion import complete_jobs, complete_runs
+from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from rljob_cli.output import choose_format, is_json, print_error
+
+
+class _Commands(TyperGroup):
+    """Prints invalid arguments as JSON, too, if `--output json` requests it."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        arguments = sys.argv[1:] if args is None else list(args)
+        choose_format(arguments)
+        if not is_json():
+            return super().main(arguments, *rest, standalone_mode=standalone_mode, **extra)
+        try:
+            code = super().main(arguments, *rest, standalone_mode=False, **extra)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's usage errors have no public base class
+                raise
+            print_error(error.format_message(), EXIT_BAD_INPUT)
+            code = EXIT_BAD_INPUT
+        sys.exit(code)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Reinforcement-learning post-training of language models, on this machine or in a cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 _RUNS = Path("runs")
-JobArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A file with one RLJob.")]
+JobsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="JOB.yaml", show_default=False, help="Files with an RLJob each; - is stdin."),
+]
+FilenameOption = Annotated[
+    list[Path] | None, typer.Option("-f", "--filename", metavar="JOB.yaml", help="The same, as in kubectl; repeatable.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a field: spec.schedule.steps=3.")
 ]
@@ -32,53 +66,111 @@ NetworkOption = Annotated[
 ContextOption = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")]
 KubeconfigOption = Annotated[str | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, then ~/.kube/config.")]
 NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the context's.")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.")]
-OutputOption = Annotated[str, typer.Option("-o", "--output", help="text or json.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="An RLJob in the cluster.", autocompletion=complete_jobs)
+]
+Format = Literal["text", "json"]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the result and of errors.")]
+"""With json, stdout has nothing but JSON."""
+
+
+def files_of(jobs: list[Path] | None, filenames: list[Path] | None) -> list[Path]:
+    """Return the files of the arguments and of -f, in this order."""
+    files = [*(jobs or []), *(filenames or [])]
+    if not files:
+        raise typer.BadParameter("pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin")
+    return files
+
+
+def file_of(jobs: list[Path] | None, filenames: list[Path] | None) -> Path:
+    """Return the only file, for a command that takes one job."""
+    file, *more = files_of(jobs, filenames)
+    if more:
+        raise typer.BadParameter(f"takes one job's file, got {len(more) + 1}")
+    return file
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from rljob_cli.version import print_version
+
+        print_version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print all versions.")
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models, on this machine or in a cluster."""
 
 
 @app.command()
 def run(
-    job: JobArgument,
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of run folders; this run uses DIR/NAME.")] = _RUNS,
     overrides: SetOption = None,
     volumes: VolumeOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the existing run folder is renamed.")] = False,
-    output: Annotated[str, typer.Option(help="live, plain or json. live needs a terminal, else it is plain.")] = "live",
+    output: Annotated[
+        Literal["live", "plain", "json"],
+        typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
+    ] = "live",
     network: NetworkOption = None,
 ) -> None:
     """Run a job on this machine. A second run resumes from the last checkpoint."""
     from rljob_cli.commands import run_command
 
+    job = file_of(jobs, filenames)
     raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network))
 
 
 @app.command()
-def validate(job: JobArgument, overrides: SetOption = None, volumes: VolumeOption = None) -> None:
-    """Check a job file, its rewards, data and model; start nothing."""
+def validate(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Check job files, their rewards, data and models; start nothing."""
     from rljob_cli.commands import validate_command
 
-    raise typer.Exit(validate_command(job, overrides or [], volumes or []))
+    raise typer.Exit(validate_command(files_of(jobs, filenames), overrides or [], volumes or [], output))
 
 
 @app.command()
-def render(job: JobArgument, overrides: SetOption = None) -> None:
+def render(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    overrides: SetOption = None,
+    output: Annotated[
+        Literal["yaml", "json"], typer.Option("-o", "--output", help="json: one List, as kubectl prints it.")
+    ] = "yaml",
+) -> None:
     """Print the Kubernetes objects that the operator creates for a job. The token is a placeholder."""
     from rljob_cli.commands import render_command
 
-    raise typer.Exit(render_command(job, overrides or []))
+    raise typer.Exit(render_command(files_of(jobs, filenames), overrides or [], output))
 
 
 @app.command()
-def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")], output: OutputOption = "text"
+) -> None:
     """Write a job with a reward function and a few lines of data to start from."""
     from rljob_cli.check.scaffold import write_scaffold
 
-    raise typer.Exit(write_scaffold(directory))
+    raise typer.Exit(write_scaffold(directory, output))
 
 
 @app.command("test-reward")
 def try_reward(
-    job: JobArgument,
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
     reward: Annotated[
         str | None, typer.Option(help="Name of the reward. Default: the first reward that the job serves.")
     ] = None,
@@ -96,18 +188,25 @@ def try_reward(
     ] = None,
     overrides: SetOption = None,
     network: NetworkOption = None,
+    output: OutputOption = "text",
 ) -> None:
     """Score completions with a job's reward, in the same server that training uses."""
     from rljob_cli.check.try_reward import try_reward_command
 
-    code = try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network)
+    job = file_of(jobs, filenames)
+    code = try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network, output)
     raise typer.Exit(code)
 
 
 @app.command()
 def trajectories(
     run: Annotated[
-        list[str], typer.Argument(metavar="RUN | diff RUN_A RUN_B", help="A run's folder, job file, or job's name.")
+        list[str],
+        typer.Argument(
+            metavar="RUN | diff RUN_A RUN_B",
+            help="A run's folder, job file, or job's name.",
+            autocompletion=complete_runs,
+        ),
     ],
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
     lane: Annotated[str | None, typer.Option(help="train or eval. diff: eval if both runs have one.")] = None,
@@ -116,10 +215,10 @@ def trajectories(
     min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: table 20, json all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, json all.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json (one object per line).")] = "table",
+    output: Annotated[Format, typer.Option("-o", "--output", help="json: one object per line.")] = "text",
 ) -> None:
     """Show the samples of a run with all their scores, newest step first; or compare two runs."""
     from rljob_cli.trajectories.command import trajectories_command
@@ -164,7 +263,10 @@ def explain(
 
 @app.command()
 def top(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One job, with its roles and Pods.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One job, with its roles and Pods.", autocompletion=complete_jobs),
+    ] = None,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh in place until Ctrl-C.")] = False,
     everywhere: Annotated[bool, typer.Option("-A", "--all-namespaces", help="Jobs of all namespaces.")] = False,
     namespace: NamespaceOption = None,
@@ -211,7 +313,14 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding does not have
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `rljob trajectories | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rljob_api.read.load import InvalidManifestError, read_manifest
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
+STDIN = Path("-")
 _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -106,6 +107,9 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of a file, or of stdin, whose relative paths start at the current folder."""
+    if path == STDIN:
+        return sys.stdin.read()
     if not path.is_file():
         reason = "not a file" if path.exists() else "not found"
         raise UserError(f"{path}: {reason}; pass the path of a job's YAML file")

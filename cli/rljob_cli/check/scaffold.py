@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_cli.exits import guard
+from rljob_cli.output import print_json
 
 _JOB = """\
 # Try the reward, check the job, run it:
@@ -86,7 +87,7 @@ summary.json.
 
 
 @guard
-def write_scaffold(directory: Path) -> int:
+def write_scaffold(directory: Path, output: str) -> int:
     name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"
     name = name if name[0].isalpha() else f"job-{name}"
     name = name[:40].rstrip("-")
@@ -97,8 +98,12 @@ def write_scaffold(directory: Path) -> int:
     for file, text in files.items():
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text)
-    print(f"wrote {', '.join(files)} in {directory}")
-    print(f"next: rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl")
+    following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
+    if output == "json":
+        print_json({"directory": str(directory), "files": list(files), "next": following})
+    else:
+        print(f"wrote {', '.join(files)} in {directory}")
+        print(f"next: {following}")
     return 0
 
 

@@ -28,6 +28,7 @@ from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
+from rljob_cli.output import print_json
 from rljob_operator.backend import Manifest
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
 from rljob_operator.plan.job import render_children
@@ -45,6 +46,14 @@ class Outcome:
     request: ScoreRequest
     result: ScoreResult
 
+    def to_json(self) -> dict[str, Any]:
+        result = self.result.model_dump(mode="json", exclude={"id"})
+        return {
+            "sample": self.label,
+            "completion": self.request.completion,
+            "ground_truth": self.request.ground_truth,
+        } | result
+
 
 @guard
 def try_reward_command(
@@ -56,8 +65,9 @@ def try_reward_command(
     prompt: str,
     file: Path | None,
     block: str | None,
+    output: str,
 ) -> int:
-    """Score, print a table, and return 1 if a result was invalid."""
+    """Score, print the results, and return 1 if one is invalid."""
     job_file = load(path, overrides)
     index = _find_reward(job_file.job, name)
     reward = job_file.job.spec.rewards[index]
@@ -70,12 +80,19 @@ def try_reward_command(
             outcomes, printed = asyncio.run(_score(job_file.job, reward, groups, network, Path(folder)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             return EXIT_INTERRUPTED
+    if output == "json":
+        print_json({"reward": reward.name, "results": [outcome.to_json() for outcome in outcomes], "printed": printed})
+    else:
+        _print_outcomes(reward.name, outcomes, printed)
+    return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
+
+
+def _print_outcomes(name: str, outcomes: list[Outcome], printed: str) -> None:
     console = Console()
-    console.print(build_table(reward.name, outcomes))
+    console.print(build_table(name, outcomes))
     if printed:
         console.print("output of the reward's server:", style="bold")
         console.print(printed, markup=False, highlight=False, soft_wrap=True)
-    return 0 if all(outcome.result.valid for outcome in outcomes) else EXIT_FAILED
 
 
 def _find_reward(job: RLJob, name: str | None) -> int:

@@ -4,8 +4,6 @@
 """
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Concatenate
@@ -20,10 +18,10 @@ from rljob_cli.cluster.explanation import format_explanation
 from rljob_cli.cluster.observation import fetch_observation
 from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
+from rljob_cli.output import print_error, print_json
 from rljob_cli.tables import show
 from rljob_operator.backend import utc_now
 
-_OUTPUTS = ("text", "json")
 _WATCH_SECONDS = 2.0
 
 
@@ -38,7 +36,7 @@ def _on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> C
         try:
             return asyncio.run(connected())
         except ClusterError as error:
-            print(error, file=sys.stderr)
+            print_error(error, EXIT_FAILED)
             return EXIT_FAILED
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
@@ -46,35 +44,33 @@ def _on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> C
     return guard(run)
 
 
-def _check_output(output: str) -> None:
-    if output not in _OUTPUTS:
-        raise UserError(f"--output must be one of {', '.join(_OUTPUTS)}, got {output}")
-
-
 @_on_cluster
 async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
-    _check_output(output)
     job = await cluster.get_job(name)
     change = control.plan_change(verb, job, utc_now())
     if change.patch is not None:
         await cluster.patch_job(name, change.patch)
     about = {"command": verb, "namespace": job["metadata"]["namespace"], "name": job["metadata"]["name"]}
     about |= {"changed": change.patch is not None, "message": change.message}
-    print(json.dumps(about) if output == "json" else change.message)
+    if output == "json":
+        print_json(about)
+    else:
+        print(change.message)
     return 0
 
 
 @_on_cluster
 async def explain_command(cluster: Cluster, name: str, output: str) -> int:
-    _check_output(output)
     explanation = explain(await fetch_observation(cluster, name))
-    print(json.dumps(explanation.to_json()) if output == "json" else format_explanation(explanation, utc_now()))
+    if output == "json":
+        print_json(explanation.to_json())
+    else:
+        print(format_explanation(explanation, utc_now()))
     return 0
 
 
 @_on_cluster
 async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, watch: bool, output: str) -> int:
-    _check_output(output)
     if name and everywhere:
         raise UserError("-A lists the jobs of all namespaces; leave out NAME, or pass -n NAMESPACE")
     if watch and output == "json":
@@ -95,7 +91,7 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
     if watch:
         await top.watch(draw, _WATCH_SECONDS)
     elif output == "json":
-        print(json.dumps((await view())[1]))
+        print_json((await view())[1])
     else:
         show(await draw())
     return 0

@@ -1,6 +1,5 @@
 """`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_cli.exits import guard
+from rljob_cli.output import print_json
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
 from rljob_cli.trajectories.log import Filter, Row, find_log, read_rows
@@ -19,12 +19,10 @@ _TABLE_LIMIT = 20
 def trajectories_command(
     arguments: list[str], filter_: Filter, *, directory: Path, limit: int | None, full: bool, output: str
 ) -> int:
-    if output not in ("table", "json"):
-        raise UserError(f"--output must be table or json, got {output}")
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
     if limit is None:
-        limit = _TABLE_LIMIT if output == "table" else 0
+        limit = _TABLE_LIMIT if output == "text" else 0
     if arguments[0] == "diff":
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
@@ -44,7 +42,7 @@ def _show(folder: Path, filter_: Filter, limit: int | None, full: bool, output: 
 
 def _print_lines(objects: Iterable[Row]) -> int:
     for found in objects:
-        print(json.dumps(found, ensure_ascii=False))
+        print_json(found)
     return 0
 
 

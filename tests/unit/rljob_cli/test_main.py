@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
 
+_NAMES = [command.name or command.callback.__name__ for command in app.registered_commands]
 
-def rljob(*arguments):
-    done = CliRunner().invoke(app, list(map(str, arguments)))
+
+def rljob(*arguments, stdin=""):
+    done = CliRunner().invoke(app, list(map(str, arguments)), input=stdin)
     return done.exit_code, done.output
 
 
@@ -52,7 +55,6 @@ def test_run_with_a_missing_data_file_prints_line_and_field(job):
         (["validate", "none.yaml"], "none.yaml: not found; pass the path of a job's YAML file"),
         (["validate", "job.yaml", "--volume", "claim"], "--volume must be CLAIM=DIR, got claim"),
         (["run", "job.yaml", "--dir", "taken"], "taken: File exists"),
-        (["run", "job.yaml", "--output", "xml"], "--output must be one of live, plain, json, got xml"),
         (["test-reward", "job.yaml", "--file", "latin-1"], "latin-1: is not UTF-8 text"),
         (["test-reward", "job.yaml", "--completion", "x", "--reward", "z"], "that the job serves, got z; it serves r"),
     ],
@@ -80,3 +82,79 @@ def test_render_prints_objects_with_a_placeholder_token(job):
     assert code == 0
     assert base64.b64encode(b"RENDERED-WITHOUT-A-TOKEN").decode() in output
     assert "kind: StatefulSet" in output
+
+
+def test_version_names_all_parts():
+    code, output = rljob("--version")
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()][:3] == ["rljob", "rljob-cli", "rljob-api"]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in _NAMES)], ids=["rljob", *_NAMES])
+def test_every_command_has_short_help(command):
+    code, output = rljob(*command, "-h")
+    assert code == 0
+    assert output == rljob(*command, "--help")[1]
+
+
+@pytest.mark.parametrize("name", sorted({*_NAMES} - {"logs"}))
+def test_every_command_prints_invalid_arguments_as_one_object_with_output_json(name):
+    code, output = rljob(name, "--no-such-option", "-o", "json")
+    assert code == 2
+    error = json.loads(output)
+    assert error.pop("error").startswith("No such option: --no-such-option")
+    assert error == {"exit_code": 2}
+
+
+@pytest.mark.parametrize("option", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+def test_error_is_an_object_with_its_problems_in_each_form_of_the_option(job, option):
+    job.write_text(job.read_text() + "  shedule: {}\n")
+    code, output = rljob("render", job, *option)
+    error = json.loads(output)
+    assert (code, error["exit_code"], error["file"]) == (2, 2, str(job))
+    assert [(problem["line"], problem["path"]) for problem in error["problems"]] == [(8, "spec.shedule")]
+
+
+def test_unknown_output_is_refused_with_the_choices(job):
+    code, output = rljob("run", job, "-o", "xml")
+    assert code == 2
+    assert "'xml' is not one of 'live', 'plain', 'json'" in output
+
+
+def test_validate_checks_arguments_and_filenames_and_stdin(job):
+    assert rljob("validate", job, "-f", "job.yaml", "-f", "-", stdin=job.read_text()) == (
+        0,
+        f"{job}: RLJob sleepy is valid\njob.yaml: RLJob sleepy is valid\n-: RLJob sleepy is valid\n",
+    )
+
+
+def test_validate_reports_each_file_as_json_and_exits_with_2_if_one_is_invalid(job):
+    code, output = rljob("validate", job, "none.yaml", "-o", "json")
+    result = json.loads(output)
+    assert (code, result["valid"], [file["valid"] for file in result["files"]]) == (2, False, [True, False])
+    assert "not found" in result["files"][1]["problems"][0]["message"]
+
+
+def test_render_prints_the_objects_of_all_files_as_one_json_list(job):
+    items = json.loads(rljob("render", job, "-o", "json")[1])["items"]
+    twice = json.loads(rljob("render", "-f", job, "-f", job, "-o", "json")[1])["items"]
+    assert "StatefulSet" in {item["kind"] for item in items}
+    assert twice == items * 2
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "render", "test-reward"])
+def test_command_without_a_file_names_all_ways_to_pass_one(command):
+    code, output = rljob(command)
+    assert code == 2
+    assert "pass a job's file: JOB.yaml, -f JOB.yaml, or - for stdin" in output
+
+
+def test_run_takes_one_file(job):
+    code, output = rljob("run", job, job)
+    assert code == 2
+    assert "takes one job's file, got 2" in output
+
+
+def test_init_prints_its_files_as_json(tmp_path):
+    result = json.loads(rljob("init", tmp_path / "first", "-o", "json")[1])
+    assert {file.name for file in (tmp_path / "first").iterdir() if file.is_file()} < {*result["files"]}

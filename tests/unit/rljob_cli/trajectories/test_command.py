@@ -140,7 +140,6 @@ def test_run_is_found_by_folder_job_file_or_name(run_dir, tmp_path):
         (["diff", "a"], "diff takes two runs, got 1"),
         (["a", "b"], "pass one run, or: diff RUN_A RUN_B"),
         (["a", "--lane", "test"], "--lane must be train or eval, got test"),
-        (["a", "-o", "yaml"], "--output must be table or json, got yaml"),
     ],
 )
 def test_invalid_arguments_are_reported_with_a_remedy(arguments, message):

@@ -249,6 +249,10 @@ class DriverHarness:
         for runner in list(self.runners.values()):
             await runner.cleanup()
 
+    def read_schedule(self):
+        steps = self.read_steps()
+        return None if steps is None else self.job.spec.schedule.model_copy(update={"steps": steps})
+
     async def start_trainer(self, generation, checkpoint, report):
         self.generations.append(generation)
         weight = int((checkpoint / "trainer" / "weight").read_text()) if checkpoint else 0
@@ -274,7 +278,7 @@ class DriverHarness:
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
             components = DriverComponents(
                 self.start_trainer, rollouts, rewards, collector, self.board, trackers, prometheus, train, held_out,
-                "/m", self.read_steps,
+                "/m", self.read_schedule,
             )  # fmt: skip
             yield Driver(self.job, self.run_dir, components, head_job_uid)
 

@@ -65,6 +65,13 @@ _RULES: Final = (
         "",  # x-kubernetes-list-type: map enforces it
     ),
     Rule(
+        ("rewards",),
+        "must have a weight other than 0: otherwise every score is 0 and the model learns nothing",
+        "set rewards[].weight",
+        lambda spec: any(reward.weight != 0 for reward in spec.rewards),
+        "self.rewards.exists(reward, reward.weight != 0.0)",
+    ),
+    Rule(
         ("rollout.replicas", "suspend"),
         "must be at least 1 unless the job is suspended",
         "set it to 1 or more, or suspend: true",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -127,7 +127,7 @@ class Algorithm(Spec):
 
 
 class Schedule(Spec):
-    """Steps, batch sizes and seed. Immutable, except steps."""
+    """Steps, batch sizes and seed. Immutable, except steps and maxStepsWithoutSignal."""
 
     steps: int = Field(default=100, ge=1)
     """Training steps. May change while the job runs; below the current step, the job ends after that step. Linear and
@@ -138,8 +138,17 @@ class Schedule(Spec):
     """Optimizer updates per step. Must divide promptsPerStep."""
     max_staleness: Literal[0] = 0
     """Maximum number of weight versions by which sampled tokens may lag. 0 is on-policy."""
+    max_steps_without_signal: int = Field(default=3, ge=0, le=1_000_000)
+    """Consecutive steps from which the model learns nothing before the job reacts. If all samples of these steps are
+    invalid, the job fails as UserError with the reasons. If only the advantages are all zero, because the samples of
+    each group have the same score, the condition Learning becomes False with a warning. 0 is off. May change while the
+    job runs."""
     seed: int = 0
     """Seed of data order, sampling and initialization."""
+
+
+MUTABLE_SCHEDULE_FIELDS: Final = ("steps", "maxStepsWithoutSignal")
+"""The driver reads these again while the job runs. All others of schedule are immutable."""
 
 
 class SingleTurnAgent(Spec):

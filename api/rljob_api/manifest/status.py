@@ -41,6 +41,19 @@ class RoleStatus(Spec):
     """Restarts so far."""
 
 
+class RewardProblem(Spec):
+    """Why samples have no valid score."""
+
+    reward: str
+    """Name of the reward."""
+    reason: str
+    """Reason of the invalid result, such as exception or timeout."""
+    message: str = Field(default="", max_length=500)
+    """Message of the first sample: for an exception its file, line, type and text."""
+    step: int = 0
+    """Step of the first sample. 0: an evaluation before the first step."""
+
+
 class JobProgress(Spec):
     """The driver's last report. Advisory: it may be one poll old."""
 
@@ -56,13 +69,16 @@ class JobProgress(Spec):
     """Current phase: starting, evaluate, generate, score, update, publish, checkpoint, done."""
     waits_for: str = ""
     """What the driver is waiting for; empty if nothing."""
+    problems: list[RewardProblem] = Field(default=[], max_length=8)
+    """The first reasons for which samples have no valid score, each once."""
 
 
 class RLJobStatus(Spec):
     """Observed state of an RLJob."""
 
     conditions: list[Condition] = Field(default=[], json_schema_extra=list_map("type"))
-    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed."""
+    """Queued, Suspended, Running, Restarting, Succeeded, Failed, PoolsIsolated, NameConflict, RewardVersionsMixed,
+    Learning."""
     observed_generation: int = 0
     """Generation of spec that this status refers to."""
     phase: Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"] = ""

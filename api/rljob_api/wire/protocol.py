@@ -194,6 +194,35 @@ class RewardDemand(Wire):
     """95th percentile of the same."""
 
 
+MAX_PROBLEMS = 8
+MAX_PROBLEM_LENGTH = 500
+
+
+class DriverProblem(Wire):
+    """Why samples have no valid score: the first of its kind since the driver started, and how many followed."""
+
+    reward: str
+    """Name of the reward."""
+    reason: InvalidReason
+    message: str = Field(default="", max_length=MAX_PROBLEM_LENGTH)
+    """Of the first sample: for an exception its file, line, type and text."""
+    step: int = 0
+    """Step of the first sample. 0: an evaluation before the first step."""
+    count: int = 1
+    """Samples so far."""
+
+
+class Learning(Wire):
+    """Whether the last steps gave the model anything to learn from."""
+
+    is_learning: bool | None = None
+    """Null: not known before the first step. False: not for schedule.maxStepsWithoutSignal steps in a row."""
+    reason: str = ""
+    """CamelCase, as the reason of the condition Learning. Empty if null."""
+    message: str = ""
+    """Why not, and what to do."""
+
+
 class DriverStatus(Wire):
     """The driver's status, served at /status."""
 
@@ -222,3 +251,6 @@ class DriverStatus(Wire):
     """Time of generation, updates and weight sync in the last step, without rewards: the minimum of its wall time."""
     restarts: dict[str, int] = {}
     """Restarts by role that the driver made (trainer group)."""
+    problems: list[DriverProblem] = Field(default=[], max_length=MAX_PROBLEMS)
+    """The first reasons for which samples have no valid score, each once."""
+    learning: Learning = Learning()

@@ -16,6 +16,7 @@ import yaml
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
 
 FILE_JOB = "job.yaml"
 FILE_METRICS = "metrics.jsonl"
@@ -23,7 +24,7 @@ FILE_DRIVER_SUMMARY = "driver-summary.json"
 FILE_SUMMARY = "summary.json"
 FILE_CURVES = "curves.png"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
-"""Except schedule.steps."""
+"""Except MUTABLE_SCHEDULE_FIELDS."""
 Row = dict[str, Any]
 """A line of metrics.jsonl: the numbers of a step or an evaluation."""
 
@@ -56,8 +57,14 @@ def set_aside(folder: Path) -> Path | None:
     return folder.rename(folder.with_name(f"{folder.name}.{datetime.now():%Y%m%d-%H%M%S}"))
 
 
+def last_checkpoint(folder: Path) -> int | None:
+    """Return the step of the newest complete checkpoint; None without one."""
+    names = (file.parent.name for file in (folder / "checkpoints").glob("step-*/COMPLETE"))
+    return max((int(name.removeprefix("step-")) for name in names), default=None)
+
+
 def has_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints").glob("*/COMPLETE"))
+    return last_checkpoint(folder) is not None
 
 
 def changed_fields(folder: Path, job: RLJob) -> list[str]:
@@ -67,7 +74,8 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
         return []
     before, now = yaml.safe_load(saved.read_text())["spec"], _dump(job)["spec"]
     for spec in (before, now):
-        spec["schedule"].pop("steps", None)
+        for name in MUTABLE_SCHEDULE_FIELDS:
+            spec["schedule"].pop(name, None)
     return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
 
 

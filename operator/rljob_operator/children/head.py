@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
@@ -84,12 +85,12 @@ def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
 
 
 def _read_by_head(job: RLJob) -> dict[str, Any]:
-    """What restarts the driver when it changes: all that it reads except for what it reloads (steps) or discovers
+    """What restarts the driver when it changes: all that it reads except for what it reloads (schedule) or discovers
     (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
     spec = job.spec
     read = pods.read_settings(spec, _NOT_READ)
     return read | {
-        "schedule": pods.read_settings(spec.schedule, {"steps"}),
+        "schedule": pods.read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
         "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
         "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],

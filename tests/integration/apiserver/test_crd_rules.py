@@ -113,6 +113,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"rewards": [{"name": "a", "function": {"inline": INLINE}}] * 2},
     ),
+    ("RLJobSpec", "must have a weight other than 0", "RLJob", {"rewards.0.weight": 0}),
     ("RLJobSpec", "must be at least 1 unless", "RLJob", {"rollout.replicas": 0}),
     ("RLJobSpec", "must have at least 1 replica each", "RLJob", {"rewards.0.replicas": 0}),
     ("RLJobSpec", "must leave room", "RLJob", {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 64}}}),

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rljob_api.errors import TransientError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Schedule
 from rljob_api.wire.protocol import DriverStatus
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
@@ -58,8 +59,8 @@ class DriverComponents:
     train: Sequence[Prompt]
     eval: Sequence[Prompt]
     model: str
-    read_steps: Callable[[], int | None]
-    """Reads the current schedule.steps; None: it is still the one at the job's start."""
+    read_schedule: Callable[[], Schedule | None]
+    """Reads the current schedule; None: it is still the one at the job's start."""
 
 
 class Driver:
@@ -203,14 +204,15 @@ class Driver:
         self._components.board.set_phase("done")
 
     def _refresh_steps(self) -> int:
-        """Return the current schedule.steps; every later decision uses it."""
-        steps = self._components.read_steps()
-        if steps is not None and steps != self._spec.schedule.steps:
-            log.info("schedule.steps changes from %d to %d", self._spec.schedule.steps, steps)
-            schedule = self._spec.schedule.model_copy(update={"steps": steps})
+        """Read the mutable fields of the schedule, which every later decision uses. Return the current steps."""
+        before, read = self._spec.schedule, self._components.read_schedule() or self._spec.schedule
+        mutable = {"steps": read.steps, "max_steps_without_signal": read.max_steps_without_signal}
+        schedule = before.model_copy(update=mutable)
+        if schedule != before:
+            log.info("spec.schedule changes: %s", ", ".join(f"{name} is {value}" for name, value in mutable.items()))
             self._spec = self._spec.model_copy(update={"schedule": schedule})
-            self._components.board.update(total_steps=steps)
-        return self._spec.schedule.steps
+            self._components.board.update(total_steps=schedule.steps)
+        return schedule.steps
 
     def _evaluation_is_due(self, ledger: Ledger) -> bool:
         history, evaluation = ledger.history, self._spec.evaluation

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Schedule
 from rljob_api.read.load import load_job
 from rljob_api.wire import contract
 
@@ -56,16 +57,16 @@ class JobFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read: tuple[int, int, int] | None = None
-        self._steps: int | None = None
+        self._schedule: Schedule | None = None
 
-    def read_steps(self) -> int | None:
-        """Return schedule.steps of the newest readable file; None if no file was readable yet."""
+    def read_schedule(self) -> Schedule | None:
+        """Return the schedule of the newest readable file; None if no file was readable yet."""
         try:
             found = self._path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity != self._read:
                 self._read = identity
-                self._steps = load_job(self._path).spec.schedule.steps
+                self._schedule = load_job(self._path).spec.schedule
         except (OSError, UserError) as error:
-            log.warning("the job's file is unusable, so schedule.steps is unchanged: %s", error)
-        return self._steps
+            log.warning("the job's file is unusable, so the schedule is unchanged: %s", error)
+        return self._schedule

@@ -99,7 +99,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
             train=train,
             eval=held_out,
             model=environment.model,
-            read_steps=JobFile(environment.job_file).read_steps,
+            read_schedule=JobFile(environment.job_file).read_schedule,
         )
         driver = Driver(job, run_dir, components, environment.head_job_uid)
         await run_with_watcher(driver.run(), ray_head.watch())

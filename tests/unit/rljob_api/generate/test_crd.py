@@ -13,6 +13,7 @@ import yaml
 from rljob_api.generate import crd
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
@@ -185,7 +186,9 @@ def test_fields_that_a_running_job_depends_on_are_immutable() -> None:
     fixed = {rule["fieldPath"] for rule in rules if "oldSelf" in rule["rule"]}
     assert {".model", ".data.train", ".algorithm", ".trainer.replicas", ".schedule.seed", ".managedBy"} <= fixed
     schedule = root_schema(RLJob)["properties"]["spec"]["properties"]["schedule"]["properties"]
-    assert {f".schedule.{name}" for name in schedule} - fixed == {".schedule.steps"}
+    assert {f".schedule.{name}" for name in schedule} - fixed == {
+        f".schedule.{name}" for name in MUTABLE_SCHEDULE_FIELDS
+    }
 
 
 def test_named_lists_merge_by_key() -> None:

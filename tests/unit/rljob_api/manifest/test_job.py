@@ -21,6 +21,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 63}}},
     {"rewards": [{"name": "x", "http": {"url": "https://x"}, "replicas": 0}]},
     {"evaluation": {"everySteps": 1}, "data": {"train": {"source": "d"}, "eval": {"source": "e"}}},
+    {"rewards": [{"name": "penalty", "function": {"file": "x"}, "weight": -1}]},
+    {"rewards": [{"name": n, "function": {"file": "x"}, "weight": w} for n, w in (("logged", 0), ("counts", 1))]},
     {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},
 ]
 
@@ -31,6 +33,8 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"replicas": 0}}, "unless the job is suspended"),
     ({"rewards": [{"name": "x", "function": {"file": "x"}, "replicas": 0}]}, "at least 1 replica each"),
     ({"rewards": [{"name": "x", "function": {"file": "x"}}] * 2}, "different names"),
+    ({"rewards": [{"name": n, "function": {"file": "x"}, "weight": 0} for n in "ab"]}, "weight other than 0"),
+    ({"schedule": {"maxStepsWithoutSignal": -1}}, "greater than or equal to 0"),
     ({"rollout": {"maxModelLen": 64, "sampling": {"maxTokens": 64}}}, "leave room for the prompt"),
     (
         {"rollout": {"maxModelLen": 600}, "data": {"train": {"source": "d"}, "maxPromptTokens": 100}},

@@ -108,6 +108,7 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
     ("path", "value", "rolls"),
     [
         ("schedule.steps", 900, set()),
+        ("schedule.maxStepsWithoutSignal", 0, set()),
         ("rollout.replicas", 9, set()),
         ("rewards.0.replicas", 9, set()),
         ("suspend", False, set()),

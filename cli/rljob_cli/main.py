@@ -22,13 +22,13 @@ from rljob_cli.output import choose_format, is_json, print_error
 class _Commands(TyperGroup):
     """Prints invalid arguments as JSON, too, if `--output json` requests it."""
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
         arguments = sys.argv[1:] if args is None else list(args)
         choose_format(arguments)
         if not is_json():
-            return super().main(arguments, *rest, standalone_mode=standalone_mode, **extra)
+            return super().main(arguments, **options)
         try:
-            code = super().main(arguments, *rest, standalone_mode=False, **extra)
+            code = super().main(arguments, **options | {"standalone_mode": False})
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's usage errors have no public base class
                 raise

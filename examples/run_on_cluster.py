@@ -19,8 +19,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from rljob_cli.run.report import build_summary, print_report
-from rljob_cli.run.runfolder import read_rows
+from rljob_cli.run.runfolder import last_checkpoint, read_rows
+from rljob_cli.run.sessions import Session
+from rljob_cli.run.summary import build_summary, print_summary
 from rljob_cluster.host.go_programs import find_or_build
 from rljob_cluster.host.paths import state_folder
 
@@ -112,15 +113,18 @@ def main() -> int:
         print(f"{failed['reason']}: {failed['message']}", file=sys.stderr)
         return 1
     run = claim / NAME
+    restarts = {role["name"]: role["restarts"] for role in job["status"]["roles"]}
+    session = Session(job["metadata"]["creationTimestamp"], seconds=time.monotonic() - applied, restarts=restarts)
     summary = build_summary(
         name=NAME,
         phase=job["status"]["phase"],
+        total_steps=job["spec"]["schedule"]["steps"],
         driver=json.loads((run / "driver-summary.json").read_text()),
         rows=read_rows(run / "metrics.jsonl"),
-        restarts={role["name"]: role["restarts"] for role in job["status"]["roles"]},
-        wall_seconds=time.monotonic() - applied,
+        sessions=[session],
+        checkpoint=last_checkpoint(run),
     )
-    print_report(Console(), summary | {"export": str(run / "export")})
+    print_summary(Console(), summary | {"export": str(run / "export")})
     print(f"{time.monotonic() - start:.0f} s with the chart and the files")
     return 0
 

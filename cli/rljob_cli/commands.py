@@ -63,8 +63,8 @@ def _run_locked(
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")
-    elif runfolder.has_checkpoint(folder):
-        say(f"resuming from the last checkpoint in {folder}")
+    elif step := runfolder.last_checkpoint(folder):
+        say(f"resumes after step {step}, the last checkpoint in {folder}")
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
     if phase == "Interrupted":

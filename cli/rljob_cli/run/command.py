@@ -6,6 +6,7 @@ Invariant: when `run_job` returns or raises, no process of the run is alive.
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,9 +24,11 @@ from rljob_cli.local.network import Network
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
-from rljob_cli.run.report import build_summary, draw_curves, print_report
+from rljob_cli.run.plot import draw_curves
 from rljob_cli.run.reward_rows import RewardMetrics, RewardRow, build_row, gather_metrics
+from rljob_cli.run.sessions import SessionLog
 from rljob_cli.run.snapshot import RunHistory, Snapshot, build_roles, message_of
+from rljob_cli.run.summary import build_summary, print_summary
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, child_name
 from rljob_operator.children.config import read_token
@@ -36,6 +39,8 @@ _REFRESH_SECONDS = 0.5
 _POLL_SECONDS = 1.0
 _METRICS_SECONDS = 2.0
 _POLL_TIMEOUT_SECONDS = 2.0
+_RECORD_SECONDS = 5.0
+"""Between two writes of the session: the time that a kill can take from it."""
 _STOP_SECONDS = 15.0
 """Limit for one Pod. The head stops first, so that it can complete a checkpoint."""
 _FINAL_PHASES = ("Succeeded", "Failed")
@@ -54,9 +59,13 @@ class Run:
         self._interrupted = asyncio.Event()
         self._phase = ""
         self._metrics = RewardMetrics()
+        self.session = SessionLog(folder, runfolder.last_checkpoint(folder) or 0)
+        self._recorded_at = -math.inf
 
     async def execute(self) -> str:
         """Run until the job ends. Return the phase: Succeeded, Failed or Interrupted."""
+        steps, evals = self._read_history()
+        self._output.begin(Snapshot(steps=tuple(steps), evals=tuple(evals)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         async with self._cluster:
@@ -71,6 +80,7 @@ class Run:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
+                self._record_session(self.take_snapshot(), phase=self._phase)
         return self._phase
 
     @property
@@ -86,6 +96,8 @@ class Run:
             snapshot = self.take_snapshot()
             self._output.show(snapshot)
             self._phase = snapshot.phase
+            if time.monotonic() >= self._recorded_at + _RECORD_SECONDS:
+                self._record_session(snapshot)
             if self._interrupted.is_set():
                 self._phase = "Interrupted"
                 return
@@ -95,12 +107,26 @@ class Run:
                 async with asyncio.timeout(_REFRESH_SECONDS):
                     await self._interrupted.wait()
 
+    def _record_session(self, snapshot: Snapshot, phase: str = "") -> None:
+        self._recorded_at = time.monotonic()
+        self.session.update(
+            seconds=round(self.wall_seconds, 3),
+            phase=phase,
+            message=snapshot.message,
+            last_step=snapshot.step,
+            restarts=self.history.restarts,
+            failures=tuple(failure.__dict__ for failure in self.history.failures),
+        )
+
+    def _read_history(self) -> tuple[list[runfolder.Row], list[runfolder.Row]]:
+        return runfolder.split_rows(runfolder.read_rows(self._folder / runfolder.FILE_METRICS))
+
     def take_snapshot(self) -> Snapshot:
         store = self._cluster.store
         pods = list(store.pods.values())
         self.history.record(pods)
         job = store.job or self._job
-        steps, evals = runfolder.split_rows(runfolder.read_rows(self._folder / runfolder.FILE_METRICS))
+        steps, evals = self._read_history()
         return Snapshot(
             name=job.metadata.name,
             phase=job.status.phase or "Pending",
@@ -198,15 +224,16 @@ def run_job(
     summary = build_summary(
         name=job.metadata.name,
         phase=phase,
+        total_steps=job.spec.schedule.steps,
         driver=runfolder.read_driver_summary(folder),
         rows=rows,
-        restarts=run.history.restarts,
-        wall_seconds=run.wall_seconds,
+        sessions=run.session.sessions,
+        checkpoint=runfolder.last_checkpoint(folder),
     )
     (folder / runfolder.FILE_SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
     curves = folder / runfolder.FILE_CURVES
     has_curves = draw_curves(rows, curves)
-    print_report(console, summary)
+    print_summary(console, summary)
     if has_curves:
         console.print(f"curves: {curves}", soft_wrap=True, highlight=False)
     console.print(f"logs: {folder / 'logs'}", soft_wrap=True, highlight=False)

@@ -24,6 +24,10 @@ class PlainOutput:
         self._console = console
         self._last = Snapshot()
 
+    def begin(self, earlier: Snapshot) -> None:
+        """Take the steps of the sessions before this one as shown."""
+        self._last = earlier
+
     def show(self, snapshot: Snapshot) -> None:
         for change in diff_snapshots(self._last, snapshot):
             self._report(change, snapshot)

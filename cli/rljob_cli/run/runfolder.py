@@ -23,6 +23,8 @@ FILE_METRICS = "metrics.jsonl"
 FILE_DRIVER_SUMMARY = "driver-summary.json"
 FILE_SUMMARY = "summary.json"
 FILE_CURVES = "curves.png"
+FILE_REPORT = "report.html"
+FILE_SESSIONS = "sessions.json"
 _IMMUTABLE = ("model", "data", "algorithm", "schedule", "agent")
 """Except MUTABLE_SCHEDULE_FIELDS."""
 Row = dict[str, Any]
@@ -83,8 +85,10 @@ def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_JOB).write_text(yaml.safe_dump(_dump(job), sort_keys=False, allow_unicode=True))
-    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES):
+    for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES, FILE_REPORT):
         (folder / name).unlink(missing_ok=True)
+    if not has_checkpoint(folder):  # the run starts over
+        (folder / FILE_SESSIONS).unlink(missing_ok=True)
 
 
 def read_driver_summary(folder: Path) -> dict[str, Any]:

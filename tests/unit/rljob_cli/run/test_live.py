@@ -37,6 +37,19 @@ def test_plain_output_prints_one_line_per_change_once():
     ]
 
 
+def test_steps_of_an_earlier_session_are_not_shown_again():
+    output = console()
+    plain = PlainOutput(output)
+    earlier = tuple({"type": "step", "step": number} for number in (1, 2, 3))
+    plain.begin(Snapshot(steps=earlier, evals=({"type": "eval", "step": 0, "accuracy": 0.5},)))
+    evals = ({"type": "eval", "step": 0, "accuracy": 0.5},)
+    plain.show(Snapshot(steps=earlier, evals=evals, total_steps=4))
+    assert output.file.getvalue() == ""
+    plain.show(Snapshot(steps=earlier[:2], evals=evals, total_steps=4))
+    plain.show(Snapshot(steps=earlier, evals=evals, total_steps=4))
+    assert output.file.getvalue().splitlines() == ["[    0s] resumed after step 2", "[    0s] step 3/4"]
+
+
 def test_json_output_prints_one_object_per_change(capsys):
     JsonOutput(console()).show(SNAPSHOT)
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from rljob_cli.run.live import render, sparkline
-from rljob_cli.run.report import build_summary
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.runfolder import read_rows
 from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots
@@ -62,27 +61,6 @@ def test_incomplete_line_of_metrics_is_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
     assert read_rows(path) == [{"step": 1}]
-
-
-def test_summary_adds_restarts_and_keeps_the_drivers_fields():
-    driver = {
-        "accuracy_before": 0.1,
-        "accuracy_after": 0.6,
-        "restarts": {"trainer": 1},
-        "eval_after": {"x": 1},
-        "new": 7,
-    }
-    rows = [step(1), {"type": "eval", "step": 1, "accuracy": 0.9}]
-    summary = build_summary(
-        name="j", phase="Succeeded", driver=driver, rows=rows, restarts={"trainer": 2, "head": 0}, wall_seconds=1.0
-    )
-    assert summary["restarts"] == {"head": 0, "trainer": 3}
-    assert (summary["accuracy_after"], summary["metrics_after"], summary["new"]) == (0.6, {"x": 1}, 7)
-
-
-def test_summary_without_a_driver_summary_uses_the_metrics():
-    summary = build_summary(name="j", phase="Failed", driver={}, rows=[step(1)], restarts={}, wall_seconds=1.0)
-    assert (summary["step_rewards"], summary["accuracy_before"], summary["phase"]) == ([0.5], None, "Failed")
 
 
 def test_sparkline_is_scaled_from_minimum_to_maximum():

@@ -1,0 +1,98 @@
+"""The curves of a run."""
+
+import pytest
+
+from rljob_cli.run.curves import build_panels, invalid_share
+from rljob_cli.run.plot import draw_curves
+
+
+def step(number, **row):
+    return {"type": "step", "step": number, **row}
+
+
+ROWS = [
+    {"type": "eval", "step": 0, "accuracy": 0.25, "means": {"score": 0.1, "exact": 0.25}},
+    *(
+        step(
+            number,
+            reward=0.1 * number,
+            components={"score": 0.1 * number, "exact": 0.05 * number, "length": 40.0 + number},
+            rewards={"correct": 0.1, "style": 0.2},
+            num_samples=8,
+            num_invalid=4,
+            response_tokens_mean=10.0,
+            response_tokens_max=16,
+            truncated_share=0.5,
+            zero_signal_share=0.0,
+            kl=None,
+            entropy=1.5,
+            logprob_difference=0.02,
+            grad_norm=1.0,
+            tokens_per_second=300.0,
+            reward_latency_p50_seconds=0.1,
+            reward_latency_p95_seconds=0.2,
+            phase_seconds={"generate": 2.0, "update": 1.0} | ({"evaluate": 0.5} if number == 1 else {}),
+        )
+        for number in (1, 2, 3)
+    ),
+]
+
+
+@pytest.fixture
+def panels():
+    return {panel.title: panel for panel in build_panels(ROWS)}
+
+
+def test_panels_cover_what_a_run_is_judged_by(panels):
+    assert list(panels) == [
+        "Reward",
+        "Held-out accuracy",
+        "Component: exact",
+        "Component: length",
+        "Completion length",
+        "Shares",
+        "Entropy",
+        "Rollout-trainer mismatch",
+        "Gradient norm",
+        "Throughput",
+        "Reward latency",
+        "Seconds per step, by phase",
+    ]
+
+
+def test_component_is_drawn_in_training_and_held_out(panels):
+    training, held_out = panels["Component: exact"].curves
+    assert training.points == ((1, 0.05), (2, 0.1), (3, pytest.approx(0.15)))
+    assert (held_out.points, held_out.is_held_out) == (((0, 0.25),), True)
+
+
+def test_unknown_values_have_no_point(panels):
+    assert "KL to the reference" not in panels, "null at every step: no reference was loaded"
+    [panel] = build_panels([step(1, reward=None), step(2, reward=float("nan")), step(3, reward=0.5)])
+    assert panel.curves[0].points == ((3, 0.5),)
+
+
+def test_invalid_share_counts_results_of_all_rewards(panels):
+    shares = {curve.name: curve.points for curve in panels["Shares"].curves}
+    assert shares["invalid"][0] == (1, 0.25), "4 of 8 samples x 2 rewards"
+    assert invalid_share(step(1)) is None
+
+
+def test_stacked_phases_have_a_value_at_every_step(panels):
+    panel = panels["Seconds per step, by phase"]
+    assert panel.is_stacked
+    assert {curve.name: [y for _, y in curve.points] for curve in panel.curves}["evaluate"] == [0.5, 0.0, 0.0]
+
+
+def test_long_runs_have_the_mean_of_several_steps():
+    [panel] = build_panels([step(number, reward=float(number % 2)) for number in range(1, 4001)])
+    assert panel.note == "each point: mean of 10 steps"
+    assert len(panel.curves[0].points) == 400
+    assert panel.curves[0].points[0] == (5.5, 0.5)
+
+
+def test_picture_is_drawn_for_any_names(tmp_path):
+    path = tmp_path / "curves.png"
+    assert not draw_curves([], path)
+    assert draw_curves([*ROWS, step(4, reward=0.1, components={"$x_{": 1.0, "<b>": 2.0})], path)
+    assert path.stat().st_size > 10_000

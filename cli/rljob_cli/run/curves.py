@@ -59,13 +59,18 @@ def build_panels(rows: list[Row]) -> list[Panel]:
         Panel(
             "Completion length",
             "tokens",
-            (train("response_tokens_mean", "mean"), train("response_tokens_max", "longest")),
+            (
+                train("response_tokens_mean", "mean"),
+                train("response_tokens_max", "longest"),
+                held_out(lambda row: row.get("response_tokens_mean"), "mean, held out"),
+            ),
         ),
         Panel(
             "Shares",
             "of samples",
             (
                 train("truncated_share", "truncated"),
+                held_out(lambda row: row.get("truncated_share"), "truncated, held out"),
                 _curve("invalid", steps, invalid_share),
                 train("zero_signal_share", "in groups without signal"),
                 train("clip_fraction", "tokens clipped"),
@@ -77,7 +82,7 @@ def build_panels(rows: list[Row]) -> list[Panel]:
         Panel(
             "Rollout-trainer mismatch",
             "difference of log-probs",
-            (train("logprob_difference", "mean"), train("logprob_difference_max", "largest")),
+            (train("logprob_difference", "mean"),),
         ),
         Panel("Gradient norm", "before clipping", (train("grad_norm", "norm"),)),
         Panel("Throughput", "sampled tokens/s", (train("tokens_per_second", "tokens/s"),)),

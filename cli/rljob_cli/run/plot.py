@@ -49,8 +49,8 @@ def _draw(axis: Any, panel: Panel) -> None:
         axis.stackplot(xs, heights, labels=[curve.name for curve in panel.curves])
     else:
         for curve in panel.curves:
-            xs, ys = zip(*curve.points, strict=True)
-            axis.plot(xs, ys, "s--" if curve.is_held_out else ".-", label=curve.name)
+            steps, values = zip(*curve.points, strict=True)
+            axis.plot(steps, values, "s--" if curve.is_held_out else ".-", label=curve.name)
     if panel.is_share:
         axis.set_ylim(-0.03, 1.03)
     if len(panel.curves) > 1:

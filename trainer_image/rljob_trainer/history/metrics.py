@@ -96,18 +96,28 @@ def summarize_step(
         "num_invalid": sum(invalid.values()),
         "invalid_by_reason": dict(invalid),
         "zero_signal_share": mean(not has_signal(group, spec.algorithm.zero_std_threshold) for group in usable),
-        "response_tokens_mean": mean(t.num_sampled for t in trajectories),
-        "truncated_share": mean(t.truncated for t in trajectories),
-        **summarize_updates(updates),
+        **summarize_lengths(trajectories),
+        **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
     }
 
 
-def summarize_updates(updates: Sequence[UpdateMetrics]) -> Record:
+def summarize_lengths(trajectories: Sequence[Trajectory]) -> Record:
+    """Return the sampled tokens per trajectory, and the share that the token limit cut."""
+    return {
+        "response_tokens_mean": mean(t.num_sampled for t in trajectories),
+        "response_tokens_max": max((t.num_sampled for t in trajectories), default=None),
+        "truncated_share": mean(t.truncated for t in trajectories),
+    }
+
+
+def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> Record:
+    """Return the means over a step's updates. The KL is unknown without a reference."""
     if not updates:
         return {}
     names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")
     summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
     return summary | {
+        "kl": summary["kl"] if has_reference else None,
         "logprob_difference": updates[0].logprob_difference,  # later updates differ from the rollout on purpose
         "learning_rate": updates[-1].learning_rate,
         "num_tokens": sum(update.num_tokens for update in updates),

@@ -8,8 +8,18 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import ScoreResult
 from rljob_trainer.driver.evaluation import pick_accuracy
-from rljob_trainer.episodes.types import Trajectory
-from rljob_trainer.history.metrics import append_line, count_invalid, flatten, mean, quantile, std, summarize_scores
+from rljob_trainer.episodes.types import Trajectory, UpdateMetrics
+from rljob_trainer.history.metrics import (
+    append_line,
+    count_invalid,
+    flatten,
+    mean,
+    quantile,
+    std,
+    summarize_lengths,
+    summarize_scores,
+    summarize_updates,
+)
 
 
 def trajectory(score=None, **results):
@@ -68,6 +78,24 @@ def test_huge_numbers_do_not_overflow_summaries():
     assert mean([1e308] * 3 + [-1e308]) == pytest.approx(5e307)
     assert std([1e200, -1e200]) == pytest.approx(math.sqrt(2) * 1e200)
     assert summarize_scores([trajectory(1.0, r=valid(1.0, length=1.7e308))] * 4)["length"] == 1.7e308
+
+
+def test_lengths_count_sampled_tokens_only():
+    short = Trajectory(0, 0, 0, [1, 2, 3], [0, 1, 1], [0.0] * 3, "", False, "g:0")
+    long = Trajectory(0, 0, 1, [1] * 6, [0, 0, 1, 1, 1, 1], [0.0] * 6, "", True, "g:0")
+    assert summarize_lengths([short, long]) == {
+        "response_tokens_mean": 3.0,
+        "response_tokens_max": 4,
+        "truncated_share": 0.5,
+    }
+    assert set(summarize_lengths([]).values()) == {None}
+
+
+def test_kl_without_a_reference_is_unknown():
+    update = UpdateMetrics(0.1, 0.1, 0.0, 1.5, 2.0, 1e-5, 0.0, 0.02, 64, 1, 0.5)
+    assert summarize_updates([update], has_reference=False)["kl"] is None
+    assert summarize_updates([update], has_reference=True)["kl"] == 0.0
+    assert summarize_updates([], has_reference=True) == {}
 
 
 def test_lines_are_strict_json(tmp_path):

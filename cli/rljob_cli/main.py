@@ -22,13 +22,21 @@ from rljob_cli.output import choose_format, is_json, print_error
 class _Commands(TyperGroup):
     """Prints invalid arguments as JSON, too, if `--output json` requests it."""
 
-    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         arguments = sys.argv[1:] if args is None else list(args)
         choose_format(arguments)
         if not is_json():
-            return super().main(arguments, **options)
+            return super().main(arguments, prog_name, complete_var, standalone_mode, windows_expand_args, **extra)
         try:
-            code = super().main(arguments, **options | {"standalone_mode": False})
+            code = super().main(arguments, prog_name, complete_var, standalone_mode=False)
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's usage errors have no public base class
                 raise

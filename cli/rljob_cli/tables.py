@@ -4,6 +4,7 @@ Invariant: on a terminal no line is wider than the terminal, and only the last c
 """
 
 import io
+import os
 import re
 from collections.abc import Sequence
 
@@ -45,9 +46,17 @@ def to_text(renderable: RenderableType, width: int = _PIPE_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
+def make_console() -> Console:
+    """Return a console for stdout. It is as wide as the terminal or $COLUMNS; in a pipe it cuts and folds nothing."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_WIDTH
+    return console
+
+
 def show(renderable: RenderableType) -> None:
     """Print for the terminal, or as plain text in full to a pipe."""
-    console = Console()
+    console = make_console()
     if console.is_terminal:
         console.print(renderable)
     else:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rljob_api.errors import UserError
@@ -29,6 +28,7 @@ from rljob_cli.local.network import Network, claim_block
 from rljob_cli.local.node.container import is_marker
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_cli.output import print_json
+from rljob_cli.tables import make_console
 from rljob_operator.backend import Manifest
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
 from rljob_operator.plan.job import render_children
@@ -37,6 +37,8 @@ from rljob_operator.plan.observed_job import container_statuses, name_of
 _TOKEN = "test-reward"
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 3.0
+_MAX_CHARACTERS = 60
+"""Of a completion or an answer in the table on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def try_reward_command(
 
 
 def _print_outcomes(name: str, outcomes: list[Outcome], printed: str) -> None:
-    console = Console()
-    console.print(build_table(name, outcomes))
+    console = make_console()
+    console.print(build_table(name, outcomes, full=not console.is_terminal))
     if printed:
         console.print("output of the reward's server:", style="bold")
         console.print(printed, markup=False, highlight=False, soft_wrap=True)
@@ -217,14 +219,17 @@ def _collect_output(logs: Path) -> str:
     return "\n".join(line for line in lines if not is_marker(line))
 
 
-def build_table(name: str, outcomes: list[Outcome]) -> Table:
+def build_table(name: str, outcomes: list[Outcome], *, full: bool = False) -> Table:
     components = sorted({key for outcome in outcomes for key in outcome.result.components})
     table = Table(title=f"reward {name}", title_justify="left")
     for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):
         table.add_column(column, overflow="fold")
     for outcome in outcomes:
         result = outcome.result
-        cells = [outcome.label, _short(outcome.request.completion), _short(outcome.request.ground_truth)]
+        cells = [
+            outcome.label,
+            *(_to_text(text, full) for text in (outcome.request.completion, outcome.request.ground_truth)),
+        ]
         cells.append("-" if result.score is None else f"{result.score:.4g}")
         cells += [f"{result.components[key]:.4g}" if key in result.components else "-" for key in components]
         invalid = f"{result.reason}: {result.message}" if result.reason else ""
@@ -233,6 +238,6 @@ def build_table(name: str, outcomes: list[Outcome]) -> Table:
     return table
 
 
-def _short(value: Any, length: int = 60) -> str:
+def _to_text(value: Any, full: bool) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    return text if full or len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

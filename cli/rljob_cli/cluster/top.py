@@ -23,9 +23,6 @@ from rljob_cli.tables import build_table, to_text
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import count_restarts, name_of
 
-_MAX_WAIT_CHARACTERS = 100
-"""In the table; explain and JSON show the full text."""
-
 
 @dataclass(frozen=True)
 class JobRow:
@@ -142,10 +139,8 @@ def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> Renderabl
 def _cells(row: JobRow) -> list[str]:
     step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
     reward = "-" if row.reward is None else f"{row.reward:.3f}"
-    waits = row.waits_for
-    waits = waits if len(waits) <= _MAX_WAIT_CHARACTERS else f"{waits[: _MAX_WAIT_CHARACTERS - 1]}…"
     counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-")
-    return [row.name, row.phase, step, reward, *counts, row.age, waits]
+    return [row.name, row.phase, step, reward, *counts, row.age, row.waits_for]
 
 
 def draw_job(view: JobView) -> RenderableType:

@@ -1,8 +1,8 @@
 """`rljob trajectories`: show the samples of a run and their scores, filtered, or compare two runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -10,7 +10,7 @@ from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
-from rljob_cli.trajectories.log import Filter, Row, find_log, read_rows
+from rljob_cli.trajectories.log import Filter, Row, find_log, list_rewards, read_rows
 
 _TABLE_LIMIT = 20
 
@@ -33,11 +33,23 @@ def trajectories_command(
 
 
 def _show(folder: Path, filter_: Filter, limit: int | None, full: bool, output: str) -> int:
-    rows = read_rows(folder, filter_)
+    rows = _require_reward(folder, filter_, read_rows(folder, filter_))
     if output == "json":
         return _print_lines(islice(rows, limit))
     tables.print_samples(list(islice(rows, limit)), full=full, has_more=next(rows, None) is not None)
     return 0
+
+
+def _require_reward(folder: Path, filter_: Filter, rows: Iterator[Row]) -> Iterator[Row]:
+    """Return the rows. Raise UserError if there is none because the run has no such reward."""
+    first = next(rows, None)
+    if first is not None:
+        return chain([first], rows)
+    if filter_.reward is not None and filter_.reward not in (names := list_rewards(folder)):
+        raise UserError(
+            f"--reward must be a reward of the run: {', '.join(names) or 'it has none'}; got {filter_.reward}"
+        )
+    return iter(())
 
 
 def _print_lines(objects: Iterable[Row]) -> int:
@@ -51,7 +63,8 @@ def _diff(runs: list[str], filter_: Filter, directory: Path, limit: int | None, 
     if filter_.lane is None:
         filter_ = replace(filter_, lane=choose_lane(folders))
     filters = [choose_steps(folder, filter_) for folder in folders]
-    comparison = compare(*(read_rows(folder, own) for folder, own in zip(folders, filters, strict=True)))
+    found = zip(folders, filters, strict=True)
+    comparison = compare(*(_require_reward(folder, own, read_rows(folder, own)) for folder, own in found))
     if not comparison.pairs:
         where = f"lane {filter_.lane}" + (f", step {filter_.step}" if filter_.step is not None else "")
         raise UserError(f"{runs[0]} and {runs[1]} have no prompt in common in {where}; pass another --lane or --step")

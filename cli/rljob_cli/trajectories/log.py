@@ -90,6 +90,11 @@ def read_rows(folder: Path, filter_: Filter) -> Iterator[Row]:
             yield from (row for row in _read_file(file.path) if filter_.matches(row))
 
 
+def list_rewards(folder: Path) -> list[str]:
+    """Return the names of all rewards of the log."""
+    return sorted({reward["name"] for row in read_rows(folder, Filter()) for reward in row["rewards"]})
+
+
 def _read_file(path: Path) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,13 +1,14 @@
 """The tables of `rljob trajectories`. Invariant: a cut text has a mark and keeps both ends; answers are at the end."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rljob_cli.tables import make_console
 from rljob_cli.trajectories.comparison import Comparison, Pair, Side
 from rljob_cli.trajectories.log import Row
 
@@ -15,7 +16,7 @@ _MAX_TEXT_CHARACTERS = 400
 
 
 def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
-    console = Console()
+    console = make_console()
     if not rows:
         console.print("no sample matches")
         return
@@ -28,7 +29,7 @@ def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
         table.add_row(
             f"{row['step']}\n{row['lane']}",
             f"{row['group']}/{row['sample']}",
-            Text(shorten(row["prompt"], full) + _answer(row["ground_truth"])),
+            Text(shorten(format_prompt(row["prompt"]), full) + _answer(row["ground_truth"])),
             Text(shorten(row["completion"], full) + (" [truncated]" if row["truncated"] else "")),
             number(row["score"]),
             *(describe_reward(by_name.get(name)) for name in rewards),
@@ -64,7 +65,7 @@ def print_comparison(
     full: bool,
 ) -> None:
     """Print the differences over all prompts, then the prompts that differ most."""
-    console = Console()
+    console = make_console()
     for letter, run, step in zip("ab", runs, steps, strict=True):
         where = f"{lane}, all steps" if step is None else f"{lane}, step {step}"
         console.print(f"{letter}: {run} ({where})", soft_wrap=True, highlight=False, markup=False)
@@ -99,7 +100,7 @@ def _list_pairs(pairs: Sequence[Pair], curves: Sequence[str], full: bool) -> Tab
         table.add_column(name, overflow="fold", ratio=3 if name == "prompt" else None)
     for pair in pairs:
         table.add_row(
-            Text(shorten(pair.prompt, full) + _answer(pair.ground_truth)),
+            Text(shorten(format_prompt(pair.prompt), full) + _answer(pair.ground_truth)),
             *(Text(_list_means(side, curves)) for side in (pair.a, pair.b)),
             Text("\n".join(signed(pair.difference(curve)) for curve in curves)),
         )
@@ -114,6 +115,29 @@ def _list_means(side: Side, curves: Sequence[str]) -> str:
 
 def _answer(ground_truth: str | None) -> str:
     return "" if ground_truth is None else f"\nanswer: {ground_truth}"
+
+
+def format_prompt(prompt: str) -> str:
+    """Return a conversation, which the log has as JSON, as one `role: text` per message; other prompts unchanged."""
+    if not prompt.startswith("[{"):
+        return prompt
+    try:
+        messages = json.loads(prompt)
+    except ValueError:
+        return prompt
+    is_chat = all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages)
+    return "\n".join(f"{m['role']}: {_format_content(m['content'])}" for m in messages) if is_chat else prompt
+
+
+def _format_content(content: Any) -> str:
+    """Return the text of a message, whose parts may be listed; parts without text stay JSON."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    parts = (part.get("text") if isinstance(part, dict) else None for part in content)
+    return " ".join(
+        text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
+        for text, part in zip(parts, content, strict=True)
+    )
 
 
 def shorten(text: str, full: bool) -> str:

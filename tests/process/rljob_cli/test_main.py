@@ -132,6 +132,23 @@ def test_importing_the_command_imports_no_heavy_package():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["validate", "none.yaml", "-o", "json"]])
+def test_reader_that_has_left_the_pipe_ends_the_command_silently(tmp_path, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rljob_cli.main", *arguments]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=buffered, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_no_colour_in_a_pipe_or_with_no_color(job):
+    for extra in ({}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
+        run = rljob("run", job, "--set", "spec.model.source=none", env=os.environ | extra)
+        assert "\x1b[" not in finish(run)[1]
+
+
 def test_file_name_that_the_terminal_cannot_encode_is_escaped(tmp_path):
     code, output = finish(rljob("validate", "日.yaml", cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}))
     assert (code, output.count("\n")) == (2, 1)

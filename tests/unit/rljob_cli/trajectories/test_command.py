@@ -148,6 +148,47 @@ def test_invalid_arguments_are_reported_with_a_remedy(arguments, message):
     assert message in done.output
 
 
+@pytest.mark.parametrize("command", [["sums"], ["diff", "sums", "sums"]], ids=["show", "diff"])
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_unknown_reward_is_an_error_with_the_names(run_dir, command, output):
+    done = rljob(*command, "--dir", run_dir.parent, "--reward", "corect", "-o", output)
+    assert done.exit_code == 2
+    assert "--reward must be a reward of the run: correct, style; got corect" in done.output
+
+
+def test_known_reward_without_a_matching_sample_is_no_error(run_dir):
+    done = rljob(run_dir, "--reward", "style", "--invalid")
+    assert (done.exit_code, done.output) == (0, "no sample matches\n")
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": "1+1?"}]},
+    {"role": "tool", "content": {"result": 2}},
+]
+
+
+@pytest.mark.parametrize("arguments", [["chat"], ["diff", "chat", "chat"]], ids=["show", "diff"])
+def test_conversation_is_shown_as_text(tmp_path, arguments):
+    write(tmp_path / "chat", 1, group(0, CHAT, {"correct": result(1.0)}))
+    shown = rljob(*arguments, "--dir", tmp_path).output
+    for text in ("system: Be brief.", "user: What is 1+1?", 'tool: {"result": 2}'):
+        assert text in shown, shown
+    assert "role" not in shown
+
+
+@pytest.mark.parametrize("prompt", ["[{1, 2}] is a set", '[{"a": 1}]'])
+def test_prompt_that_only_looks_like_a_conversation_is_unchanged(tmp_path, prompt):
+    write(tmp_path / "sums", 1, group(0, prompt, {"correct": result(1.0)}))
+    assert prompt in rljob("sums", "--dir", tmp_path).output
+
+
+def test_table_in_a_pipe_folds_no_line(run_dir, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = CliRunner().invoke(app, ["trajectories", str(run_dir), "--full"]).output
+    assert LONG in shown
+
+
 def test_run_without_a_log_is_explained(tmp_path):
     assert "trajectoriesMiB" in rljob(tmp_path).output
 

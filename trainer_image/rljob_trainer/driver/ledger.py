@@ -16,11 +16,20 @@ from pathlib import Path
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.driver.evaluation import EvaluationResult
+from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.prompts import Cursor
-from rljob_trainer.history.metrics import Record, append_line, count_invalid, flatten, mean, summarize_step
+from rljob_trainer.history.metrics import (
+    Record,
+    append_line,
+    count_invalid,
+    flatten,
+    mean,
+    summarize_lengths,
+    summarize_step,
+)
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
 from rljob_trainer.history.tracking import Trackers
@@ -114,7 +123,13 @@ class Ledger:
         history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
         history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]
         history.logprob_difference += [update.logprob_difference for update in outcome.updates[:1]]
+        counts = self.steps_without_signal.after(classify_step(record))
+        history.steps_without_valid, history.steps_without_advantage = counts
         self._show_step(record)
+
+    @property
+    def steps_without_signal(self) -> StepsWithoutSignal:
+        return StepsWithoutSignal(self.history.steps_without_valid, self.history.steps_without_advantage)
 
     def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> Record:
         spec, step, served = self._spec, self.history.step + 1, self._served.values()
@@ -148,6 +163,7 @@ class Ledger:
             "num_samples": len(trajectories),
             "num_invalid": sum(invalid.values()),
             "invalid_by_reason": invalid,
+            **summarize_lengths(trajectories),
             "seconds": phases.get("evaluate"),
         }
         self.trajectories.record("eval", history.step, outcome.groups)

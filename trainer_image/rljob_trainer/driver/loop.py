@@ -20,20 +20,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.errors import TransientError
+from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Schedule
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.protocol import DriverStatus, Lane
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
+from rljob_trainer.driver.learning import REASON_NO_VALID_SAMPLES, describe_failure, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
+from rljob_trainer.driver.problems import ProblemLog, find_problems
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.driver.updates import run_updates
+from rljob_trainer.driver.updates import StepOutcome, run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.prompts import Cursor, take
-from rljob_trainer.episodes.types import Prompt
+from rljob_trainer.episodes.types import Prompt, Trajectory
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import checkpoint_exists, disk_errors, resume, save_checkpoint
 from rljob_trainer.history.tracking import Trackers
@@ -74,9 +76,10 @@ class Driver:
         """Whether the trainer's state is that of the history. Not so from a step's first update until it counts."""
         self._checkpoint_seconds = 0.0
         self._forecaster = DemandForecaster.of(job.spec)
+        self._problems = ProblemLog()
         components.board.describe_live = self._describe_live
         components.rollouts.on_mismatch = self._report_mismatch
-        components.collector.on_scored = components.prometheus.record_scored
+        components.collector.on_scored = self._record_scored
         components.prometheus.register_rewards(components.rewards.clients)
 
     async def run(self) -> None:
@@ -152,6 +155,25 @@ class Driver:
         await ledger.trajectories.flush()  # of the previous step: never hold two in memory
         ledger.record_step(outcome, progress, cursor)
         self._matches_history = True
+        await self._check_signal(trainer, ledger, outcome)
+
+    async def _check_signal(self, trainer: Trainer, ledger: Ledger, outcome: StepOutcome) -> None:
+        """Report whether the last steps taught anything. Raise UserError if none of their samples was valid."""
+        board, counts, step = self._components.board, ledger.steps_without_signal, ledger.history.step
+        before, learning = board.status.learning, judge(counts, step, self._spec)
+        board.update(learning=learning, problems=self._problems.failures)  # their counts, too
+        if learning.reason == REASON_NO_VALID_SAMPLES:
+            await self._save_useful_steps(trainer, ledger, step - counts.without_valid)
+            ledger.write_summary()
+            raise UserError(describe_failure(counts, find_problems(step, outcome.groups), self._spec))
+        if learning.is_learning is False and learning.message != before.message:
+            log.warning("%s", learning.message)
+
+    async def _save_useful_steps(self, trainer: Trainer, ledger: Ledger, last_useful: int) -> None:
+        """Save before the job fails, unless a checkpoint has all steps with a valid sample."""
+        is_saved = any(checkpoint_exists(self._run_dir, step) for step in range(last_useful, ledger.history.step + 1))
+        if last_useful > 0 and not is_saved:
+            await self._save_before_exit(trainer, ledger)
 
     async def _publish(self, trainer: Trainer, ledger: Ledger, version: int) -> None:
         """Publish `version`, and wait until at least one rollout serves it, and soon all healthy ones."""
@@ -227,6 +249,15 @@ class Driver:
 
     def _is_due(self, every: int, step: int) -> bool:
         return step >= self._spec.schedule.steps or (every > 0 and step % every == 0)
+
+    def _record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
+        parts = self._components
+        parts.prometheus.record_scored(lane, trajectory)
+        new = self._problems.record(parts.board.status.step + (lane == "train"), trajectory)
+        for problem in new:
+            log.warning("reward %s: no valid score (%s): %s", problem.reward, problem.reason, problem.message)
+        if new:
+            parts.board.update(problems=self._problems.failures)
 
     def _record_update(self) -> None:
         self._matches_history = False

@@ -63,6 +63,9 @@ class History(BaseModel):
     pause_seconds: list[float] = []
     transfer_seconds: list[float] = []
     logprob_difference: list[float] = []
+    steps_without_valid: int = 0
+    steps_without_advantage: int = 0
+    """Consecutive steps up to the last one (driver.learning)."""
     head_job_uid: str = ""
     """Of the Kubernetes Job of the head that wrote the checkpoint."""
     restarts: dict[str, int] = {"trainer": 0}

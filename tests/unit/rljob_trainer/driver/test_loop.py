@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
-from tests.support.driver_harness import run_undisturbed, wait_until
+from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
 
 
 async def test_job_runs_to_its_end_and_reports_it(make_harness):
@@ -355,3 +355,82 @@ async def test_failed_sample_ends_the_step_while_updates_wait_for_completions(ma
         async with asyncio.timeout(60):
             with pytest.raises(TransientError, match="no rollout answers"):
                 await driver.run()
+
+
+def fail_in(steps, message="f.py:3: ZeroDivisionError: division by zero"):
+    """Return a judge that fails every sample of training in these steps."""
+
+    def judge(reward, body):
+        if body["lane"] == "train" and int(body["id"].split("/")[2]) in steps:
+            return ScoreResult(id=body["id"], valid=False, reason=InvalidReason.EXCEPTION, message=message)
+        return None
+
+    return judge
+
+
+def same_score(reward, body):
+    return ScoreResult(id=body["id"], valid=True, score=0.0, components={"exact": 0.0})
+
+
+async def test_job_fails_with_the_reason_when_no_sample_of_three_steps_is_valid(make_harness):
+    async with make_harness() as harness:
+        harness.judge = fail_in(range(1, 7))
+        with pytest.raises(UserError, match=r"spec\.rewards\[0\]\.function: no sample of the last 3 steps") as caught:
+            await harness.run()
+    assert "16 x exception of reward correct: f.py:3: ZeroDivisionError: division by zero" in str(caught.value)
+    assert [line["step"] for line in harness.metrics() if line["type"] == "step"] == [1, 2, 3]
+    [problem] = harness.board.snapshot().problems
+    assert (problem.reward, problem.reason, problem.step, problem.count) == ("correct", "exception", 1, 48)
+    assert harness.summary()["invalid_by_reason"] == {"exception": 48}, "the report of the run has the reasons, too"
+
+
+async def test_one_valid_step_resets_the_count_and_the_reason_stays_shown(make_harness):
+    async with make_harness() as harness:
+        harness.judge = fail_in({1, 2, 4, 5})
+        await harness.run()
+    status = harness.board.snapshot()
+    assert status.learning.is_learning is True
+    assert [problem.count for problem in status.problems] == [64]
+
+
+async def test_count_of_steps_without_a_valid_sample_survives_a_restart_of_the_driver(make_harness):
+    async with make_harness() as harness:
+        harness.judge = fail_in(range(2, 7))
+        await stop_when(harness, lambda: harness.board.status.step == 3)
+        with pytest.raises(UserError, match="no sample of the last 3 steps"):
+            await harness.run()
+    assert [line["step"] for line in harness.metrics() if line["type"] == "step"] == [1, 2, 3, 4]
+
+
+async def test_steps_with_signal_are_saved_before_the_job_fails(make_harness):
+    async with make_harness(checkpoint={"everySteps": 100}) as harness:
+        harness.judge = fail_in(range(2, 7))
+        with pytest.raises(UserError, match="no sample"):
+            await harness.run()
+    assert (harness.run_dir / "checkpoints" / "step-000004" / "COMPLETE").exists()
+
+
+async def test_no_checkpoint_is_written_when_no_step_had_signal(make_harness):
+    async with make_harness(checkpoint={"everySteps": 100}) as harness:
+        harness.judge = fail_in(range(1, 7))
+        with pytest.raises(UserError, match="no sample"):
+            await harness.run()
+    assert not list((harness.run_dir / "checkpoints").glob("*")), "a fixed job starts with the first prompts again"
+
+
+async def test_equal_scores_are_reported_and_do_not_end_the_job(make_harness):
+    async with make_harness() as harness:
+        harness.judge = same_score
+        summary = await harness.run()
+    assert len(summary["prompts_trained"]) == 6
+    learning = harness.board.snapshot().learning
+    assert (learning.is_learning, learning.reason) == (False, "NoAdvantages")
+    assert learning.message.startswith("since step 1 no sample has had an advantage")
+
+
+async def test_limit_of_zero_lets_a_job_without_valid_samples_end(make_harness):
+    async with make_harness(schedule={"maxStepsWithoutSignal": 0}) as harness:
+        harness.judge = fail_in(range(1, 7))
+        summary = await harness.run()
+    assert summary["samples_trained"] == 0
+    assert harness.board.snapshot().learning.is_learning is None

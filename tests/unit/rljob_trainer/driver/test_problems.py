@@ -1,0 +1,64 @@
+"""The log of the first reasons for which samples have no valid score."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverStatus
+from rljob_trainer.driver.problems import ProblemLog, clean_message
+from rljob_trainer.episodes.types import ScoredResult, Trajectory
+
+
+def build_trajectory(**results):
+    built = {
+        name: ScoredResult(id="1", valid=True, score=1.0)
+        if result is None
+        else ScoredResult(id="1", valid=False, reason=result[0], message=result[1])
+        for name, result in results.items()
+    }
+    return Trajectory(0, 0, 0, [1], [1], [0.0], "x", False, "g:0", results=built)
+
+
+def test_problem_is_new_once_and_counted_afterwards():
+    log = ProblemLog()
+    bad = build_trajectory(correct=("exception", "f.py:3: KeyError: 'a'"), style=None)
+    [first] = log.record(4, bad)
+    assert (first.reward, first.reason, first.message, first.step) == (
+        "correct",
+        "exception",
+        "f.py:3: KeyError: 'a'",
+        4,
+    )
+    assert log.record(5, bad) == []
+    assert [(problem.count, problem.step) for problem in log.failures] == [(2, 4)]
+
+
+def test_values_in_a_message_do_not_make_another_problem_but_its_line_does():
+    log = ProblemLog()
+    for message in ("f.py:3: KeyError: 'a'", "f.py:3: KeyError: 'b'", "f.py:4: KeyError: 'b'"):
+        log.record(1, build_trajectory(r=("exception", message)))
+    log.record(1, build_trajectory(r=("timeout", "took 1.5 s")))
+    log.record(1, build_trajectory(r=("timeout", "took 2.5 s")))
+    assert [problem.count for problem in log.failures] == [2, 1, 2]
+
+
+def test_abstention_is_no_failure():
+    log = ProblemLog()
+    log.record(1, build_trajectory(r=("abstained", "returned None")))
+    assert (len(log.all), log.failures) == (1, [])
+
+
+@given(st.lists(st.text(max_size=3 * MAX_PROBLEM_LENGTH), max_size=3 * MAX_PROBLEMS))
+def test_any_messages_stay_within_the_bounds_of_the_status(messages):
+    log = ProblemLog()
+    for message in messages:
+        log.record(1, build_trajectory(r=("exception", message[:2000])))
+    status = DriverStatus(problems=log.failures)
+    assert DriverStatus.model_validate_json(status.model_dump_json()) == status
+
+
+def test_message_has_one_line_without_terminal_escapes_and_surrogates():
+    cleaned = clean_message("a\n\x1b[31mb\x07\ud800 c")
+    assert cleaned == "a [31mb c"
+    json.dumps(cleaned).encode()

@@ -1,0 +1,89 @@
+"""Whether the last steps gave the model anything to learn from. Pure.
+
+Facts come in through `StepsWithoutSignal.after`, once per step; `judge` decides. The counts are part of the history, so
+a resumed run continues them. Invariant: one step with an advantage resets all of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.wire.protocol import DriverProblem, Learning
+from rljob_trainer.history.metrics import Record
+
+REASON_LEARNING = "AdvantagesFound"
+REASON_NO_ADVANTAGES = "NoAdvantages"
+REASON_NO_VALID_SAMPLES = "NoValidSamples"
+_MAX_REASONS = 3
+"""Problems in the message of a failed job."""
+
+
+class StepSignal(enum.Enum):
+    ADVANTAGES = "at least one sample has an advantage"
+    NO_ADVANTAGES = "the samples of each group have the same score"
+    NO_VALID_SAMPLES = "no sample may be trained on"
+
+
+class StepsWithoutSignal(NamedTuple):
+    """Consecutive steps up to the last one."""
+
+    without_valid: int = 0
+    """Without a sample that may be trained on."""
+    without_advantage: int = 0
+    """Without an advantage; this includes the former."""
+
+    def after(self, signal: StepSignal) -> StepsWithoutSignal:
+        if signal is StepSignal.ADVANTAGES:
+            return StepsWithoutSignal()
+        is_invalid = signal is StepSignal.NO_VALID_SAMPLES
+        return StepsWithoutSignal(self.without_valid + 1 if is_invalid else 0, self.without_advantage + 1)
+
+
+def classify_step(record: Record) -> StepSignal:
+    """`record`: of `history.metrics.summarize_step`."""
+    if record["num_masked"] == record["num_samples"]:
+        return StepSignal.NO_VALID_SAMPLES
+    return StepSignal.NO_ADVANTAGES if record["zero_signal_share"] == 1 else StepSignal.ADVANTAGES
+
+
+def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
+    """Return the verdict after `step` steps. Its message is the same in each step of a series."""
+    limit = spec.schedule.max_steps_without_signal
+    if step > 0 and counts.without_advantage == 0:
+        return Learning(is_learning=True, reason=REASON_LEARNING, message="the last step had advantages")
+    if limit == 0 or counts.without_advantage < limit:
+        return Learning()
+    if counts.without_valid >= limit:
+        first = step - counts.without_valid + 1
+        return Learning(
+            is_learning=False, reason=REASON_NO_VALID_SAMPLES, message=f"since step {first}: no valid score"
+        )
+    first = step - counts.without_advantage + 1
+    message = (
+        f"since step {first} no sample has had an advantage, so the model learns nothing: the scores of each group are "
+        f"equal or invalid, or differ by at most algorithm.zeroStdThreshold ({spec.algorithm.zero_std_threshold:g}); make the "
+        "rewards and their weights tell answers apart, use easier prompts, or raise algorithm.groupSize"
+    )
+    return Learning(is_learning=False, reason=REASON_NO_ADVANTAGES, message=message)
+
+
+def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
+    """Return why a job without valid samples fails, with its most frequent problems. The first word is the field."""
+    top = sorted(problems, key=lambda problem: -problem.count)[:_MAX_REASONS]
+    reasons = [f"{problem.count} x {problem.reason} of reward {problem.reward}: {problem.message}" for problem in top]
+    return (
+        f"{_field(top, spec)}: no sample of the last {counts.without_valid} steps has a valid score, so the model learned "
+        f"nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
+        "spec.schedule.maxStepsWithoutSignal to 0 to continue regardless"
+    )
+
+
+def _field(problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
+    """Return the path of the reward with the most frequent problem."""
+    for index, reward in enumerate(spec.rewards):
+        if problems and reward.name == problems[0].reward:
+            return f"spec.rewards[{index}]" + (f".{reward.kind}" if reward.kind else "")
+    return "spec.rewards"

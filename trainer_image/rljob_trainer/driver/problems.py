@@ -1,0 +1,68 @@
+"""The first reasons for which samples have no valid score. Pure.
+
+Invariant: bounded in number and length, whatever user code raises. A message that differs from an earlier one only in
+numbers and quoted values is of the same kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
+from rljob_trainer.episodes.types import Group, Trajectory
+
+_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
+_PLACE = re.compile(r"\S+:\d+: ")
+"""File and line, as a reward server reports an exception: these numbers do distinguish."""
+
+
+class ProblemLog:
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...], DriverProblem] = {}
+
+    @property
+    def all(self) -> list[DriverProblem]:
+        """In the order of their first samples, abstentions included."""
+        return list(self._found.values())
+
+    @property
+    def failures(self) -> list[DriverProblem]:
+        """Those that somebody should look at: a reward that abstains does so on purpose."""
+        return [problem for problem in self.all if problem.reason is not InvalidReason.ABSTAINED]
+
+    def record(self, step: int, trajectory: Trajectory) -> list[DriverProblem]:
+        """Count the invalid results of a trajectory. Return those of a new kind."""
+        new = []
+        for name, result in trajectory.results.items():
+            if result.reason is None:
+                continue
+            message = clean_message(result.message)
+            key = (name, str(result.reason), kind_of(message))
+            if key in self._found:
+                self._found[key].count += 1
+            elif len(self._found) < MAX_PROBLEMS:
+                self._found[key] = DriverProblem(reward=name, reason=result.reason, message=message, step=step)
+                new.append(self._found[key])
+        return new
+
+
+def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:
+    """Return the problems of one step."""
+    found = ProblemLog()
+    for group in groups:
+        for trajectory in group.trajectories:
+            found.record(step, trajectory)
+    return found.all
+
+
+def clean_message(message: str) -> str:
+    """Return one line without control characters and lone surrogates: it goes to terminals and into JSON."""
+    printable = "".join(char if char.isprintable() else " " for char in message[: 2 * MAX_PROBLEM_LENGTH])
+    return " ".join(printable.split())[:MAX_PROBLEM_LENGTH]
+
+
+def kind_of(message: str) -> str:
+    place = _PLACE.match(message)
+    start = place.end() if place else 0
+    return message[:start] + _VARIABLE.sub("#", message[start:])

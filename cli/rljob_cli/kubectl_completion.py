@@ -17,9 +17,9 @@ _DEFAULT, _NO_FILES = ":0", ":4"
 
 
 def main() -> None:
-    """Complete the arguments, of which the last one is incomplete."""
-    words = ["rljob", *(sys.argv[1:] or [""])]
-    position = {"COMP_WORDS": shlex.join(words), "COMP_CWORD": str(len(words) - 1)}
+    """Complete the last argument."""
+    typed = ["rljob", *(sys.argv[1:] or [""])]
+    position = {"COMP_WORDS": shlex.join(typed), "COMP_CWORD": str(len(typed) - 1)}
     os.environ |= position | {"_RLJOB_COMPLETE": "complete_bash"}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):

@@ -156,7 +156,7 @@ def test_unknown_reward_is_an_error_with_the_names(run_dir, command, output):
     assert "--reward must be a reward of the run: correct, style; got corect" in done.output
 
 
-def test_known_reward_without_a_matching_sample_is_no_error(run_dir):
+def test_known_reward_without_a_matching_sample_succeeds(run_dir):
     done = rljob(run_dir, "--reward", "style", "--invalid")
     assert (done.exit_code, done.output) == (0, "no sample matches\n")
 

@@ -1,7 +1,7 @@
 """Whether the last steps gave the model anything to learn from. Pure.
 
 Facts come in through `StepsWithoutSignal.after`, once per step; `judge` decides. The counts are part of the history, so
-a resumed run continues them. Invariant: one step with an advantage resets all of them.
+a resumed run continues them. Invariant: one step with an advantage resets every count.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
         return Learning()
     if counts.without_valid >= limit:
         first = step - counts.without_valid + 1
-        return Learning(
-            is_learning=False, reason=REASON_NO_VALID_SAMPLES, message=f"since step {first}: no valid score"
-        )
+        message = f"since step {first} no sample has had a valid score"
+        return Learning(is_learning=False, reason=REASON_NO_VALID_SAMPLES, message=message)
     first = step - counts.without_advantage + 1
     message = (
         f"since step {first} no sample has had an advantage, so the model learns nothing: the scores of each group are "
-        f"equal or invalid, or differ by at most algorithm.zeroStdThreshold ({spec.algorithm.zero_std_threshold:g}); make the "
-        "rewards and their weights tell answers apart, use easier prompts, or raise algorithm.groupSize"
+        "equal or invalid, or differ by at most algorithm.zeroStdThreshold "
+        f"({spec.algorithm.zero_std_threshold:g}); change the rewards or their weights so that they distinguish "
+        "answers, use easier prompts, or raise algorithm.groupSize"
     )
     return Learning(is_learning=False, reason=REASON_NO_ADVANTAGES, message=message)
 
@@ -75,8 +75,8 @@ def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProble
     top = sorted(problems, key=lambda problem: -problem.count)[:_MAX_REASONS]
     reasons = [f"{problem.count} x {problem.reason} of reward {problem.reward}: {problem.message}" for problem in top]
     return (
-        f"{_field(top, spec)}: no sample of the last {counts.without_valid} steps has a valid score, so the model learned "
-        f"nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
+        f"{_field(top, spec)}: no sample of the last {counts.without_valid} steps has a valid score, so the model "
+        f"learned nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
         "spec.schedule.maxStepsWithoutSignal to 0 to continue regardless"
     )
 

@@ -28,7 +28,7 @@ class ProblemLog:
 
     @property
     def failures(self) -> list[DriverProblem]:
-        """Those that somebody should look at: a reward that abstains does so on purpose."""
+        """Those to show: a reward that abstains does so on purpose."""
         return [problem for problem in self.all if problem.reason is not InvalidReason.ABSTAINED]
 
     def record(self, step: int, trajectory: Trajectory) -> list[DriverProblem]:
@@ -57,7 +57,7 @@ def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:
 
 
 def clean_message(message: str) -> str:
-    """Return one line without control characters and lone surrogates: it goes to terminals and into JSON."""
+    """Return one line without control characters and lone surrogates: terminals and JSON get it."""
     printable = "".join(char if char.isprintable() else " " for char in message[: 2 * MAX_PROBLEM_LENGTH])
     return " ".join(printable.split())[:MAX_PROBLEM_LENGTH]
 

@@ -43,7 +43,7 @@ def test_values_in_a_message_do_not_make_another_problem_but_its_line_does():
     assert [problem.count for problem in log.failures] == [2, 1, 2]
 
 
-def test_abstention_is_no_failure():
+def test_abstention_does_not_count_as_failure():
     log = ProblemLog()
     log.record(1, build_trajectory(r=("abstained", "returned None")))
     assert (len(log.all), log.failures) == (1, [])

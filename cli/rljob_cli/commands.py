@@ -19,6 +19,7 @@ from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
+from rljob_cli.tables import make_console
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 
@@ -48,18 +49,24 @@ def _run_locked(
     file: JobFile, folder: Path, claims: dict[str, Path], fresh: bool, output: str, block: str | None
 ) -> int:
     problems: list[Problem] = []
+    if not fresh:
+        message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
+        problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
+        if not (problems or file.problems) and runfolder.is_finished(folder, file.job):
+            steps = file.job.spec.schedule.steps
+            remedy = "to train longer, raise spec.schedule.steps; to start over, pass --fresh"
+            print(f"{folder} has finished all {steps} steps; {remedy}", file=sys.stderr)
+            _print_result(folder, "Succeeded", output)
+            return 0
     try:
         network = claim_block(str(folder), block)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
-    if not fresh:
-        message = f"differs from the run in {folder}; restore the value, or start over with --fresh"
-        problems += [file.problem(changed, message) for changed in runfolder.changed_fields(folder, file.job)]
     check_file(file, run_checks(file.job, folder, claims, Machine()), problems)
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
 
-    console = Console(stderr=output == "json")
+    console = Console(stderr=True) if output == "json" else make_console()
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if fresh and (old := runfolder.set_aside(folder)):
         say(f"the earlier run is now {old}")
@@ -70,13 +77,17 @@ def _run_locked(
     if phase == "Interrupted":
         again = f"rljob run {file.path} --dir {folder.parent}"
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")
+    _print_result(folder, phase, output)
+    return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
+
+
+def _print_result(folder: Path, phase: str, output: str) -> None:
     summary = folder / runfolder.FILE_SUMMARY
     if output == "json":
         paths = {"folder": str(folder), "summary_file": str(summary)}
         print_json({"type": "result", "phase": phase, **paths, "summary": json.loads(summary.read_text())})
     else:
         print(summary, flush=True)
-    return {"Succeeded": 0, "Interrupted": EXIT_INTERRUPTED}.get(phase, EXIT_FAILED)
 
 
 @guard

@@ -81,6 +81,15 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
     return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
 
 
+def is_finished(folder: Path, job: RLJob) -> bool:
+    """Whether an earlier run in the folder has succeeded with all steps of the job."""
+    try:
+        summary = json.loads((folder / FILE_SUMMARY).read_text())
+    except (OSError, ValueError):
+        return False
+    return summary.get("phase") == "Succeeded" and summary.get("steps", 0) >= job.spec.schedule.steps
+
+
 def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)

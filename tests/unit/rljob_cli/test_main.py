@@ -158,3 +158,36 @@ def test_run_takes_one_file(job):
 def test_init_prints_its_files_as_json(tmp_path):
     result = json.loads(rljob("init", tmp_path / "first", "-o", "json")[1])
     assert {file.name for file in (tmp_path / "first").iterdir() if file.is_file()} < {*result["files"]}
+
+
+def finish_run(job, **changes):
+    """Write what a finished run of 3 steps leaves."""
+    folder = job.parent / "runs" / "sleepy"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"phase": "Succeeded", "steps": 3} | changes))
+    return folder / "summary.json"
+
+
+def test_run_that_has_finished_says_so_and_starts_nothing(job):
+    summary = finish_run(job)
+    done = CliRunner().invoke(app, ["run", str(job), "--set", "spec.schedule.steps=3"])
+    assert (done.exit_code, done.stdout) == (0, f"{summary}\n")
+    remedy = "to train longer, raise spec.schedule.steps; to start over, pass --fresh"
+    assert done.stderr == f"{summary.parent} has finished all 3 steps; {remedy}\n"
+
+
+def test_run_that_has_finished_prints_its_summary_as_json(job):
+    finish_run(job)
+    done = CliRunner().invoke(app, ["run", str(job), "--set", "spec.schedule.steps=3", "-o", "json"])
+    result = json.loads(done.stdout)
+    assert (result["type"], result["phase"], result["summary"]["steps"]) == ("result", "Succeeded", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"), [({"phase": "Interrupted"}, 3), ({"phase": "Failed"}, 3), ({}, 4)], ids=str
+)
+def test_run_that_has_not_finished_is_checked_again(job, changes, steps):
+    finish_run(job, **changes)
+    code, output = rljob("run", job, "--set", f"spec.schedule.steps={steps}", "--set", "spec.model.source=./none")
+    assert code == 2
+    assert "spec.model.source" in output

@@ -100,10 +100,12 @@ HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
 
 
 class UrlPath(enum.StrEnum):
-    """HTTP paths. All except READY and METRICS require the token."""
+    """HTTP paths. All except READY, LIVE and METRICS require the token."""
 
     READY = "/rljob/ready"
     """Any server: 200 if it is ready, else 503 with the reason."""
+    LIVE = "/rljob/live"
+    """Reward: 200 whenever its event loop runs."""
     METRICS = "/metrics"
     STATUS = "/status"
     """Head: DriverStatus."""

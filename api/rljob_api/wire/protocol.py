@@ -34,6 +34,8 @@ class InvalidReason(enum.StrEnum):
     """The signature does not allow the return value."""
     WORKER_DIED = "worker_died"
     """The worker process ended (crash, os._exit, out of memory) or closed its pipe."""
+    BAD_REQUEST = "bad_request"
+    """The sample's data cannot be read: half a surrogate pair, or JSON that is nested too deeply."""
     ABSTAINED = "abstained"
     """The function returned None: it does not score this sample."""
     UNREACHABLE = "unreachable"

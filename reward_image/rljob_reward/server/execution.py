@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from rljob_api.wire.protocol import GroupRequest, GroupResult, Lane, ScoreRequest, ScoreResult
 from rljob_reward.results import ExecutionResult
+from rljob_reward.slots import Slot
 
 Request = ScoreRequest | GroupRequest
 RequestKey = tuple[str, int]
@@ -23,8 +25,10 @@ class Waiter(Protocol):
 
     def deliver(self, response: bytes) -> None: ...
 
-    def is_disconnected(self) -> bool:
-        """Whether the client has disconnected; called just before the execution would start."""
+    def is_disconnected(self) -> bool: ...
+
+    def call_when_left(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client disconnects before its response."""
 
 
 class Response(NamedTuple):
@@ -35,7 +39,9 @@ class Response(NamedTuple):
 class Execution:
     """Created when a request arrives; other requests may join its waiters until it ends."""
 
-    def __init__(self, request: Request, body: bytes, waiter: Waiter) -> None:
+    def __init__(
+        self, request: Request, body: bytes, waiter: Waiter, on_abandoned: Callable[[Execution], None]
+    ) -> None:
         self.id = request.id
         self.lane: Lane = request.lane
         self.is_group = isinstance(request, GroupRequest)
@@ -46,10 +52,22 @@ class Execution:
         self.key: RequestKey = (request.id, hash(body))
         self.content: bytes | None = None
         """Its key in the result cache; None without a cache."""
-        self.waiters = [waiter]
+        self.waiters: list[Waiter] = []
+        self._on_abandoned = on_abandoned
+        self.slot: Slot | None = None
+        """Where it runs."""
         self.arrived = time.perf_counter()
         self.started: float | None = None
         self.timeout: asyncio.TimerHandle | None = None
+        self.add_waiter(waiter)
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        self.waiters.append(waiter)
+        waiter.call_when_left(self._check_abandoned)
+
+    def _check_abandoned(self) -> None:
+        if self.is_abandoned():
+            self._on_abandoned(self)
 
     def is_abandoned(self) -> bool:
         return all(waiter.is_disconnected() for waiter in self.waiters)
@@ -60,19 +78,31 @@ class Execution:
         """Build the response to all waiters. All samples share the times of the execution."""
         if len(replies) == 1 and replies[0].reason is not None:
             replies = replies * len(self.sample_ids)
-        results = [
-            ScoreResult(
-                id=sample_id,
-                valid=reply.reason is None,
-                score=reply.score,
-                components=reply.components,
-                reason=reply.reason,
-                message=reply.message,
-                queue_seconds=queue_seconds,
-                execute_seconds=execute_seconds,
-                version=version,
-            )
-            for sample_id, reply in zip(self.sample_ids, replies, strict=True)
-        ]
-        response = GroupResult(id=self.id, results=results) if self.is_group else results[0]
-        return Response(results, response.model_dump_json().encode())
+        return build_response(self.id, self.sample_ids, replies, self.is_group, version, queue_seconds, execute_seconds)
+
+
+def build_response(
+    request_id: str,
+    sample_ids: list[str],
+    replies: ExecutionResult,
+    is_group: bool,
+    version: str,
+    queue_seconds: float = 0.0,
+    execute_seconds: float = 0.0,
+) -> Response:
+    results = [
+        ScoreResult(
+            id=sample_id,
+            valid=reply.reason is None,
+            score=reply.score,
+            components=reply.components,
+            reason=reply.reason,
+            message=reply.message,
+            queue_seconds=queue_seconds,
+            execute_seconds=execute_seconds,
+            version=version,
+        )
+        for sample_id, reply in zip(sample_ids, replies, strict=True)
+    ]
+    response = GroupResult(id=request_id, results=results) if is_group else results[0]
+    return Response(results, response.model_dump_json().encode())

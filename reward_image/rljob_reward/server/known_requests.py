@@ -8,6 +8,7 @@ same valid result; a failure is always retried. Bounded: both drop what was used
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from cachetools import LRUCache
 
@@ -35,7 +36,7 @@ class KnownRequests:
         """Serve a new request from an earlier or a pending result. False: it must be executed."""
         [waiter] = execution.waiters
         if pending := self._pending.get(execution.key):
-            pending.waiters.append(waiter)
+            pending.add_waiter(waiter)
             return True
         if (response := self._responses.get(execution.key)) is not None:
             waiter.deliver(response)
@@ -57,7 +58,7 @@ class KnownRequests:
         # A request of the other lane must not wait in this one's queue.
         if equal is None or (equal.lane != execution.lane and equal.started is None):
             return "miss"
-        equal.waiters.append(_Follower(execution.id, waiter))
+        equal.add_waiter(_Follower(execution.id, waiter))
         return "joined"
 
     def add(self, execution: Execution) -> None:
@@ -94,3 +95,6 @@ class _Follower:
 
     def is_disconnected(self) -> bool:
         return self._waiter.is_disconnected()
+
+    def call_when_left(self, callback: Callable[[], None]) -> None:
+        self._waiter.call_when_left(callback)

@@ -12,14 +12,12 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Generator
 from typing import Any
-
-import uvicorn
 
 from rljob_api.errors import TransientError
 from rljob_reward.results import StartupReport
 from rljob_reward.server.app import App
+from rljob_reward.server.http import HttpServer
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import ServedReward
@@ -27,19 +25,12 @@ from rljob_reward.worker_pool.orphans import Orphans
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 8192
-_KEEP_ALIVE_SECONDS = 120
-"""Longer than clients keep an idle connection: they close it first, so no request meets a closed connection."""
+_OWN_FILES = 128
+_FILES_PER_SLOT = 8
+"""Of a worker: its socket, its output, its pidfd, its seccomp listener, and as many while it is replaced."""
 _GC_ALLOCATIONS = 50_000
 _RESPONSE_SECONDS = 5
 """Time to send the last responses after all work has ended."""
-
-
-class _Http(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Do not handle signals: run() does, and drains first."""
-        yield
 
 
 async def check(reward: ServedReward) -> StartupReport:
@@ -53,7 +44,7 @@ async def check(reward: ServedReward) -> StartupReport:
 
 async def run(reward: ServedReward, host: str, port: int, token: str, grace_seconds: float) -> None:
     """Serve until SIGTERM or SIGINT. Raise TransientError if the port is in use or workers keep dying."""
-    _raise_open_files_limit()
+    max_connections = _max_connections(_raise_open_files_limit(), reward.config.slots)
     listener = _bind(host, port)
     metrics = ServerMetrics(reward.config.name, reward.config.slots)
     scorer = Scorer(reward, metrics)
@@ -67,18 +58,17 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
         if report is None:
             return
         app = App(reward, report, scorer, metrics, token)
-        http = _build_http(app)
+        http = HttpServer(app, max_connections)
         # Objects that exist now are permanent; later ones belong to requests, and reference counting frees them.
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
-        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        await http.listen(listener)
         what = f"{report.signature}, scope {reward.config.scope}"
         logger.info("reward %s (%s) on http://%s:%d", reward.config.name, what, host, port)
-        ends: set[asyncio.Future[Any]] = {serving, stop, scorer.fatal_error}
+        ends: set[asyncio.Future[Any]] = {stop, scorer.fatal_error}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _drain(app, scorer, grace_seconds)
-        http.should_exit = True
-        await serving
+        await http.close(_RESPONSE_SECONDS)
         if scorer.fatal_error.done():
             raise scorer.fatal_error.result()
     finally:
@@ -125,26 +115,13 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _build_http(app: App) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_RESPONSE_SECONDS,
-    )
-    return _Http(config)
-
-
-def _raise_open_files_limit() -> None:
+def _raise_open_files_limit() -> int:
     """Each connection is an open file, and the default soft limit of 1,024 is less than one queue."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _max_connections(max_open_files: int, slots: int) -> int:
+    """Return how many connections leave enough open files for everything else, or at least half of all files."""
+    return max(max_open_files // 2, max_open_files - _OWN_FILES - _FILES_PER_SLOT * slots)

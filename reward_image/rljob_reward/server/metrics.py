@@ -24,6 +24,8 @@ class ServerMetrics:
         self._queue = self._histogram("rljob_reward_queue_seconds", "From arrival to the start of execution.")
         self._execute = self._histogram("rljob_reward_execute_seconds", "From the start of execution to its end.")
         self._refused = self._counter("rljob_reward_refused", "Requests answered 429.", "lane")
+        self._responses = self._counter("rljob_reward_responses", "Responses of the server, by HTTP status.", "status")
+        self._by_status: dict[int, Counter] = {}
         self._restarts = self._counter("rljob_reward_worker_restarts", "Workers that were replaced.")
         self._restarts.labels(reward)
         self._cache = self._counter(
@@ -65,6 +67,12 @@ class ServerMetrics:
             pair = self._histograms[lane, outcome] = (self._queue.labels(*labels), self._execute.labels(*labels))
         pair[0].observe(queue_seconds)
         pair[1].observe(execute_seconds)
+
+    def record_response(self, status: int) -> None:
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._responses.labels(self.reward, str(status))
+        counter.inc()
 
     def record_refused(self, lane: Lane) -> None:
         self._refused.labels(self.reward, lane).inc()

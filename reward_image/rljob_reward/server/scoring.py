@@ -16,7 +16,8 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.scorers import JudgeReward
 from rljob_api.wire.protocol import InvalidReason, Lane
 from rljob_reward.results import ExecutionResult, failure
-from rljob_reward.server.execution import Execution, Request, Waiter
+from rljob_reward.server.bodies import Unscorable
+from rljob_reward.server.execution import Execution, Request, Waiter, build_response
 from rljob_reward.server.known_requests import KnownRequests
 from rljob_reward.server.lanes import LANES, Lanes
 from rljob_reward.server.metrics import VALID, ServerMetrics
@@ -29,8 +30,9 @@ from rljob_reward.worker_pool.pool import WorkerPool
 _MAX_RETRY_AFTER_SECONDS = 60
 _MEAN_WEIGHT = 0.05
 """Weight of the newest execution in the moving mean behind Retry-After."""
-_ABANDONED_CHECK_SECONDS = 0.25
-"""Between two checks of a full queue: one check of 4,096 clients blocks the loop for 8 ms."""
+_ABANDONED_SECONDS = 2.0
+"""For which an execution continues after its clients have left: a retry may join it, and most end sooner than a worker
+is replaced."""
 
 _ABANDONED = failure(InvalidReason.CANCELLED, "the client left before execution started")
 _SHUT_DOWN = failure(InvalidReason.CANCELLED, "the server shut down")
@@ -53,7 +55,6 @@ class Scorer:
         self._known = KnownRequests(metrics, cache=self._config.cache)
         self._mean_seconds = 0.0
         self._next_dispatch: asyncio.TimerHandle | None = None
-        self._next_abandoned_check: dict[Lane, float] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self.fatal_error: asyncio.Future[TransientError] = self._loop.create_future()
@@ -61,18 +62,26 @@ class Scorer:
 
     def submit(self, request: Request, body: bytes, waiter: Waiter) -> None:
         """Deliver the result to `waiter`, now or later. Raise QueueFullError if the request must be refused."""
-        execution = Execution(request, body, waiter)
+        execution = Execution(request, body, waiter, self._on_abandoned)
         if self._known.serve(execution, request):
             return
         lane = execution.lane
         if not self._lanes.admit(lane, execution):
-            self._drop_abandoned(lane)
-            if not self._lanes.admit(lane, execution):
-                self._metrics.record_refused(lane)
-                raise QueueFullError(self._retry_after(lane))
+            self._metrics.record_refused(lane)
+            raise QueueFullError(self._retry_after(lane))
         self._known.add(execution)
         self._idle.clear()
-        self._dispatch(new=execution)
+        self._dispatch()
+
+    def reject(self, unscorable: Unscorable, waiter: Waiter) -> None:
+        """Deliver invalid results for a request whose data cannot be read."""
+        replies = failure(InvalidReason.BAD_REQUEST, unscorable.problem) * len(unscorable.sample_ids)
+        response = build_response(
+            unscorable.request_id, unscorable.sample_ids, replies, unscorable.is_group, self._version
+        )
+        for _ in unscorable.sample_ids:
+            self._metrics.record_result(unscorable.lane, InvalidReason.BAD_REQUEST.value, 0.0, 0.0)
+        waiter.deliver(response.encoded)
 
     async def drained(self) -> None:
         await self._idle.wait()
@@ -94,22 +103,23 @@ class Scorer:
         seconds = self._lanes.num_waiting(lane) * self._mean_seconds / self._config.slots
         return max(1, min(_MAX_RETRY_AFTER_SECONDS, math.ceil(seconds)))
 
-    def _drop_abandoned(self, lane: Lane) -> None:
-        """Cancel requests in a full queue whose clients have disconnected. Checks all, so not at each refusal."""
-        now = self._loop.time()
-        if now < self._next_abandoned_check.get(lane, 0.0):
-            return
-        self._next_abandoned_check[lane] = now + _ABANDONED_CHECK_SECONDS
-        for execution in self._lanes.waiting(lane):
-            if execution.is_abandoned():
-                self._cancel(execution, _ABANDONED)
+    def _on_abandoned(self, execution: Execution) -> None:
+        """Free the slot of an execution that no client waits for, or its place in the queue."""
+        if execution.slot is not None:
+            self._loop.call_later(_ABANDONED_SECONDS, self._kill_abandoned, execution)
+        else:
+            self._cancel(execution, _ABANDONED)
+
+    def _kill_abandoned(self, execution: Execution) -> None:
+        if execution.slot is not None and execution.is_abandoned():
+            execution.slot.kill(InvalidReason.CANCELLED, "the client left while it was executed")
 
     def _cancel(self, execution: Execution, result: ExecutionResult) -> None:
         if self._lanes.cancel(execution.lane, execution):
             self._deliver(execution, result)
 
-    def _dispatch(self, new: Execution | None = None) -> None:
-        """Start what may start. The client of a `new` execution needs no check: its request has just arrived."""
+    def _dispatch(self) -> None:
+        """Start what may start."""
         while self.pool.has_idle:
             starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
             if not may_start(starts, self._mean_seconds, time.perf_counter()):
@@ -120,11 +130,7 @@ class Scorer:
             execution = self._lanes.start_next()
             if execution is None:
                 return
-            if execution is not new and execution.is_abandoned():
-                self._lanes.finish(execution)
-                self._deliver(execution, _ABANDONED)
-            else:
-                self._start(execution, self.pool.acquire())
+            self._start(execution, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
     def _dispatch_again(self) -> None:
@@ -133,6 +139,7 @@ class Scorer:
 
     def _start(self, execution: Execution, slot: Slot) -> None:
         execution.started = time.perf_counter()
+        execution.slot = slot
         if not self.pool.enforces_timeout:
             execution.timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late, slot)
         slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
@@ -145,6 +152,7 @@ class Scorer:
     def _finish(self, execution: Execution, result: ExecutionResult) -> None:
         if execution.timeout is not None:
             execution.timeout.cancel()
+        execution.slot = None
         self._lanes.finish(execution)
         self._deliver(execution, result)
 

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -235,7 +236,36 @@ def test_malformed_request_is_answered_422_with_the_field(failing: Server, body:
 
 def test_other_methods_and_paths_are_refused(failing: Server) -> None:
     assert failing.request("GET", "/v1/score")[0] == 405
+    assert failing.request("POST", "/v1/info", b"{}")[0] == 405
     assert failing.request("GET", "/nowhere")[0] == 404
+
+
+def test_data_that_cannot_be_read_costs_one_sample(failing: Server) -> None:
+    result = failing.score("fine", prompt="\ud83d")
+    assert (result["valid"], result["reason"]) == (False, "bad_request"), result
+    ScoreResult.model_validate(result)
+
+
+def test_metrics_count_every_answer(failing: Server) -> None:
+    def count(status: int) -> float:
+        return failing.metric(f'rljob_reward_responses_total{{reward="test",status="{status}"')
+
+    requests: dict[int, Callable[[], Any]] = {
+        401: lambda: failing.request("GET", "/v1/info", token="wrong"),
+        404: lambda: failing.request("GET", "/nowhere"),
+        405: lambda: failing.request("GET", "/v1/score"),
+        413: lambda: failing.request("POST", "/v1/score", b" " * (17 << 20)),
+        422: lambda: failing.request("POST", "/v1/score", b"{}"),
+        200: lambda: failing.score("fine"),
+    }
+    before = {status: count(status) for status in requests}
+    assert [send()[0] for status, send in requests.items() if status != 200] == [401, 404, 405, 413, 422]
+    requests[200]()
+    assert [status for status in requests if count(status) <= before[status]] == []
+
+
+def test_server_answers_whether_its_loop_runs(failing: Server) -> None:
+    assert failing.request("GET", "/rljob/live", token="wrong")[0] == 200
 
 
 def test_reward_with_scope_sample_refuses_groups_with_a_remedy(failing: Server) -> None:
@@ -278,6 +308,11 @@ class GatedServer:
     def open(self, *names: str) -> None:
         for name in names:
             (self.folder / f"go-{name}").touch()
+
+
+def post_head(length: int) -> bytes:
+    lines = ("POST /v1/score HTTP/1.1", "Host: x", f"Authorization: Bearer {TOKEN}", f"Content-Length: {length}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def test_full_queue_answers_429_and_lanes_do_not_share_it(start_server: StartServer, tmp_path: Path) -> None:
@@ -333,9 +368,8 @@ def test_request_of_a_disconnected_client_is_dropped_from_the_queue(start_server
     running = gate.send("a")
     gate.wait_running("a")
     body = json.dumps({"id": "b", "prompt": "p", "completion": "b", "ground_truth": str(tmp_path)}).encode()
-    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((gate.server.host, 8080)) as connection:
-        connection.sendall(head.encode() + body)
+        connection.sendall(post_head(len(body)) + body)
         gate.wait_queued(1)
         port = connection.getsockname()[1]
     server = psutil.Process(gate.server.pid)
@@ -345,6 +379,46 @@ def test_request_of_a_disconnected_client_is_dropped_from_the_queue(start_server
     cancelled = 'rljob_reward_execute_seconds_count{lane="train",outcome="cancelled"'
     wait_for(lambda: gate.server.metric(cancelled) == 1, "the request to be dropped")
     assert gate.num_runs("b") == 0
+
+
+def test_client_that_leaves_frees_its_slot(start_server: StartServer, tmp_path: Path) -> None:
+    gate = GatedServer(start_server, tmp_path, slots=1)
+    body = json.dumps({"id": "a", "prompt": "p", "completion": "a", "ground_truth": str(tmp_path)}).encode()
+    with socket.create_connection((gate.server.host, 8080)) as connection:
+        connection.sendall(post_head(len(body)) + body)
+        gate.wait_running("a")
+    gate.open("b")
+    assert gate.send("b").result()[1]["valid"], "although the gate of the first one is still closed"
+    assert gate.server.metric('rljob_reward_execute_seconds_count{lane="train",outcome="cancelled"') == 1
+
+
+def test_slow_clients_delay_neither_others_nor_the_end(start_server: StartServer) -> None:
+    server = start_server("def compute_score(solution_str): return 1.0")
+    with contextlib.ExitStack() as slow:
+        for _ in range(500):
+            connection = slow.enter_context(socket.create_connection((server.host, 8080)))
+            connection.sendall(b"POST /v1/score HTTP/1.1\r\nX: ")
+        assert server.score("x")["valid"]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == ExitCode.SUCCEEDED
+
+
+def test_connections_without_the_token_do_not_use_up_all_open_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("few-files")
+    function = "def compute_score(solution_str): return 1.0"
+    (folder / "reward.yaml").write_text(json.dumps({"name": "test", "function": {"inline": function}}))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    server = Server(folder, f"127.11.{1 + os.getpid() % 200}.1", [], {}, python=str(python))
+    try:
+        wait_for(server.is_ready, "the server to be ready")
+        with contextlib.ExitStack() as idle:
+            for _ in range(400):
+                idle.enter_context(socket.create_connection((server.host, 8080)))
+            assert server.score("x")["valid"]
+    finally:
+        server.stop()
 
 
 def test_sigterm_finishes_accepted_requests_and_leaves_no_process(start_server: StartServer, tmp_path: Path) -> None:

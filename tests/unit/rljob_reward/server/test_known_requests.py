@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
@@ -20,12 +22,14 @@ class Client:
     def is_disconnected(self) -> bool:
         return False
 
+    def call_when_left(self, callback: Callable[[], None]) -> None: ...
+
 
 def ask(known: KnownRequests, name: str, completion: str, score: float | None = None) -> ScoreResult | None:
     """Serve a request if its result is known; else execute it if there is a score (negative: a failure)."""
     request = ScoreRequest(id=name, prompt="p", completion=completion)
     client = Client()
-    execution = Execution(request, request.model_dump_json().encode(), client)
+    execution = Execution(request, request.model_dump_json().encode(), client, lambda execution: None)
     if not known.serve(execution, request):
         if score is None:
             return None

@@ -69,18 +69,24 @@ class FakePool:
 
 
 class Client:
-    num_polls = 0
-    connected = True
-
     def __init__(self) -> None:
         self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._has_left = False
+        self._on_left: Callable[[], None] | None = None
 
     def deliver(self, result: bytes) -> None:
         self.result.set_result(result)
 
     def is_disconnected(self) -> bool:
-        Client.num_polls += 1
-        return not self.connected
+        return self._has_left
+
+    def call_when_left(self, callback: Callable[[], None]) -> None:
+        self._on_left = callback
+
+    def leave(self) -> None:
+        self._has_left = True
+        assert self._on_left is not None
+        self._on_left()
 
     async def wait(self) -> ScoreResult:
         async with asyncio.timeout(10):
@@ -134,10 +140,10 @@ async def test_request_of_a_disconnected_client_never_starts(build_scorer: Calla
     scorer = build_scorer()
     submit(scorer, "a")
     client = submit(scorer, "b")
-    client.connected = False
+    client.leave()
+    assert (await client.wait()).reason is InvalidReason.CANCELLED
     last = submit(scorer, "c")
     running(scorer)[0].finish(VALID)
-    assert (await client.wait()).reason is InvalidReason.CANCELLED
     running(scorer)[0].finish(VALID)
     assert (await last.wait()).valid
     await asyncio.wait_for(scorer.drained(), 10)
@@ -161,17 +167,42 @@ async def test_closing_cancels_waiting_and_running_requests(build_scorer: Callab
     assert {(await client.wait()).reason for client in clients} == {InvalidReason.CANCELLED}
 
 
-async def test_refusals_do_not_each_poll_the_whole_queue(build_scorer: Callable[..., Scorer]) -> None:
-    num_queued, num_refused = 200, 100
-    scorer = build_scorer(queue_length=num_queued)
-    Client.num_polls = refused = 0
-    for number in range(1 + num_queued + num_refused):
-        try:
-            submit(scorer, str(number))
-        except QueueFullError:
-            refused += 1
-    assert refused == num_refused
-    assert 1 <= Client.num_polls / num_queued < num_refused / 2, "polls of the whole queue"
+async def test_full_queue_has_room_again_when_a_client_leaves_it(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer(queue_length=1)
+    submit(scorer, "a")
+    queued = submit(scorer, "b")
+    with pytest.raises(QueueFullError):
+        submit(scorer, "c")
+    queued.leave()
+    submit(scorer, "c")
+
+
+async def test_execution_that_no_client_waits_for_frees_its_slot(
+    build_scorer: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_ABANDONED_SECONDS", 0.01)
+    scorer = build_scorer()
+    client, following = submit(scorer, "a"), submit(scorer, "b")
+    client.leave()
+    result = await client.wait()
+    assert (result.reason, result.message) == (InvalidReason.CANCELLED, "the client left while it was executed")
+    running(scorer)[0].finish(VALID)
+    assert (await following.wait()).valid, "the next one got the slot"
+
+
+async def test_execution_continues_when_a_retry_joins_it_in_time(
+    build_scorer: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_ABANDONED_SECONDS", 0.01)
+    scorer = build_scorer(slots=2)
+    client, other = submit(scorer, "a"), submit(scorer, "b")
+    client.leave()
+    retry = submit(scorer, "a")
+    other.leave()  # its execution is killed after the time of the first one
+    assert (await other.wait()).reason is InvalidReason.CANCELLED
+    [slot] = running(scorer)
+    slot.finish(VALID)
+    assert (await retry.wait()).valid
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import RLJobStatus
-from rljob_cli.cluster.explanation import Explanation, PodProblem, RoleReport, WarningEvent
+from rljob_cli.cluster.explanation import Explanation, InvalidSamples, PodProblem, RoleReport, WarningEvent
 from rljob_cli.cluster.formatting import (
     describe_pod,
     describe_wait,
@@ -59,6 +59,7 @@ def explain(observation: JobObservation) -> Explanation:
         progress=_describe_progress(status),
         conditions=_other_conditions(status),
         roles=list(_report_roles(observation, status, job)),
+        invalid_samples=[InvalidSamples(p.reward, p.reason, p.message, p.step) for p in status.progress.problems],
         remedies=[*_failure_remedies(observation, status), *_describe_remedies(observation, causes)],
         warnings=_newest_warnings(observation),
         next=_next_commands(observation, status, causes),
@@ -101,6 +102,7 @@ def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
         (conditions.NAME_CONFLICT, "True"),
         (conditions.RESTARTING, "True"),
         (conditions.POOLS_ISOLATED, "False"),
+        (conditions.LEARNING, "False"),
     }
     if status.phase == "Failed":  # it still runs
         notable.add((conditions.RUNNING, "True"))

@@ -38,6 +38,16 @@ class WarningEvent:
 
 
 @dataclass(frozen=True)
+class InvalidSamples:
+    """One kind of problem of a reward."""
+
+    reward: str
+    reason: str
+    message: str
+    first_step: int
+
+
+@dataclass(frozen=True)
 class Explanation:
     job: str
     phase: str
@@ -48,6 +58,8 @@ class Explanation:
     conditions: list[tuple[str, str]]
     """Other relevant conditions: 'NameConflict (ForeignObject)' and the message."""
     roles: list[RoleReport]
+    invalid_samples: list[InvalidSamples]
+    """Why samples have no valid score."""
     remedies: list[str]
     warnings: list[WarningEvent]
     next: list[str]
@@ -69,6 +81,9 @@ def format_explanation(found: Explanation, now: datetime) -> str:
         lines += _wrap("  ", f"{name}: {message}")
     sections = {
         "Roles": _format_roles(found.roles),
+        "Samples without a valid score": [
+            line for problem in found.invalid_samples for line in _format_invalid_samples(problem)
+        ],
         "What to do": [line for remedy in found.remedies for line in _wrap("  - ", remedy)],
         "Newest warnings": [line for warning in found.warnings for line in _format_warning(warning, now)],
         "Not readable": [line for message in found.unreadable for line in _wrap("  - ", message)],
@@ -77,6 +92,11 @@ def format_explanation(found: Explanation, now: datetime) -> str:
     for title, section in sections.items():
         lines += ["", title, *section] if section else []
     return "\n".join(lines)
+
+
+def _format_invalid_samples(problem: InvalidSamples) -> list[str]:
+    text = f"{problem.reward}: {problem.reason}, first in step {problem.first_step}: {problem.message}"
+    return _wrap("  ", text, indent_columns=4)
 
 
 def _format_warning(warning: WarningEvent, now: datetime) -> list[str]:

@@ -3,7 +3,7 @@
 Invariant: lastTransitionTime changes only with status. So equal observations give an equal status, and no write.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -19,14 +19,17 @@ FAILED = "Failed"
 POOLS_ISOLATED = "PoolsIsolated"
 NAME_CONFLICT = "NameConflict"
 REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
+LEARNING = "Learning"
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
 """Conditions that every job has."""
-OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, NAME_CONFLICT)
+OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, NAME_CONFLICT)
 """Conditions that a job has once they apply. NameConflict is last because set_name_conflict appends it."""
 
 REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
 """The only failure from which a changed spec recovers."""
+REASON_INVALID_SAMPLES = "InvalidSamples"
+"""Of events: a reward gave no valid score for a new reason."""
 
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
@@ -138,14 +141,24 @@ def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
         for role in new.roles
         if role.restarts > before.get(role.name, 0)
     )
-    return tuple(events)
+    return (*events, *_problem_events(old, new))
+
+
+def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
+    """One event per kind of problem that the driver has reported since the last status."""
+    for problem in new.progress.problems:
+        if problem not in old.progress.problems:
+            message = f"reward {problem.reward}: no valid score ({problem.reason}): {problem.message}"
+            yield Event("Warning", REASON_INVALID_SAMPLES, message)
 
 
 def _event_type(before: Condition | None, condition: Condition) -> Literal["Normal", "Warning"] | None:
     """The type of a transition's event; None: no event. A failure that changes its reason is a transition, too."""
     was, holds = before.status if before else None, condition.status == "True"
+    if condition.type in (POOLS_ISOLATED, LEARNING) and not holds:
+        return "Warning" if was != "False" else None
     if condition.type == POOLS_ISOLATED:
-        return "Warning" if not holds and was != "False" else None
+        return None
     if condition.type == REWARD_VERSIONS_MIXED and not holds:
         return "Normal" if was == "True" else None
     is_same = before is not None and (before.reason, before.message) == (condition.reason, condition.message)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import JobProgress, RLJobStatus, RoleStatus
+from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, RoleStatus
 from rljob_operator.backend import ChildKey
 from rljob_operator.children.common import REWARD, ROLLOUT
 from rljob_operator.plan import conditions
@@ -75,6 +75,7 @@ def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStat
             weight_version=driver.weight_version,
             phase=driver.phase,
             waits_for=driver.waits_for,
+            problems=[RewardProblem(**problem.model_dump(exclude={"count"})) for problem in driver.problems],
         )
     return set_roles(job.status, roles).model_copy(update={"progress": progress})
 
@@ -95,7 +96,21 @@ def active_conditions(
     elif conditions.find(observed.job.status, conditions.REWARD_VERSIONS_MIXED):
         message = "the ready Pods of each reward run the same version"
         false_reasons[conditions.REWARD_VERSIONS_MIXED] = (SETTLED, message)
+    add_learning(observed, true, false_reasons)
     return true, false_reasons
+
+
+def add_learning(observed: ObservedJob, true: Reasons, false_reasons: Reasons) -> None:
+    """Add the condition Learning, from the first time that it is False. An unknown state keeps it."""
+    old, driver = conditions.find(observed.job.status, conditions.LEARNING), observed.state.driver
+    if driver is not None and driver.learning.is_learning is not None:
+        holds, reason, message = driver.learning.is_learning, driver.learning.reason, driver.learning.message
+    elif old is not None:
+        holds, reason, message = old.status == "True", old.reason, old.message
+    else:
+        return
+    if old is not None or not holds:
+        (true if holds else false_reasons)[conditions.LEARNING] = (reason, message)
 
 
 def _running_conditions(

@@ -113,7 +113,7 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
     for role in observed.roles:
         for pod, end in _ended_pods(role):
             if end["exitCode"] == int(ExitCode.USER):
-                # Head and trainers name the field in their message; the traceback of a function does not.
+                # Head, trainers and rollouts name the field in their message; the traceback of a function does not.
                 kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
                 remedy = f"; fix {role.path}.{kind}" if role.kind == REWARD else ""
                 return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, end) + remedy)
@@ -148,6 +148,8 @@ def _ended_pods(role: RoleView) -> list[tuple[Manifest, Manifest]]:
 
 def _describe_end(role: str, pod: Manifest, termination: Manifest) -> str:
     code = termination["exitCode"]
-    error = observed_job.extract_error_message(termination.get("message")) or termination.get("reason") or "no message"
-    hint = "" if code == int(ExitCode.USER) else f" (see the log of Pod {observed_job.name_of(pod)})"
-    return f"{role} ended with exit code {code}: {error}{hint}"
+    error = observed_job.extract_error_message(termination.get("message"))
+    if error and code == int(ExitCode.USER):
+        return f"{role}: {error}"
+    error = error or termination.get("reason") or "no message"
+    return f"{role} ended with exit code {code}: {error} (see the log of Pod {observed_job.name_of(pod)})"

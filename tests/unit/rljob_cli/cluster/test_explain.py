@@ -59,6 +59,20 @@ def test_image_pull_error_leads_to_the_field_and_the_editor() -> None:
     assert found.next == ["kubectl edit rljob sums -n ns"]
 
 
+def test_job_that_learns_nothing_is_explained_with_the_first_exceptions_of_its_reward() -> None:
+    manifest = job()
+    manifest["status"]["conditions"] += [
+        {"type": "Learning", "status": "False", "reason": "NoAdvantages", "message": "why", "lastTransitionTime": NOW}
+    ]
+    problem = {"reward": "correct", "reason": "exception", "message": "f.py:3: KeyError: 'a'", "step": 2}
+    manifest["status"]["progress"] = {"step": 5, "totalSteps": 9, "problems": [problem]}
+    found = explain(JobObservation(manifest, [], claims=[claim("Bound")]))
+    assert ("Learning is false (NoAdvantages)", "why") in found.conditions
+    text = format_explanation(found, utc_now())
+    assert "Samples without a valid score\n  correct: exception, first in step 2: f.py:3: KeyError: 'a'" in text
+    assert found.to_json()["invalid_samples"][0]["first_step"] == 2
+
+
 def test_unbound_claim_is_reported_with_its_phase() -> None:
     found = explain(JobObservation(job(status="False"), claims=[claim("Pending")]))
     assert any("PersistentVolumeClaim models is Pending" in remedy for remedy in found.remedies)

@@ -10,6 +10,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
+from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
@@ -29,8 +30,13 @@ def load_observed(case):
     file = DATA / case / "observed.yaml"
     documents = list(yaml.safe_load_all(file.read_text())) if file.exists() else []
     models = [RewardModel.model_validate(document) for document in documents if document["kind"] == "RewardModel"]
-    children = {key_of(child): child for child in documents if child["kind"] != "RewardModel"}
-    return ObservedState(children=children, reward_models={model.metadata.name: model for model in models})
+    drivers = [document for document in documents if document["kind"] == "DriverStatus"]
+    children = {key_of(child): child for child in documents if child["kind"] not in ("RewardModel", "DriverStatus")}
+    return ObservedState(
+        children=children,
+        driver=DriverStatus.model_validate(drivers[0]["status"]) if drivers else None,
+        reward_models={model.metadata.name: model for model in models},
+    )
 
 
 def make_plan(job, observed=None):

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning
 from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
@@ -149,9 +149,62 @@ def test_user_error_fails_the_job_with_its_message(simulation):
     simulation.reconcile(**all_ready() | {"head": pod("head", "gsm8k-head-1", ready=False, state=ended(78, message))})
     failed = simulation.true()["Failed"]
     assert failed.reason == "UserError"
-    assert (
-        failed.message == "head ended with exit code 78: data.train: no column named 'question'\nit has: prompt, answer"
-    )
+    assert failed.message == "head: data.train: no column named 'question'\nit has: prompt, answer"
+
+
+def learning(is_learning, reason="NoAdvantages", message="since step 2 ..."):
+    return DriverStatus(learning=Learning(is_learning=is_learning, reason=reason, message=message))
+
+
+def test_job_reports_that_it_does_not_learn_until_it_does(simulation):
+    simulation.driver = learning(None)
+    simulation.reconcile(**all_ready())
+    simulation.driver = learning(True)
+    simulation.reconcile()
+    assert conditions.find(simulation.job.status, "Learning") is None, "absent until it is False"
+    simulation.driver = learning(False)
+    simulation.reconcile()
+    condition = conditions.find(simulation.job.status, "Learning")
+    assert (condition.status, condition.reason, condition.message) == ("False", "NoAdvantages", "since step 2 ...")
+    assert [e.type for e in simulation.events if e.reason == "NoAdvantages"] == ["Warning"]
+    assert simulation.job.status.phase == "Running"
+    for unknown in (None, learning(None), learning(False)):  # a driver that restarts
+        simulation.driver = unknown
+        simulation.reconcile()
+        assert conditions.find(simulation.job.status, "Learning") == condition
+    simulation.driver = learning(True, "AdvantagesFound", "")
+    simulation.reconcile()
+    assert conditions.find(simulation.job.status, "Learning").status == "True"
+    assert [(e.type, e.reason) for e in simulation.events[-1:]] == [("Normal", "AdvantagesFound")]
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+def test_end_keeps_the_condition_learning(simulation, end):
+    simulation.driver = learning(False)
+    simulation.reconcile(**all_ready())
+    simulation.driver = None
+    simulation.head_is(end)
+    simulation.reconcile()
+    simulation.reconcile()
+    assert simulation.job.status.phase in ("Succeeded", "Failed")
+    assert conditions.find(simulation.job.status, "Learning").status == "False"
+
+
+def test_each_kind_of_problem_of_a_reward_is_one_event(simulation):
+    problem = DriverProblem(reward="correct", reason="exception", message="f.py:3: KeyError: 'a'", step=1)
+    for count in (1, 40, 41):
+        simulation.driver = DriverStatus(problems=[problem.model_copy(update={"count": count})])
+        simulation.reconcile(**all_ready())
+    other = DriverProblem(reward="style", reason="timeout", message="took 9 s", step=2)
+    simulation.driver = DriverStatus(problems=[problem, other])
+    simulation.reconcile()
+    assert [event.message for event in simulation.events if event.reason == "InvalidSamples"] == [
+        "reward correct: no valid score (exception): f.py:3: KeyError: 'a'",
+        "reward style: no valid score (timeout): took 9 s",
+    ]
+    assert [p.reward for p in simulation.job.status.progress.problems] == ["correct", "style"]
+    simulation.reconcile(1)
+    assert simulation.writes == 0, "the count of a problem is not part of the status"
 
 
 def test_invalid_reward_function_fails_the_job(simulation):

@@ -5,13 +5,37 @@ Invariant: a check writes nothing but the Hub's cache, and answers within second
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.scorers import ServedModel
+from rljob_inputs.data.columns import find_problems, read_column
+from rljob_inputs.data.lengths import PromptLimit, describe_all_too_long, describe_too_long, find_limit, measure
+from rljob_inputs.data.prompts import build_prompt, render, tokenize
+from rljob_inputs.data.rows import Row, read_rows
+from rljob_inputs.errors import InputError
 from rljob_inputs.findings import Finding, LengthTable
+from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.models import config as configs
+from rljob_inputs.models import tokenizer as tokenizers
+from rljob_inputs.models.files import ModelFiles, open_model
+from rljob_inputs.models.weights import count_parameters, find_weight_problems
 from rljob_inputs.prompts import Prompt
+
+_MAX_ROWS, _MAX_STREAMED_ROWS = 50_000, 1_000
+"""Rows of a dataset that are checked: of files, and of a dataset of the Hub, which is streamed."""
+_MAX_MEASURED_ROWS, _MAX_MEASURED_CHARACTERS = 5_000, 8_000_000
+"""About a second of work for a tokenizer."""
+_ALLOWS_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_OVERRIDES = ("--hf-overrides", "--max-model-len", "--tokenizer")
+"""Arguments of vLLM that change what config.json says."""
 
 
 @dataclass
@@ -23,7 +47,17 @@ class InputsReport:
     num_parameters: dict[str, int] = field(default_factory=dict)
     """Of each model, by the field of its source: spec.model.source, spec.rewards[0].model.source."""
     first_prompt: Prompt | None = None
-    """The first training prompt, as a reward receives it."""
+    """The first training prompt, as a reward receives it. Without token ids."""
+
+    def add(self, path: str, message: str, *, is_warning: bool = False) -> None:
+        self.findings.append(Finding(path, message, is_warning))
+
+
+@dataclass(frozen=True)
+class _Model:
+    files: ModelFiles
+    config: configs.Config
+    tokenizer: tokenizers.LightTokenizer | None
 
 
 def check_inputs(
@@ -34,4 +68,229 @@ def check_inputs(
     `locate` returns where this process finds a source: a path, or hf://org/name; None skips the source. `environment`
     may have HF_ENDPOINT and HF_TOKEN; the job's own settings take precedence.
     """
-    return InputsReport()
+    access = find_access(job, environment)
+    with ThreadPoolExecutor() as pool:  # each may wait for the Hub
+        served = [
+            pool.submit(_check_served_model, model, path, locate(model.source), access)
+            for path, model in _served_models(job).items()
+        ]
+        data = {
+            path: pool.submit(_read_sample, source, locate(source.source), split, access)
+            for path, source, split in _data_sources(job.spec.data)
+        }
+        report, model = _check_trained_model(job, locate(job.spec.model.source), access)
+    for future in served:
+        _merge(report, future.result())
+    for path, source, split in _data_sources(job.spec.data):
+        limit = find_limit(job.spec, split, configs.find_context_length(model.config) if model else None)
+        tokenizer = model.tokenizer if model else None
+        _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
+    return report
+
+
+def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
+    """Return the Hub that the job's trainers and rollouts use."""
+    return HubAccess.from_environment({**environment, **job.spec.head.env})
+
+
+def _served_models(job: RLJob) -> dict[str, ServedModel]:
+    return {
+        f"spec.rewards[{index}].{'model' if reward.model else 'judge.model'}": model
+        for index, reward in enumerate(job.spec.rewards)
+        if (model := reward.served_model)
+    }
+
+
+def _data_sources(data: Data) -> list[tuple[str, DataSource, str]]:
+    sources = [("spec.data.train", data.train, "train")]
+    return [*sources, ("spec.data.eval", data.eval, "test")] if data.eval else sources
+
+
+def _merge(report: InputsReport, other: InputsReport) -> None:
+    known = {(finding.path, finding.message) for finding in report.findings}
+    report.findings += [finding for finding in other.findings if (finding.path, finding.message) not in known]
+    report.lengths += other.lengths
+    report.num_parameters |= other.num_parameters
+    report.first_prompt = report.first_prompt or other.first_prompt
+
+
+def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) -> tuple[InputsReport, _Model | None]:
+    spec, report = job.spec, InputsReport()
+    model = _open(report, "spec.model", location, spec.model.revision, access)
+    if model is None:
+        return report, None
+    if not spec.model.trust_remote_code:  # its code may do anything
+        for problem in configs.find_training_problems(model.config):
+            report.add("spec.model.source", f"{model.files.place} {problem}")
+    if problem := configs.find_dtype_problem(model.config, spec.trainer.dtype):
+        report.add("spec.trainer.dtype", problem)
+    if not _changes_config(spec.rollout.extra_args, spec.rollout.env):
+        _check_length(report, "spec.rollout.maxModelLen", model.config, spec.rollout.max_model_len)
+        context = configs.find_context_length(model.config)
+        if spec.rollout.max_model_len is None and context and spec.rollout.sampling.max_tokens >= context:
+            message = f"leaves no room for a prompt in the model's context of {context} tokens; lower it"
+            report.add("spec.rollout.sampling.maxTokens", message)
+    vocabulary = configs.text_config(model.config).get("vocab_size")
+    if model.tokenizer and isinstance(vocabulary, int) and len(model.tokenizer) > vocabulary:
+        message = f"{model.files.place}: the tokenizer has {len(model.tokenizer)} tokens, the model only {vocabulary}"
+        report.add("spec.model.source", f"{message}; the tokenizer may belong to another model", is_warning=True)
+    return report, model
+
+
+def _check_served_model(model: ServedModel, path: str, location: str | None, access: HubAccess) -> InputsReport:
+    report = InputsReport()
+    opened = _open(report, path, location, model.revision, access)
+    if opened is not None and not _changes_config(model.extra_args, {}):
+        _check_length(report, f"{path}.maxModelLen", opened.config, model.max_model_len)
+    return report
+
+
+def _check_length(report: InputsReport, path: str, config: configs.Config, max_model_len: int | None) -> None:
+    if max_model_len is not None and (problem := configs.find_length_problem(config, max_model_len)):
+        report.add(path, problem)
+
+
+def _changes_config(extra_args: Iterable[str], env: Mapping[str, str]) -> bool:
+    return _ALLOWS_ANY_LENGTH in env or any(argument.startswith(_OVERRIDES) for argument in extra_args)
+
+
+def _open(
+    report: InputsReport, path: str, location: str | None, revision: str | None, access: HubAccess
+) -> _Model | None:
+    """Return the model at `location`; None, with findings, if it cannot be used at all."""
+    if location is None:
+        return None
+    source = f"{path}.source"
+    try:
+        files = open_model(location, revision, access)
+    except RLJobError as error:
+        report.add(f"{path}.revision" if "has no revision" in str(error) else source, str(error))
+        return None
+    if "config.json" not in files.sizes:
+        remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+        report.add(source, f"{files.place} is not a Hugging Face model: config.json is missing; {remedy}")
+        return None
+    try:
+        config = files.read_json("config.json")
+        tokenizer = tokenizers.load_tokenizer(files)
+    except UserError as error:
+        report.add(source, str(error))
+        return None
+    if not config.get("model_type"):
+        report.add(source, f"{files.place}/config.json has no model_type")
+    if not files.sizes.keys() & set(tokenizers.FILES):
+        report.add(source, f"{files.place} has no tokenizer (tokenizer.json)")
+    for problem in find_weight_problems(files):
+        report.add(source, problem)
+    report.num_parameters[source] = count_parameters(files, config.get("dtype") or config.get("torch_dtype"))
+    return _Model(files, config, tokenizer)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    rows: list[Row]
+    is_all: bool
+    error: RLJobError | None = None
+    """Why reading ended."""
+
+
+def _read_sample(source: DataSource, location: str | None, split: str, access: HubAccess) -> _Sample | None:
+    if location is None:
+        return None
+    limit = _MAX_STREAMED_ROWS if location.startswith("hf://") else _MAX_ROWS
+    rows: list[Row] = []
+    try:
+        iterator = read_rows(source, location, split=split, access=access, is_check=True)
+        rows.extend(itertools.islice(iterator, limit))
+        return _Sample(rows, is_all=len(rows) < limit)
+    except RLJobError as error:
+        return _Sample(rows, is_all=False, error=error)
+
+
+def _check_data(
+    data: Data,
+    source: DataSource,
+    path: str,
+    split: str,
+    sample: _Sample | None,
+    tokenizer: tokenizers.LightTokenizer | None,
+    limit: PromptLimit,
+) -> InputsReport:
+    report = InputsReport()
+    if sample is None:
+        return report
+    if sample.error is not None:
+        _add_error(report, sample.error, f"{path}.source")
+    elif not sample.rows:
+        report.add(f"{path}.source", f"{source.source} has no rows")
+    problems: dict[str, InputError] = {}
+    for row in sample.rows:
+        for problem in find_problems(data, source, row, split):
+            problems.setdefault(problem.path, problem)
+    for problem in problems.values():
+        report.add(problem.path, problem.message)
+    if report.findings or not sample.rows:
+        return report
+    _check_answers(report, source, path, sample.rows)
+    if split == "train":
+        report.first_prompt = build_prompt(
+            source, sample.rows[0], render(data, source, sample.rows[0], split), [], split
+        )
+    if tokenizer is not None:
+        try:
+            _measure_prompts(report, data, source, path, split, sample, tokenizer, limit)
+        except InputError as error:
+            _add_error(report, error, path)
+    return report
+
+
+def _add_error(report: InputsReport, error: RLJobError, path: str) -> None:
+    if isinstance(error, InputError):
+        report.add(error.path, error.message)
+    else:
+        report.add(path, str(error))
+
+
+def _check_answers(report: InputsReport, source: DataSource, path: str, rows: list[Row]) -> None:
+    if source.answer is None:
+        return
+    null = [row for row in rows if read_column(row, source.answer, path) is None]
+    if null:
+        message = f"{null[0].place}: the answer is null, in {len(null)} of {len(rows)} rows; rewards receive None"
+        report.add(f"{path}.answer", message, is_warning=True)
+
+
+def _measure_prompts(
+    report: InputsReport,
+    data: Data,
+    source: DataSource,
+    path: str,
+    split: str,
+    sample: _Sample,
+    tokenizer: tokenizers.LightTokenizer,
+    limit: PromptLimit,
+) -> None:
+    rows = _spread(sample.rows, _MAX_MEASURED_ROWS)
+    rendered: list[Any] = []
+    num_characters = 0
+    for row in rows:
+        if num_characters > _MAX_MEASURED_CHARACTERS:
+            break
+        rendered.append(render(data, source, row, split))
+        num_characters += len(str(rendered[-1]))
+    tokens = tokenize(data, rendered, tokenizer)
+    if empty := [row for row, token_ids in zip(rows, tokens, strict=False) if not token_ids]:
+        raise InputError("spec.data.template", f"{empty[0].place}: the prompt is empty after rendering")
+    table = measure([len(token_ids) for token_ids in tokens], path, len(sample.rows), limit)
+    report.lengths.append(table)
+    if table.num_too_long == table.num_measured:
+        is_sample = not sample.is_all or table.num_measured < table.num_rows
+        report.add(f"{path}.source", describe_all_too_long(table), is_warning=is_sample)
+    elif table.num_too_long:
+        report.add(f"{path}.source", describe_too_long(table), is_warning=True)
+
+
+def _spread(rows: list[Row], count: int) -> list[Row]:
+    """Return `count` rows at even distances, or all."""
+    step = max(1, -(-len(rows) // count))
+    return rows[::step]

@@ -28,9 +28,10 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.episodes.batches import build_samples
-from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 

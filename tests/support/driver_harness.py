@@ -22,12 +22,14 @@ from aiohttp import web
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_REWARD, PORT_ROLLOUT
 from rljob_api.wire.protocol import RolloutWeights, ScoreResult, WeightManifest
+from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.loop import Driver, DriverComponents
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.episodes.types import Prompt, UpdateMetrics
+from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import list_trajectory_files
 from rljob_trainer.history.tracking import build_trackers
@@ -274,11 +276,11 @@ class DriverHarness:
             trackers = build_trackers(self.job, self.run_dir, prometheus)
             stack.callback(trackers.close)
             collector = Collector(build_agent(self.job.spec.agent), rollouts, rewards, self.job.spec.rewards)
-            train = [Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)]
+            train = {i: Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
             components = DriverComponents(
-                self.start_trainer, rollouts, rewards, collector, self.board, trackers, prometheus, train, held_out,
-                "/m", self.read_schedule,
+                self.start_trainer, rollouts, rewards, collector, self.board, trackers, prometheus,
+                PromptSet(len(train), train), held_out, "/m", self.read_schedule,
             )  # fmt: skip
             yield Driver(self.job, self.run_dir, components, head_job_uid)
 

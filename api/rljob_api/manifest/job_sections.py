@@ -28,6 +28,8 @@ class DataSource(HasSource):
     relative to the job file (`rljob run` only)."""
     subset: ShortText | None = None
     """Configuration of an hf:// dataset."""
+    revision: ShortText | None = None
+    """Branch, tag or commit of an hf:// dataset."""
     split: ShortText | None = None
     """Split of an hf:// dataset. Null: train for data.train and test for data.eval."""
     prompt: ShortText = "prompt"

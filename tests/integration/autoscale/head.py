@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.episodes.types import Prompt, Trajectory
+from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session

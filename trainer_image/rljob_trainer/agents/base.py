@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from rljob_trainer.episodes.types import Completion, Prompt, Trajectory
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Completion, Trajectory
 
 Generate = Callable[[list[int]], Awaitable[Completion]]
 """Tokens so far to a completion. Sampling parameters and seed are already bound."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import Generate
-from rljob_trainer.episodes.types import Prompt, Trajectory
+from rljob_trainer.episodes.types import Trajectory
 
 
 class SingleTurn:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.protocol import Lane, ScoreRequest
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.episodes.types import Group, Prompt, Trajectory
+from rljob_trainer.episodes.types import Group, Trajectory
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer, run_all

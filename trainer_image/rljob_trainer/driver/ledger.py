@@ -19,8 +19,8 @@ from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome
+from rljob_trainer.episodes.cursor import Cursor
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.episodes.prompts import Cursor
 from rljob_trainer.history.metrics import (
     Record,
     append_line,

@@ -24,6 +24,8 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Schedule
 from rljob_api.wire.protocol import DriverStatus, Lane
+from rljob_inputs.data.prompts import PromptSet
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
 from rljob_trainer.driver.learning import REASON_NO_VALID_SAMPLES, describe_failure, judge
@@ -34,8 +36,8 @@ from rljob_trainer.driver.problems import ProblemLog, find_problems
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome, run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
-from rljob_trainer.episodes.prompts import Cursor, take
-from rljob_trainer.episodes.types import Prompt, Trajectory
+from rljob_trainer.episodes.cursor import Cursor, take
+from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import checkpoint_exists, disk_errors, resume, save_checkpoint
 from rljob_trainer.history.tracking import Trackers
@@ -58,7 +60,7 @@ class DriverComponents:
     board: StatusBoard
     trackers: Trackers
     prometheus: PrometheusMetrics
-    train: Sequence[Prompt]
+    train: PromptSet
     eval: Sequence[Prompt]
     model: str
     read_schedule: Callable[[], Schedule | None]
@@ -135,8 +137,7 @@ class Driver:
         ledger.begin_step()
         cursor = Cursor(history.epoch, history.position)
         count, seed = spec.schedule.prompts_per_step, spec.schedule.seed
-        rows, cursor = take(len(parts.train), cursor, count, seed=seed, shuffle=spec.data.shuffle)
-        prompts = [parts.train[row] for row in rows]
+        prompts, cursor = take(parts.train, cursor, count, seed=seed, shuffle=spec.data.shuffle)
         group_size, sampling = spec.algorithm.group_size, spec.rollout.sampling
         plan = CollectionPlan("train", history.step + 1, group_size, sampling, seed, generation)
 

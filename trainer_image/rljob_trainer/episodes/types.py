@@ -7,22 +7,9 @@ A trajectory is tokens, not text: `token_ids` are exactly what the model saw and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from rljob_api.wire.protocol import Message, ScoreResult
-
-
-@dataclass(frozen=True)
-class Prompt:
-    index: int
-    """Row in its dataset."""
-    prompt: str | list[Message]
-    """What the model gets, before tokenization."""
-    token_ids: list[int]
-    ground_truth: Any = None
-    data_source: str = ""
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    """Other columns, index and split."""
+from rljob_api.wire.protocol import ScoreResult
+from rljob_inputs.prompts import Prompt
 
 
 @dataclass(frozen=True)

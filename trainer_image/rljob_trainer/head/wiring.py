@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import DataSource
+from rljob_inputs.data.lengths import describe_lengths, find_limit
+from rljob_inputs.data.prompts import PromptSet, load_prompts
+from rljob_inputs.hub.repository import HubAccess, repository_name
+from rljob_inputs.models.config import find_context_length
+from rljob_inputs.models.files import read_config
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.loop import Driver, DriverComponents
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
-from rljob_trainer.episodes.prompts import load_prompts
-from rljob_trainer.episodes.types import Prompt
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.history.prometheus import PrometheusMetrics
@@ -39,22 +45,29 @@ def load_tokenizer(environment: Environment) -> Any:
     from transformers import AutoTokenizer  # seconds to import
 
     model = environment.job.spec.model
-    name = environment.model.removeprefix("hf://")
-    if not environment.model.startswith("hf://") and not (Path(name) / "config.json").exists():
-        raise UserError(f"spec.model.source: {name} is not a model folder: it has no config.json")
+    name = repository_name(environment.model)
     try:
         return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # transformers and its hub client raise dozens of types
         raise UserError(f"spec.model.source: cannot load the tokenizer of {name}: {error}") from error
 
 
-def load_data(environment: Environment) -> tuple[list[Prompt], list[Prompt]]:
-    data, tokenizer = environment.job.spec.data, load_tokenizer(environment)
-    train = load_prompts(data, data.train, environment.train_data, tokenizer, split="train")
+def load_data(environment: Environment) -> tuple[PromptSet, list[Prompt]]:
+    """Return the training and the held-out prompts, without those that are too long for the rollouts."""
+    spec, access = environment.job.spec, HubAccess.from_environment(os.environ)
+    config = read_config(environment.model, spec.model.revision, access)
+    tokenizer, context_length = load_tokenizer(environment), find_context_length(config)
+
+    def load(source: DataSource, location: str, split: str) -> PromptSet:
+        limit = find_limit(spec, split, context_length)
+        prompts, table = load_prompts(spec.data, source, location, tokenizer, split=split, limit=limit, access=access)
+        log.info("%s", describe_lengths(table))
+        return prompts
+
+    train = load(spec.data.train, environment.train_data, "train")
     held_out: list[Prompt] = []
-    if data.eval is not None and environment.eval_data is not None:
-        held_out = load_prompts(data, data.eval, environment.eval_data, tokenizer, split="test")
-    log.info("%d training prompts, %d held-out prompts", len(train), len(held_out))
+    if spec.data.eval is not None and environment.eval_data is not None:
+        held_out = list(load(spec.data.eval, environment.eval_data, "test").by_row.values())
     return train, held_out
 
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_api.wire.protocol import Lane, ScoreResult
-from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
 from rljob_trainer.history.run_state import disk_errors, list_trajectory_files, rename_durably, trajectory_file
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_api.errors import UserError
-from rljob_trainer.policy.model_loading import pretrained_name
+from rljob_inputs.hub.repository import repository_name
 from rljob_trainer.policy.policy import Policy
 
 TRAINER_FOLDER = "trainer"
@@ -78,7 +78,7 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
     config.save_pretrained(folder)
     if policy.generation_config is not None:
         policy.generation_config.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(pretrained_name(tokenizer_source), **policy.source_options)
+    tokenizer = AutoTokenizer.from_pretrained(repository_name(tokenizer_source), **policy.source_options)
     tokenizer.save_pretrained(folder)
     save_torch_state_dict(parameters, folder, max_shard_size=_SHARD_BYTES)
 

@@ -15,11 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rljob_api.errors import UserError
+from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.models.config import HEAD_TRANSFORMS
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
-
-_HEAD_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Config fields that make the logits differ from hidden @ weight.T."""
 
 
 class ScoringModel(nn.Module):
@@ -63,7 +62,7 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
 
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            pretrained_name(source), dtype=dtype, attn_implementation=attention, **options
+            repository_name(source), dtype=dtype, attn_implementation=attention, **options
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -71,18 +70,13 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
             f"spec.model.source: cannot load a causal language model from {source}: {reason}; "
             "use a Hugging Face folder with config.json and safetensors"
         ) from error
-    changed = [name for name in _HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
+    changed = [name for name in HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]
     if changed or getattr(network.get_output_embeddings(), "bias", None) is not None:
         raise UserError(
             f"spec.model.source: {source} changes its logits after the head ({', '.join(changed) or 'bias'}), "
             "which the trainer does not support; use a model with a plain head"
         )
     return network
-
-
-def pretrained_name(source: str) -> str:
-    """Return the argument of from_pretrained: a folder, or org/name."""
-    return source.removeprefix("hf://")
 
 
 def can_share_prompts(config: Any) -> bool:

@@ -18,6 +18,7 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_job
 from rljob_api.wire import contract
+from rljob_inputs.hub.repository import repository_name
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
@@ -36,7 +37,7 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
     """Return vLLM's command line for this job. extraArgs come last, so they take precedence."""
     rollout = job.spec.rollout
     arguments = [
-        *("--model", environment[contract.ENV_MODEL].removeprefix("hf://")),
+        *("--model", repository_name(environment[contract.ENV_MODEL])),
         *("--served-model-name", contract.SERVED_MODEL_NAME),
         *("--host", environment.get(contract.ENV_POD_IP, "")),
         *("--port", str(contract.PORT_ROLLOUT)),
@@ -105,15 +106,14 @@ def main() -> int:
         for name, value in build_environment(job).items():
             os.environ.setdefault(name, value)
         return _run(job, arguments)
-    except UserError as error:
-        logger.error("%s", error)
-        return contract.ExitCode.USER
-    except (TransientError, OSError):
-        logger.exception("the rollout replica failed")
-        return contract.ExitCode.INFRASTRUCTURE
     except KeyboardInterrupt:  # vLLM also turns a SIGTERM into this while it loads
         logger.info("stopped by a signal before serving")
         return contract.ExitCode.SUCCEEDED
+    except UserError as error:
+        return end_program(str(error), contract.ExitCode.USER)
+    except Exception as error:
+        logger.exception("the rollout replica failed")
+        return end_program(summarize(ErrorFacts.of(error)), contract.ExitCode.INFRASTRUCTURE)
 
 
 def _run(job: RLJob, arguments: list[str]) -> int:
@@ -122,9 +122,14 @@ def _run(job: RLJob, arguments: list[str]) -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UserError(f"spec.rollout.extraArgs: vLLM does not accept them: {message}")
+
     cli_env_setup()
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
-    validate_parsed_serve_args(args)
+    with startup_errors(job.spec):
+        args = make_arg_parser(Parser()).parse_args(arguments)
+        validate_parsed_serve_args(args)
     return uvloop.run(_serve(job, args))
 
 
@@ -135,7 +140,8 @@ async def _serve(job: RLJob, args: Namespace) -> int:
     from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 
     _, socket = setup_server(args, reuse_port=False)
-    engine = _start_engine(args)
+    with startup_errors(job.spec):
+        engine = _start_engine(args)
     state = ReplicaState()
     try:
         tasks = await engine.get_supported_tasks()

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from rljob_api.wire.protocol import InvalidReason
 from rljob_cli.main import app
-from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
 from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
 

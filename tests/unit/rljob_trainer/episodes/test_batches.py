@@ -5,8 +5,9 @@ import pytest
 from rljob_api.manifest.job_sections import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.batches import build_samples, usable_scores, weighted_score
-from rljob_trainer.episodes.types import Group, Prompt, Trajectory
+from rljob_trainer.episodes.types import Group, Trajectory
 
 
 def reward(name="r", **fields):

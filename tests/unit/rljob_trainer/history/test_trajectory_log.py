@@ -9,7 +9,8 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
-from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
 from rljob_trainer.history import trajectory_log
 from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
 from rljob_trainer.history.trajectory_log import TrajectoryLog

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from rljob_api.manifest.roles import Sampling
+from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
-from rljob_trainer.episodes.types import Prompt, Trajectory
+from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.history.metrics import count_versions
 from rljob_trainer.rewards.version_pin import VersionPin
 from tests.support.reward_harness import make_request, make_reward, score_alone, until

@@ -1,0 +1,82 @@
+"""How long a prompt may be, and a table of how long they are. Pure.
+
+Invariant: every completion of an admitted prompt fits into the rollouts, whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_inputs.findings import LengthTable
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """The longest prompt that is used, in tokens. None: any."""
+
+    num_tokens: int | None = None
+    reason: str = ""
+
+    def admits(self, num_tokens: int) -> bool:
+        return self.num_tokens is None or num_tokens <= self.num_tokens
+
+
+def find_limit(spec: RLJobSpec, split: str, context_length: int | None) -> PromptLimit:
+    """Return the limit of data.train or data.eval. `context_length` is the model's, None if it is unknown."""
+    sampling, name = spec.rollout.sampling, "rollout.sampling.maxTokens"
+    if split != "train" and spec.evaluation.sampling:
+        sampling, name = spec.evaluation.sampling, "evaluation.sampling.maxTokens"
+    limits: list[PromptLimit] = []
+    if spec.data.max_prompt_tokens is not None:
+        limits.append(PromptLimit(spec.data.max_prompt_tokens, "data.maxPromptTokens"))
+    if spec.rollout.max_model_len is not None:
+        reason = f"rollout.maxModelLen {spec.rollout.max_model_len} - {name} {sampling.max_tokens}"
+        limits.append(PromptLimit(spec.rollout.max_model_len - sampling.max_tokens, reason))
+    elif context_length is not None:
+        reason = f"the model's context {context_length} - {name} {sampling.max_tokens}"
+        limits.append(PromptLimit(context_length - sampling.max_tokens, reason))
+    return min(limits, key=lambda limit: limit.num_tokens or 0, default=PromptLimit())
+
+
+def measure(lengths: Sequence[int], path: str, num_rows: int, limit: PromptLimit) -> LengthTable:
+    """Return the table of at least one length."""
+    values = np.asarray(lengths)
+    return LengthTable(
+        path=path,
+        num_rows=num_rows,
+        num_measured=len(lengths),
+        min=int(values.min()),
+        median=int(np.median(values)),
+        p95=int(np.percentile(values, 95)),
+        max=int(values.max()),
+        limit=limit.num_tokens,
+        limit_reason=limit.reason,
+        num_too_long=sum(not limit.admits(length) for length in lengths),
+    )
+
+
+def describe_lengths(table: LengthTable) -> str:
+    """Return the table in one line."""
+    text = (
+        f"{table.path}: {table.num_rows} prompts of {table.min} to {table.max} tokens (median {table.median}, "
+        f"95% at most {table.p95})"
+    )
+    return f"{text}; {describe_too_long(table)}" if table.num_too_long else text
+
+
+def describe_too_long(table: LengthTable) -> str:
+    return (
+        f"{table.num_too_long} of {table.num_measured} prompts have more than {table.limit} tokens "
+        f"({table.limit_reason}) and are left out; the longest has {table.max}"
+    )
+
+
+def describe_all_too_long(table: LengthTable) -> str:
+    return (
+        f"all {table.num_measured} prompts are too long: the shortest has {table.min} tokens, and the limit is "
+        f"{table.limit} ({table.limit_reason}); raise it, or shorten the prompts"
+    )

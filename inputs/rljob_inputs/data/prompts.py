@@ -1,0 +1,143 @@
+"""Rows to prompts: rendering, tokenizing, and leaving out those that are too long for the model.
+
+The tokenizer is injected: the trainer's is transformers', that of a check has no heavy import. Invariant: a prompt
+depends on its row and the manifest alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.wire.protocol import Message
+from rljob_inputs.data.columns import are_messages, check_prompt, fill_template, read_column
+from rljob_inputs.data.lengths import PromptLimit, describe_all_too_long, measure
+from rljob_inputs.data.rows import Row, read_rows, split_field
+from rljob_inputs.errors import InputError
+from rljob_inputs.findings import LengthTable
+from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.prompts import Prompt
+
+_BATCH_PROMPTS = 1_000
+"""Prompts per call of the tokenizer, which works on several of them at once."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of a dataset by row, without those that are too long."""
+
+    num_rows: int
+    by_row: Mapping[int, Prompt]
+
+
+def load_prompts(
+    data: Data,
+    source: DataSource,
+    location: str,
+    tokenizer: Any,
+    *,
+    split: str,
+    limit: PromptLimit,
+    access: HubAccess | None = None,
+) -> tuple[PromptSet, LengthTable]:
+    """Read all rows at `location` (a path or hf://) and build their prompts. Return them with a table of all lengths.
+
+    Raise InputError if a row is unusable or every prompt is too long, and TransientError if the Hub cannot be reached.
+    """
+    rows = read_rows(source, location, split=split, access=access)
+    prompts = list(build_prompts(data, source, rows, tokenizer, split=split))
+    field = f"spec.data.{split_field(split)}"
+    if not prompts:
+        raise InputError(f"{field}.source", f"{location} has no rows")
+    table = measure([len(prompt.token_ids) for prompt in prompts], field, len(prompts), limit)
+    if table.num_too_long == len(prompts):
+        raise InputError(f"{field}.source", describe_all_too_long(table))
+    kept = {prompt.index: prompt for prompt in prompts if limit.admits(len(prompt.token_ids))}
+    return PromptSet(len(prompts), kept), table
+
+
+def build_prompts(
+    data: Data, source: DataSource, rows: Iterable[Row], tokenizer: Any, *, split: str
+) -> Iterator[Prompt]:
+    """Yield one prompt per row. Raise InputError at the first unusable row."""
+    iterator = iter(rows)
+    while batch := list(itertools.islice(iterator, _BATCH_PROMPTS)):
+        rendered = [render(data, source, row, split) for row in batch]
+        tokens = tokenize(data, rendered, tokenizer)
+        for row, text, token_ids in zip(batch, rendered, tokens, strict=True):
+            if not token_ids:
+                raise InputError("spec.data.template", f"{row.place}: the prompt is empty after rendering")
+            yield build_prompt(source, row, text, token_ids, split)
+
+
+def build_prompt(
+    source: DataSource, row: Row, rendered: str | list[Message], token_ids: list[int], split: str
+) -> Prompt:
+    field = f"spec.data.{split_field(split)}"
+    answer = None if source.answer is None else read_column(row, source.answer, f"{field}.answer")
+    given = row.values.get("extra_info")
+    used = (source.prompt, source.answer, "extra_info")
+    others = {name: value for name, value in row.values.items() if name not in used}
+    if isinstance(given, dict):  # verl's files keep extra columns in a column of this name
+        others |= given
+    elif given is not None:
+        others["extra_info"] = given
+    return Prompt(
+        index=row.position,
+        prompt=rendered,
+        token_ids=token_ids,
+        ground_truth=_plain(answer),
+        data_source=source.source.split("://", 1)[-1] if source.data_source is None else source.data_source,
+        extra_info={**_plain(others), "index": row.position, "split": source.split or split},
+    )
+
+
+def render(data: Data, source: DataSource, row: Row, split: str) -> str | list[Message]:
+    """Return the text, or the messages, of a row."""
+    field = f"spec.data.{split_field(split)}.prompt"
+    prompt = read_column(row, source.prompt, field)
+    check_prompt(data, prompt, row, field)
+    if are_messages(prompt):
+        messages: list[Message] = [dict(message) for message in prompt]
+        if data.template != "{prompt}":
+            content = messages[-1]["content"]
+            messages[-1]["content"] = fill_template(data.template, {**row.values, "prompt": content}, row)
+    else:
+        text = fill_template(data.template, {**row.values, "prompt": prompt}, row)
+        if data.format == "text":
+            return text
+        messages = [{"role": "user", "content": text}]
+    if data.system_prompt is not None and messages[0].get("role") != "system":
+        # An empty system message stops a template from adding its default system prompt.
+        messages.insert(0, {"role": "system", "content": data.system_prompt})
+    return messages
+
+
+def tokenize(data: Data, rendered: list[str | list[Message]], tokenizer: Any) -> list[list[int]]:
+    """Return the token ids of each prompt. Raise InputError if the model has no chat template, or it fails."""
+    if data.format == "text":
+        return _as_lists(tokenizer(rendered)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError("spec.data.format", "is chat, but the model has no chat template; set it to text")
+    try:
+        texts = [
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) for messages in rendered
+        ]
+    except Exception as error:  # jinja2's own, and whatever the template raises
+        raise InputError(
+            "spec.data.format", f"the chat template of the model fails: {type(error).__name__}: {error}"
+        ) from error
+    return _as_lists(tokenizer(texts, add_special_tokens=False)["input_ids"])  # the template adds them
+
+
+def _as_lists(batch: Any) -> list[list[int]]:
+    return [[int(token_id) for token_id in token_ids] for token_ids in batch]
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON carries it: reward servers receive only JSON."""
+    return json.loads(json.dumps(value, default=str))

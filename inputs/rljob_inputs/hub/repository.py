@@ -1,0 +1,145 @@
+"""A repository of the Hub, found by one request: its commit, its files, and downloads pinned to that commit.
+
+Leaves weights to the programs that load them. Invariant: without network or permission it fails after one request, in
+one line; the libraries that load would retry for more than a minute first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rljob_api.errors import TransientError, UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+Kind = Literal["model", "dataset"]
+_TIMEOUT_SECONDS = 4.0
+_REFUSALS = (401, 403, 404)
+_MARKERS = {"model": "config.json", "dataset": "README.md"}
+"""A file that nearly every repository of a kind has: found in the cache, it names the cached commit."""
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`)."""
+
+    endpoint: str | None = None
+    token: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> HubAccess:
+        return cls((environment.get("HF_ENDPOINT") or "").rstrip("/") or None, environment.get("HF_TOKEN") or None)
+
+    @property
+    def url(self) -> str:
+        from huggingface_hub import constants
+
+        return self.endpoint or constants.ENDPOINT
+
+    def has_token(self) -> bool:
+        from huggingface_hub import get_token
+
+        return bool(self.token or get_token())
+
+    def client(self) -> HfApi:
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint, token=self.token)
+
+
+@dataclass(frozen=True)
+class Repository:
+    kind: Kind
+    name: str
+    """org/name"""
+    commit: str
+    files: Mapping[str, int]
+    """Bytes by path. 0: unknown."""
+    access: HubAccess
+    is_cached: bool = False
+    """The Hub did not answer, and this is the newest commit of the local cache."""
+
+    def download(self, path: str) -> Path:
+        """Return the local path of a small file, from the cache or downloaded."""
+        return Path(
+            self.access.client().hf_hub_download(
+                self.name, path, repo_type=self.kind, revision=self.commit, local_files_only=self.is_cached
+            )
+        )
+
+
+def find_repository(source: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository:
+    """Return the repository of hf://org/name at a revision.
+
+    Raise UserError if it is missing or forbidden, and TransientError if the Hub cannot be reached and the local cache
+    does not have it."""
+    from huggingface_hub import errors
+
+    name = repository_name(source)
+    find: Any = access.client().model_info if kind == "model" else access.client().dataset_info
+    try:
+        info = find(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
+    except errors.HFValidationError as error:
+        raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
+    except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
+        if _status_of(error) in _REFUSALS:
+            raise UserError(_describe_refusal(error, source, kind, revision, access)) from error
+        if cached := _find_cached(name, kind, revision, access):
+            return cached
+        raise TransientError(
+            f"cannot reach the Hub at {access.url} for {source} ({type(error).__name__}: {_first_line(error)}); check "
+            "the network, set spec.hub.endpoint to a mirror, or use a local folder"
+        ) from error
+    files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    return Repository(kind, name, str(info.sha), files, access)
+
+
+def repository_name(source: str) -> str:
+    """Return org/name of a source hf://org/name."""
+    return source.removeprefix("hf://").rstrip("/")
+
+
+def _describe_refusal(error: Exception, source: str, kind: Kind, revision: str | None, access: HubAccess) -> str:
+    from huggingface_hub import errors
+
+    page = f"{access.url}/{'datasets/' if kind == 'dataset' else ''}{repository_name(source)}"
+    remedy = "set spec.hub.tokenSecretRef, or HF_TOKEN for a run on this machine"
+    if isinstance(error, errors.GatedRepoError):
+        if access.has_token():
+            return f"{source} is gated, and the account of the token has no access: request it at {page}"
+        return f"{source} is gated: accept its terms at {page}, and {remedy}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{source} has no revision {revision}; see {page}"
+    if isinstance(error, errors.DisabledRepoError):
+        return f"{source} is disabled by the Hub; see {page}"
+    if isinstance(error, errors.RepositoryNotFoundError) or _status_of(error) == 404:
+        if access.has_token():
+            return f"{kind} {source} does not exist at {access.url}, or the token must not read it; check the name"
+        return f"{kind} {source} does not exist at {access.url}, or is private; check the name, or {remedy}"
+    return f"the Hub refuses the token for {source} (HTTP {_status_of(error)}); {remedy.replace('set', 'correct', 1)}"
+
+
+def _find_cached(name: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, _MARKERS[kind], repo_type=kind, revision=revision)
+    if not isinstance(found, str):
+        return None
+    folder = Path(found).parent
+    paths = [Path(root, file) for root, _, files in os.walk(folder) for file in files]
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.exists()}
+    return Repository(kind, name, folder.name, files, access, is_cached=True)
+
+
+def _status_of(error: Exception) -> int:
+    """Return the HTTP status; 0 without a response."""
+    return getattr(getattr(error, "response", None), "status_code", 0)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

@@ -1,0 +1,69 @@
+"""The files of a model, in a folder or in a repository of the Hub, without downloading its weights.
+
+Invariant: nothing is read until it is needed; sizes come from the folder, or from the Hub's listing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_inputs.errors import InputError
+from rljob_inputs.hub.repository import HubAccess, find_repository
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    place: str
+    """The folder, or hf://org/name, for messages."""
+    sizes: Mapping[str, int]
+    """Bytes by name. 0: unknown."""
+    fetch: Callable[[str], Path]
+    """Returns the local path of a small file."""
+    folder: Path | None
+    """None: the weights are on the Hub."""
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return a JSON object; empty if the file is missing. Raise UserError if it is something else."""
+        if name not in self.sizes:
+            return {}
+        try:
+            value = json.loads(self.fetch(name).read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.place}/{name} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{self.place}/{name} must be a JSON object, got {type(value).__name__}")
+        return value
+
+
+def open_model(location: str, revision: str | None, access: HubAccess | None = None) -> ModelFiles:
+    """Return the files of a model at `location`: a folder, or hf://org/name.
+
+    Raise UserError if there is no such model, and TransientError if the Hub cannot be reached.
+    """
+    if location.startswith("hf://"):
+        repository = find_repository(location, "model", revision, access or HubAccess())
+        return ModelFiles(location, repository.files, repository.download, None)
+    folder = Path(location)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; a model is a folder" if folder.exists() else f"folder {folder} not found")
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+    return ModelFiles(location, sizes, folder.joinpath, folder)
+
+
+def read_config(location: str, revision: str | None, access: HubAccess | None = None) -> dict[str, Any]:
+    """Return config.json of the trained model. Raise InputError if it is missing, and as open_model."""
+    try:
+        files = open_model(location, revision, access)
+        config = files.read_json("config.json")
+    except UserError as error:
+        field = "revision" if "has no revision" in str(error) else "source"
+        raise InputError(f"spec.model.{field}", str(error)) from error
+    if not config:
+        remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
+        raise InputError("spec.model.source", f"{location} has no config.json; {remedy}")
+    return config

@@ -1,0 +1,47 @@
+"""The limit of prompts, and the table of their lengths."""
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.data.lengths import PromptLimit, describe_lengths, find_limit, measure
+
+
+def spec(rollout=None, **sections):
+    manifest = {
+        "model": {"source": "/m"},
+        "data": {"train": {"source": "/d"}} | sections.pop("data", {}),
+        "rewards": [{"name": "r", "function": {"inline": "x"}}],
+        "rollout": {"sampling": {"maxTokens": 32}} | (rollout or {}),
+        **sections,
+    }
+    return RLJob.model_validate({"metadata": {"name": "j"}, "spec": manifest}).spec
+
+
+@pytest.mark.parametrize(
+    ("rollout", "data", "context", "expected"),
+    [
+        ({}, {}, None, PromptLimit()),
+        ({}, {}, 128, PromptLimit(96, "the model's context 128 - rollout.sampling.maxTokens 32")),
+        ({"maxModelLen": 64}, {}, 128, PromptLimit(32, "rollout.maxModelLen 64 - rollout.sampling.maxTokens 32")),
+        ({"maxModelLen": 64}, {"maxPromptTokens": 20}, 128, PromptLimit(20, "data.maxPromptTokens")),
+        ({}, {"maxPromptTokens": 200}, 128, PromptLimit(96, "the model's context 128 - rollout.sampling.maxTokens 32")),
+    ],
+)
+def test_the_limit_is_the_strictest(rollout, data, context, expected):
+    assert find_limit(spec(rollout, data=data), "train", context) == expected
+
+
+def test_evaluation_has_its_own_room():
+    job = spec({"maxModelLen": 64}, evaluation={"sampling": {"maxTokens": 50}})
+    assert find_limit(job, "test", None).num_tokens == 14
+    assert find_limit(job, "train", None).num_tokens == 32
+
+
+def test_the_table_counts_what_is_left_out():
+    table = measure([*range(1, 100), 6_011], "spec.data.train", 100, PromptLimit(99, "data.maxPromptTokens"))
+    assert (table.min, table.median, table.p95, table.max) == (1, 50, 95, 6_011)
+    assert table.num_too_long == 1
+    assert describe_lengths(table) == (
+        "spec.data.train: 100 prompts of 1 to 6011 tokens (median 50, 95% at most 95); 1 of 100 prompts have more than "
+        "99 tokens (data.maxPromptTokens) and are left out; the longest has 6011"
+    )

@@ -1,0 +1,137 @@
+"""Rows to prompts: rendering, tokenizing, and what is left out."""
+
+import json
+
+import pytest
+
+from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_inputs.data.lengths import PromptLimit
+from rljob_inputs.data.prompts import build_prompts, load_prompts
+from rljob_inputs.data.rows import Row
+from rljob_inputs.errors import InputError
+
+
+class Tokenizer:
+    """One token per character; the chat template writes one line per message."""
+
+    chat_template = "yes"
+
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[ord(c) for c in text] for text in texts]}
+
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
+        assert add_generation_prompt
+        assert not tokenize
+        return "".join(f"<{m['role']}>{m['content']}\n" for m in messages) + "<assistant>"
+
+
+def text_of(prompt):
+    return "".join(map(chr, prompt.token_ids))
+
+
+def prompt_of(row, *, split="train", position=0, source=None, tokenizer=None, **data):
+    source = source or DataSource(source="./d.jsonl", prompt="q", answer="a")
+    rows = [Row(row, position, f"d.jsonl:{position + 1}")]
+    (prompt,) = build_prompts(Data(train=source, **data), source, rows, tokenizer or Tokenizer(), split=split)
+    return prompt
+
+
+def load(path, limit=None, **fields):
+    source = DataSource(source="./d", **fields)
+    data = Data(train=source, format="text")
+    limit = PromptLimit(limit, "rollout.maxModelLen 8 - rollout.sampling.maxTokens 3")
+    return load_prompts(data, source, str(path), Tokenizer(), split="train", limit=limit)
+
+
+def test_text_is_the_filled_in_template():
+    prompt = prompt_of({"q": "1 + 1", "a": 2, "unit": "kg"}, format="text", template="{prompt} in {unit}?")
+    assert text_of(prompt) == prompt.prompt == "1 + 1 in kg?"
+    assert prompt.ground_truth == 2
+    assert prompt.extra_info == {"unit": "kg", "index": 0, "split": "train"}
+
+
+def test_chat_adds_a_system_message_only_if_configured():
+    assert text_of(prompt_of({"q": "hi", "a": 1})) == "<user>hi\n<assistant>"
+    assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="be brief")).startswith("<system>be brief\n<user>hi")
+    assert text_of(prompt_of({"q": "hi", "a": 1}, system_prompt="")).startswith("<system>\n<user>hi"), "no default"
+
+
+def test_prompt_of_messages_is_unchanged():
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    prompt = prompt_of({"q": messages, "a": 1})
+    assert prompt.prompt == messages
+    with pytest.raises(InputError, match="set it to chat"):
+        prompt_of({"q": messages, "a": 1}, format="text")
+
+
+def test_nested_columns_and_verls_extra_info_are_read():
+    source = DataSource(source="hf://org/d", prompt="q", answer="reward_model.ground_truth")
+    row = {"q": "x", "reward_model": {"ground_truth": "7"}, "extra_info": {"level": 3}}
+    prompt = prompt_of(row, position=4, source=source)
+    assert (prompt.ground_truth, prompt.data_source) == ("7", "org/d")
+    assert prompt.extra_info["level"] == 3
+    assert prompt.extra_info["index"] == 4
+
+
+def test_missing_column_error_names_the_row_and_existing_columns():
+    with pytest.raises(InputError, match=r"spec.data.train.prompt: d.jsonl:1 has no column q; it has question, a"):
+        prompt_of({"question": "x", "a": 1})
+    with pytest.raises(InputError, match=r"spec.data.eval.answer: d.jsonl:1 has no column a"):
+        prompt_of({"q": "x"}, split="test")
+
+
+def test_null_prompt_error_names_the_row():
+    with pytest.raises(InputError, match=r"spec.data.train.prompt: d.jsonl:3: the prompt is null"):
+        prompt_of({"q": None, "a": 1}, position=2)
+
+
+def test_empty_prompt_error_names_the_row():
+    with pytest.raises(InputError, match=r"d.jsonl:1: the prompt is empty"):
+        prompt_of({"q": "", "a": 1}, format="text")
+
+
+def test_chat_needs_a_template_that_renders():
+    tokenizer = Tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(InputError, match=r"spec.data.format: is chat, but the model has no chat template"):
+        prompt_of({"q": "x", "a": 1}, tokenizer=tokenizer)
+
+    class Strict(Tokenizer):
+        def apply_chat_template(self, messages, **options):
+            raise RuntimeError("only user and assistant roles are supported")
+
+    with pytest.raises(InputError, match="template of the model fails: RuntimeError: only user and assistant"):
+        prompt_of({"q": "x", "a": 1}, tokenizer=Strict())
+
+
+def test_long_prompts_are_left_out_and_rows_keep_their_index(tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "x" * n, "answer": n}) for n in (1, 9, 2)) + "\n\n")
+    prompts, table = load(file, 5)
+    assert list(prompts.by_row) == [0, 2]
+    assert prompts.num_rows == 3
+    assert (table.num_too_long, table.min, table.max) == (1, 1, 9)
+    file.write_text(json.dumps({"prompt": "x" * 9, "answer": 1}))
+    with pytest.raises(InputError, match=r"all 1 prompts are too long: the shortest has 9 tokens, and the limit is 5"):
+        load(file, 5)
+
+
+def test_parquet_and_folders_are_read_in_order(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["b"], "answer": ["1"]}), tmp_path / "b.parquet")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "0"}\n')
+    prompts, _ = load(tmp_path, limit=None)
+    assert [prompt.prompt for prompt in prompts.by_row.values()] == ["a", "b"]
+
+
+def test_data_without_rows_is_an_error(tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text("\n")
+    with pytest.raises(InputError, match="has no rows"):
+        load(file)

@@ -1,0 +1,68 @@
+"""Rows from files: order, places, limits, and what is not a dataset."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rljob_api.manifest.job_sections import DataSource
+from rljob_inputs.data.rows import read_rows
+from rljob_inputs.errors import InputError
+
+
+def read(path, **fields):
+    return list(read_rows(DataSource(source="./d", **fields), str(path), split="train"))
+
+
+def test_rows_have_positions_and_places(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": 2}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"x": [3, 4]}), tmp_path / "b.parquet")
+    rows = read(tmp_path)
+    assert [row.values["x"] for row in rows] == [1, 2, 3, 4]
+    assert [row.position for row in rows] == [0, 1, 2, 3]
+    assert [row.place.removeprefix(f"{tmp_path}/") for row in rows] == [
+        "a.jsonl:1", "a.jsonl:3", "b.parquet row 1", "b.parquet row 2",
+    ]  # fmt: skip
+    assert [row.values["x"] for row in read(tmp_path, limit=3)] == [1, 2, 3]
+
+
+def test_a_byte_order_mark_is_accepted(tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"x": 1}\n', encoding="utf-8-sig")
+    assert [row.values for row in read(file)] == [{"x": 1}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n{', r"d.jsonl:2: not JSON: .*; each line must be one JSON object"),
+        (b"[1]", r"d.jsonl:1: each line must be a JSON object, got list"),
+        (b"[" * 100_000, r"d.jsonl:1: not JSON"),
+        ('{"a": "é"}'.encode("latin-1"), r"d.jsonl:1: is not UTF-8 text \(byte 0xe9\); save it as JSON lines in UTF-8"),
+        ('{"a": 1}\n'.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+        (gzip.compress(b'{"a": 1}'), "is compressed with gzip; unpack it"),
+        (b"\x89PNG\r\n\x1a\n\xff", "is not UTF-8 text"),
+    ],
+    ids=["cut", "list", "deep", "latin-1", "utf-16", "gzip", "png"],
+)
+def test_what_is_not_json_lines_is_named(tmp_path, content, message):
+    file = tmp_path / "d.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message) as raised:
+        read(file)
+    assert raised.value.path == "spec.data.train.source"
+
+
+def test_what_is_not_a_dataset_is_named(tmp_path):
+    with pytest.raises(InputError, match="no not found"):
+        read(tmp_path / "no")
+    with pytest.raises(InputError, match=r"has neither .jsonl nor .parquet files"):
+        read(tmp_path)
+    (tmp_path / "d.csv").write_text("a,b\n")
+    with pytest.raises(InputError, match=r"must be .jsonl or .parquet, got .csv"):
+        read(tmp_path / "d.csv")
+    (tmp_path / "d.parquet").write_text(json.dumps({"a": 1}))
+    with pytest.raises(InputError, match="is not a readable Parquet file"):
+        read(tmp_path / "d.parquet")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_api.wire.protocol import InvalidReason
 
 MAX_MESSAGE_CHARACTERS = 2000
@@ -19,7 +20,7 @@ class SampleReply(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     score: FiniteFloat | None
-    components: dict[str, FiniteFloat]
+    components: dict[str, FiniteFloat] = Field(max_length=MAX_COMPONENTS)
     reason: InvalidReason | None = Field(strict=False)
     message: str = Field(max_length=MAX_MESSAGE_CHARACTERS)
 
@@ -45,6 +46,8 @@ class StartupReport(BaseModel):
 
     entrypoint: str = ""
     signature: str = ""
+    reads_tokens: bool = False
+    """Whether requests must have prompt_ids and completion_ids."""
     missing: list[str] = []
     """Isolation mechanisms that this machine does not offer."""
     error: str = ""

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from rljob_api.manifest.functions import check_function
+from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
 from tests.paths import ROOT

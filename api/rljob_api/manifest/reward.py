@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from rljob_api.functions.conventions import Signature
 from rljob_api.manifest import base
 from rljob_api.manifest.base import FreeForm, ObjectMeta, ObjectName, PathText, Rule, ShortText, Spec, Url
 from rljob_api.manifest.roles import Role
@@ -15,6 +16,8 @@ from rljob_api.manifest.status import Condition
 from rljob_api.wire.contract import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
+
+_COLUMN_PATTERN = r"^(prompt|completion|ground_truth|data_source|extra_info(\..+)?|prompt_ids|completion_ids)$"
 
 
 class ConfigMapKeyRef(Spec):
@@ -47,21 +50,39 @@ class FunctionReward(Spec):
     once at startup, separately from the server's packages. Set the package index in env (UV_INDEX_URL,
     PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
-    """Name of the function, or of the class with scope sampleThenGroup. Null: the first of compute_score, reward_func
-    and reward that the source defines, or the first class with `compute_score` and `post_process_scores`."""
-    signature: Literal["auto", "verl", "trl", "openrlhf"] = "auto"
-    """Convention of the function: verl `(data_source, solution_str, ground_truth, extra_info)`, TRL
-    `(prompts, completions, **columns)`, OpenRLHF `(queries, prompts, labels)`. With scope group each argument is a list
-    with one element per sample, and verl's parameters are data_sources, solution_strs, ground_truths, extra_infos.
-    auto: detected from the parameter names."""
+    """Name of the function, or of a class, a list of functions, or an object that scores. Null: the first of
+    compute_score, reward_func, reward, reward_fn, score_answer, rubric and reward_funcs that the source defines; with
+    scope sampleThenGroup the first class with `compute_score` and `post_process_scores`."""
+    factory_args: FreeForm | None = None
+    """Arguments of an entry point that returns the function, such as `get_soft_overlong_punishment` of TRL, or of the
+    constructor of a class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a
+    class is created without arguments."""
+    signature: Signature = "auto"
+    """Convention of the function. auto: detected from its parameter names. docs/rewards.md lists the forms of each
+    project. With scope group, arguments are lists with one element per sample. plain: any of prompt, completion (or
+    response), ground_truth (or answer), as strings."""
+    columns: Annotated[
+        dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
+    ] = {}
+    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source, extra_info,
+    extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
+    ground_truth}`."""
     kwargs: FreeForm = {}
-    """Additional keyword arguments of each call, or of the constructor of a class."""
+    """Additional keyword arguments of each call; with scope sampleThenGroup, of the class's constructor."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
     """Maximum address space of each process of the function, in MiB."""
     max_file_mib: int = Field(default=256, ge=1, alias="maxFileMiB")
     """Maximum size of each file that the function writes, and of its scratch directory in total, in MiB."""
     max_processes: int = Field(default=128, ge=0, le=100000)
-    """Maximum concurrent child processes and threads of one worker."""
+    """Maximum concurrent child processes and threads of one worker. Processes that a call starts end with it."""
+    max_requests: int | None = Field(default=None, ge=1)
+    """Requests after which a worker process is replaced, or up to 10 % earlier, so that not all restart at once. Set it
+    for a function that leaks. Null: no limit. Workers that fail repeatedly are replaced anyway."""
+    spare_workers: int = Field(default=1, ge=0, le=256)
+    """Ready worker processes of each Pod beyond the busy ones. They replace workers that were killed, so that a timeout
+    or a crash does not cost the time of an import. Each takes the memory of an idle worker."""
+    import_timeout_seconds: float = Field(default=300, gt=0, le=3600)
+    """Maximum seconds of the import of the function, in each worker process. Later the import fails."""
     cpu_seconds: int | None = Field(default=None, ge=1)
     """Maximum CPU time of one call over all its threads, and of each process that it starts, in seconds. Null: limited
     only by timeoutSeconds."""

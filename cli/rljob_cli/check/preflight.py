@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.functions import check_function
+from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope

@@ -7,7 +7,6 @@ choose the convention. Standard library only.
 from __future__ import annotations
 
 import errno
-import functools
 import importlib
 import inspect
 import itertools
@@ -16,20 +15,22 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.functions import forms
+from rljob_api.functions.forms import DEFAULT_ENTRYPOINTS, Description, FormError
 from rljob_reward.worker import adapters
 from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
+from rljob_reward.worker.adapters.inspection import name_of
 from rljob_reward.worker.sandbox import seccomp
 from rljob_reward.worker.settings import FunctionSettings
 
 _MAX_CAUSES = 100
 _MODULE_NAME = "rljob_reward_function"
-DEFAULT_ENTRYPOINTS = ("compute_score", "reward_func", "reward")
-_SCORER_CLASS_REMEDY = "is a class that scores samples and groups; set scope: sampleThenGroup"
+_BOM = "\ufeff"
 
 
 class BoundFunction(NamedTuple):
@@ -39,32 +40,41 @@ class BoundFunction(NamedTuple):
     signature: str
     path: str
     """File named in errors."""
+    reads_tokens: bool = False
+    """Whether it needs prompt_ids and completion_ids."""
 
 
 def load(settings: FunctionSettings) -> BoundFunction:
     """Run the source, or import the module, and bind its function. Raise UserError for errors in it."""
     module = _execute(settings)
     path = getattr(module, "__file__", None) or settings.path
-    if settings.scope == "sampleThenGroup":
-        return _bind_class(_find_class(module, settings), settings, path)
-    found_as, function = _find(module, settings)
-    name = getattr(function, "__name__", found_as)
-    place = f"{_place_of(function, path)}: {name}"
-    for_groups = settings.scope == "group"
-    adapter = adapters.choose_adapter(function, settings.signature, place, for_groups=for_groups)
-    binding = adapter.bind(function, settings.kwargs, place)
-    sample, group = (None, binding) if for_groups else (binding, None)
-    return BoundFunction(sample, group, name, adapter.name, path)
+    name, value = _find(module, settings)
+    place = _place_of(value, path)
 
+    def in_source(name: str) -> Description:
+        from rljob_api.functions.static_check import describe_in_source  # here, since few functions need it
 
-def _bind_class(cls: type, settings: FunctionSettings, path: str) -> BoundFunction:
+        return describe_in_source(settings.source or _read_source(module), name)
+
     try:
-        instance = cls(**settings.kwargs)
+        bound = adapters.bind(name, value, settings, settings.scope, in_source)
+    except FormError as error:
+        raise UserError(f"{place}: {error}") from None
     except (Exception, SystemExit) as error:
-        hint = describe_limit(error, settings) or f" (while {cls.__name__} was created with function.kwargs)"
+        hint = describe_limit(error, settings) or f" (while {name} was called with its function.{_given(settings)})"
         raise UserError(f"{explain(error, path)}{hint}") from error
-    sample, group = sample_then_group.bind(instance, f"{path}: {cls.__name__}")
-    return BoundFunction(sample, group, cls.__name__, sample_then_group.NAME, path)
+    return BoundFunction(bound.sample, bound.group, name_of(value, name), bound.signature, path, bound.reads_tokens)
+
+
+def _given(settings: FunctionSettings) -> str:
+    return "kwargs" if settings.scope == "sampleThenGroup" else "factoryArgs"
+
+
+def _read_source(module: types.ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
 
 
 def _execute(settings: FunctionSettings) -> types.ModuleType:
@@ -81,7 +91,7 @@ def _execute(settings: FunctionSettings) -> types.ModuleType:
 
 def _run(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
-    code = compile(settings.source, path, "exec", dont_inherit=True)
+    code = compile(settings.source.removeprefix(_BOM), path, "exec", dont_inherit=True)
     module = types.ModuleType(_MODULE_NAME)
     module.__file__ = path
     # Pickling (multiprocessing), dataclasses and tracebacks need these entries.
@@ -127,35 +137,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, Callable[..., Any]]:
-    names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
-    for name in names:
-        function = getattr(module, name, None)
-        if function is None:
-            continue
-        if sample_then_group.is_scorer_class(function):
-            raise UserError(f"{settings.path}: {name} {_SCORER_CLASS_REMEDY}")
-        if not callable(function) or inspect.isclass(function):
-            raise UserError(f"{settings.path}: {name} is a {type(function).__name__}, not a function")
-        return name, function
-    defined = [name for name, value in _own(module, settings) if inspect.isfunction(value) and name[0] != "_"]
-    remedy = f"it defines {', '.join(defined)}, set function.entrypoint" if defined else "it defines no function"
-    classes = [name for name, value in _own(module, settings) if sample_then_group.is_scorer_class(value)]
-    if classes and not settings.entrypoint:
-        remedy = f"{classes[0]} {_SCORER_CLASS_REMEDY}"
-    raise UserError(f"{settings.path}: no function {' or '.join(names)}; {remedy}")
-
-
-def _find_class(module: types.ModuleType, settings: FunctionSettings) -> type:
-    methods = " and ".join(sample_then_group.METHODS)
-    name = settings.entrypoint
-    candidates = [getattr(module, name, None)] if name else [value for _, value in _own(module, settings)]
-    for candidate in filter(sample_then_group.is_scorer_class, candidates):
-        return cast(type, candidate)
-    problem = f"{name} is not a class with {methods}" if name else f"no class with {methods}"
-    defined = [name for name, value in _own(module, settings) if inspect.isclass(value)]
-    found_instead = f"it defines {', '.join(defined)}" if defined else "it defines no class"
-    raise UserError(f"{settings.path}: {problem}, which scope: sampleThenGroup needs; {found_instead}")
+def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, Any]:
+    """Return the entry point. Raise UserError, with what the source defines, if it has none."""
+    if settings.scope == "sampleThenGroup" and settings.entrypoint is None:
+        own = _own(module, settings)
+        found = [(name, value) for name, value in own if sample_then_group.is_scorer_class(value)]
+    else:
+        names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
+        found = [(name, getattr(module, name)) for name in names if getattr(module, name, None) is not None]
+    if found:
+        return found[0]
+    functions = [name for name, value in _own(module, settings) if inspect.isfunction(value)]
+    classes = {name: dir(value) for name, value in _own(module, settings) if inspect.isclass(value)}
+    problem = forms.describe_missing(settings.entrypoint, settings.scope, functions, classes)
+    raise UserError(f"{settings.path}:1: {problem}")
 
 
 def _own(module: types.ModuleType, settings: FunctionSettings) -> list[tuple[str, Any]]:
@@ -165,11 +160,8 @@ def _own(module: types.ModuleType, settings: FunctionSettings) -> list[tuple[str
     return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
 
 
-def _place_of(function: Any, path: str) -> str:
-    inner = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    code = getattr(inner, "__code__", None)
+def _place_of(value: Any, path: str) -> str:
+    code = getattr(inspect.unwrap(getattr(value, "func", value)), "__code__", None)
     return f"{path}:{code.co_firstlineno}" if code and code.co_filename == path else path
 
 

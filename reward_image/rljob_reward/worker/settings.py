@@ -29,3 +29,16 @@ class FunctionSettings(NamedTuple):
     """Folder for the workers' directories. Empty: a temporary folder."""
     scope: str = "sample"
     """sample, group, or sampleThenGroup."""
+    columns: dict[str, str] = {}
+    """From parameters to the values that they get."""
+    factory_args: dict[str, Any] | None = None
+    """Arguments of an entry point that returns the function. None: it is the function."""
+    import_timeout_seconds: float = 300.0
+    max_requests: int | None = None
+    """Requests after which a worker is replaced. None: no limit."""
+    spare_workers: int = 1
+    """Ready workers beyond the slots, which replace others at once."""
+
+
+SCORE_NEUTRAL_FIELDS = ("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers")
+"""Where and how long a function runs: not part of the reward's version."""

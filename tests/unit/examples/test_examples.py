@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.manifest.functions import check_function
+from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job_sections import DataSource
 from rljob_api.read.load import load_job
 from tests.paths import EXAMPLES

@@ -1,19 +1,22 @@
-"""A user's function, bound by an adapter: how to check its parameters, call it and read its return value."""
+"""A user's function, bound by a plan: how to call it for samples, and how to read its return value."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from rljob_api.errors import UserError
-from rljob_reward.worker.adapters.outcome import Outcome
+from rljob_api.functions.conventions import TOKEN_VALUES
+from rljob_api.functions.forms import CallPlan, Function
+from rljob_reward.worker.adapters import results
+from rljob_reward.worker.adapters.outcome import Outcome, invalid
+from rljob_reward.worker.adapters.values import Sample, value_of
 
-Sample = dict[str, Any]
-"""A ScoreRequest from JSON; fields with defaults may be missing. `result` is its ScoreResult from the first step of
-scope: sampleThenGroup."""
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_ROW_OVERRIDES = ("ground_truth", "data_source")
+"""Values that a column with the parameter's name replaces."""
+_SLIME_DEFAULTS = {"custom_rm_path": None, "rm_type": None, "rm_url": None, "reward_key": None}
+"""Options that slime's arguments always have."""
 
 
 class Binding(NamedTuple):
@@ -23,72 +26,141 @@ class Binding(NamedTuple):
     """Call the user's function. May return an awaitable."""
     read: Callable[[Any, list[Sample]], list[Outcome]]
     """Read its return value: one outcome per sample, or a single one with a reason, which applies to all samples."""
+    reads_tokens: bool = False
+    """Whether it needs prompt_ids and completion_ids."""
 
 
-class Adapter(NamedTuple):
+class NamedBinding(NamedTuple):
+    """One of several functions whose scores are summed."""
+
     name: str
-    marker: str
-    """Parameter that only this convention has."""
-    takes_groups: bool
-    """Whether the function takes lists with one element per sample."""
-    bind: Callable[[Callable[..., Any], dict[str, Any], str], Binding]
-    """Bind a function with function.kwargs. Raise UserError, with the place and the expected form, if its signature
-    does not fit."""
+    """Of its component."""
+    weight: float
+    binding: Binding
 
 
-class Parameters:
-    """The parameters of a user's function. Adapters pass all of them by keyword."""
+def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan) -> Binding:
+    """Bind a function by the plan that was made for its parameters."""
+    convention = plan.convention
+    read_ids = [name for name in plan.optional if plan.values[name] in TOKEN_VALUES and mentions(function, name)]
+    names = [*plan.passed, *(n for n in plan.optional if plan.values[n] not in TOKEN_VALUES or n in read_ids)]
+    logged: dict[str, float] = {}
+    constants = _constants(parameters, plan, logged)
 
-    def __init__(self, function: Callable[..., Any], place: str) -> None:
-        self._place = place
-        parameters = inspect.signature(function).parameters.values()
-        self.names = frozenset(p.name for p in parameters if p.kind in _NAMED)
-        self.required = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
-        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-        if positional:
-            raise UserError(f"{place}: {', '.join(positional)} cannot be passed by name; remove the `/`")
+    def call(samples: list[Sample]) -> Any:
+        logged.clear()
+        return function(**(_arguments(samples, names, parameters, plan) | constants))
 
-    def accepts(self, name: str) -> bool:
-        return self.takes_any or name in self.names
-
-    def check(self, given: Iterable[str], kwargs: Iterable[str], expected: str, marker: str) -> None:
-        """Raise UserError unless `given` has all required parameters, and the function takes `marker` and `kwargs`."""
-        missing = sorted(self.required - set(given))
-        if missing:
-            raise UserError(
-                f"{self._place}: no value for the parameter {', '.join(missing)}, expected {expected}; "
-                "give it a default, or a value in function.kwargs"
-            )
-        if not self.accepts(marker):
-            raise UserError(f"{self._place}: takes no {marker}; expected {expected}, or another function.signature")
-        unknown = sorted(name for name in kwargs if not self.accepts(name))
-        if unknown:
-            raise UserError(
-                f"{self._place}: function.kwargs has {', '.join(unknown)}, which the function does not take; "
-                f"it takes {', '.join(sorted(self.names))}"
-            )
+    one = results.reader_of if convention.returns != "rewards" else None
+    if one is None:
+        return Binding(
+            call, lambda value, samples: results.read_rewards(value, len(samples)), plan.reads_tokens(read_ids)
+        )
+    key = plan.kwargs.get("reward_key") if convention.kwargs_parameter else None
+    read_one = one(convention.returns, logged.items, key)
+    if convention.lists:
+        return Binding(
+            call, lambda value, samples: results.read_list(value, len(samples), read_one), plan.reads_tokens(read_ids)
+        )
+    return Binding(call, lambda value, samples: [read_one(value)], plan.reads_tokens(read_ids))
 
 
-def call_by_name(
-    function: Callable[..., Any],
-    names: Sequence[str],
-    kwargs: dict[str, Any],
-    place: str,
-    *,
-    expected: str,
-    marker: str,
-) -> Callable[[Iterable[Any]], Any]:
-    """Return a call of `function` for values in the order of `names`, which passes those that it takes, and `kwargs`.
+def _constants(parameters: Function, plan: CallPlan, logged: dict[str, float]) -> dict[str, Any]:
+    """Return the arguments that no sample changes."""
+    convention = plan.convention
+    if convention.kwargs_parameter:
+        return {convention.kwargs_parameter: SimpleNamespace(**_SLIME_DEFAULTS | dict(plan.kwargs))}
+    # TRL's log_extra fills its table of completions, which the run's trajectories already contain.
+    logs = {"log_metric": logged.__setitem__, "log_extra": lambda column, values: None}
+    taken = {name: log for name, log in logs.items() if convention.name == "trl" and parameters.accepts(name)}
+    return taken | dict(plan.kwargs)
 
-    Raise UserError if its parameters do not fit.
-    """
-    parameters = Parameters(function, place)
-    parameters.check({*names, *kwargs}, kwargs, expected, marker)
-    taken = [parameters.accepts(name) and name not in kwargs for name in names]
 
-    def call(values: Iterable[Any]) -> Any:
-        given = {name: value for name, value, is_taken in zip(names, values, taken, strict=True) if is_taken}
-        return function(**given, **kwargs)
+def _arguments(samples: list[Sample], names: Sequence[str], parameters: Function, plan: CallPlan) -> dict[str, Any]:
+    if plan.convention.lists:
+        given: dict[str, Any] = {name: [value_of(plan.values[name], sample) for sample in samples] for name in names}
+    else:
+        given = {name: value_of(plan.values[name], samples[0]) for name in names}
+    return given | _columns(samples, parameters, plan) if plan.convention.has_columns else given
 
-    return call
+
+def _columns(samples: list[Sample], parameters: Function, plan: CallPlan) -> dict[str, Any]:
+    """Return the columns of the rows that the function takes."""
+    rows = [sample.get("extra_info", {}) for sample in samples]
+    names = {name: None for row in rows for name in row}
+    taken = [name for name in names if parameters.accepts(name) and _is_column(name, plan)]
+    if plan.convention.lists:
+        return {name: [row.get(name) for row in rows] for name in taken}
+    return {name: rows[0][name] for name in taken}
+
+
+def _is_column(name: str, plan: CallPlan) -> bool:
+    value = plan.values.get(name)
+    is_mapped = value is not None and value != plan.convention.arguments.get(name)
+    return value is None or (value in _ROW_OVERRIDES and not is_mapped)
+
+
+def mentions(function: Any, name: str) -> bool:
+    """Return whether its code, or the code of its class's __call__, has the text `name`, as in kwargs["name"]."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    method = inner if inspect.isroutine(inner) else vars(type(inner)).get("__call__")
+    code = getattr(method, "__code__", None)
+    return isinstance(code, CodeType) and name in code.co_consts
+
+
+def combine(parts: Sequence[NamedBinding]) -> Binding:
+    """Return a binding that calls all parts and sums their scores. Each score becomes a component."""
+
+    def call(samples: list[Sample]) -> Any:
+        return gather([part.binding.call(samples) for part in parts])
+
+    def read(values: Any, samples: list[Sample]) -> list[Outcome]:
+        read = [part.binding.read(value, samples) for part, value in zip(parts, values, strict=True)]
+        columns = [each if len(each) == len(samples) else each * len(samples) for each in read]
+        return [add(parts, [column[i] for column in columns]) for i in range(len(samples))]
+
+    return Binding(call, read, any(part.binding.reads_tokens for part in parts))
+
+
+def add(parts: Sequence[NamedBinding], outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the weighted sum; without a score if one part has none."""
+    components: dict[str, float] = {}
+    for part, each in zip(parts, outcomes, strict=True):
+        components |= {f"{part.name}/{name}": value for name, value in each.components.items()}
+        if each.score is not None:
+            components[part.name] = each.score
+    for part, each in zip(parts, outcomes, strict=True):
+        if each.reason is not None:
+            return invalid(each.reason, f"{part.name}: {each.message}", components)
+    return Outcome(
+        sum(part.weight * (each.score or 0.0) for part, each in zip(parts, outcomes, strict=True)), components
+    )
+
+
+def one_by_one(binding: Binding) -> Binding:
+    """Return a binding that calls a function of single samples once for each sample of a group."""
+
+    def read(values: Any, samples: list[Sample]) -> list[Outcome]:
+        return [binding.read(value, [sample])[0] for value, sample in zip(values, samples, strict=True)]
+
+    return Binding(lambda samples: gather([binding.call([s]) for s in samples]), read, binding.reads_tokens)
+
+
+def gather(values: list[Any]) -> list[Any] | Awaitable[list[Any]]:
+    """Return the values; as an awaitable if one of them is."""
+
+    async def wait() -> list[Any]:
+        return [await value if inspect.isawaitable(value) else value for value in values]
+
+    return wait() if any(inspect.isawaitable(value) for value in values) else values
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names with a number after each repeated one."""
+    seen: Mapping[str, int] = {}
+    unique = []
+    for name in names:
+        number = seen.get(name, 0) + 1
+        seen = {**seen, name: number}
+        unique.append(name if number == 1 else f"{name}_{number}")
+    return unique

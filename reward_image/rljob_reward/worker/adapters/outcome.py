@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from rljob_api.wire.contract import MAX_COMPONENTS
+
 EXCEPTION = "exception"
 NOT_FINITE = "not_finite"
 BAD_RETURN = "bad_return"
 ABSTAINED = "abstained"
 
-_MAX_COMPONENTS = 64
 _MAX_NAME_CHARACTERS = 200
 _MAX_MESSAGE_CHARACTERS = 2000
 
@@ -41,6 +42,8 @@ def encodable(text: str) -> str:
 def read_score(value: Any, extras: Iterable[tuple[Any, Any]], expected: str) -> Outcome:
     """Read `value` as the score, and the finite numbers among `extras` as its components."""
     components = read_components(extras)
+    if len(components) > MAX_COMPONENTS:
+        return invalid(BAD_RETURN, f"the function returned more than {MAX_COMPONENTS} components")
     if value is None:
         return invalid(ABSTAINED, "the function returned None for this sample", components)
     score = read_number(value)
@@ -72,12 +75,14 @@ def elements_of(value: Any, num_samples: int) -> list[Any] | None:
 
 
 def read_components(extras: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    """Return the finite numbers among `extras`, with bools as 0 and 1."""
+    """Return the finite numbers among `extras`, with bools as 0 and 1. More than MAX_COMPONENTS are too many."""
     components: dict[str, float] = {}
     for name, value in extras:
         number = read_number(value)
-        if number is not None and math.isfinite(number) and len(components) < _MAX_COMPONENTS:
+        if number is not None and math.isfinite(number):
             components[encodable(str(name))[:_MAX_NAME_CHARACTERS]] = number
+            if len(components) > MAX_COMPONENTS:
+                break
     return components
 
 

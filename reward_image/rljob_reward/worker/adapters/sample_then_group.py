@@ -1,4 +1,4 @@
-"""A class that scores samples first and then their group: compute_score(...), as verl calls it, and
+"""A class that scores samples first and then their group: compute_score(...), in any form for one sample, and
 post_process_scores(group).
 
 `group` is a list with one dict per valid sample, in order: prompt, completion, ground_truth, data_source, extra_info,
@@ -12,29 +12,27 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rljob_api.errors import UserError
-from rljob_reward.worker.adapters import verl
-from rljob_reward.worker.adapters.binding import Binding, Sample
-from rljob_reward.worker.adapters.outcome import Outcome, read_each
+from rljob_api.functions.forms import SCORER_METHODS, ObjectPlan
+from rljob_reward.worker.adapters import results
+from rljob_reward.worker.adapters.binding import Binding, bind_call
+from rljob_reward.worker.adapters.inspection import read_parameters
+from rljob_reward.worker.adapters.outcome import Outcome
+from rljob_reward.worker.adapters.values import Sample
 
 NAME = "class"
-METHODS = ("compute_score", "post_process_scores")
-_EXPECTED_RETURN = 'a list with a number, a dict with "score" or None for each sample of the group'
 
 
 def is_scorer_class(value: Any) -> bool:
-    return inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in METHODS)
+    return inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in SCORER_METHODS)
 
 
-def bind(instance: Any, place: str) -> tuple[Binding, Binding]:
+def bind(instance: Any, plan: ObjectPlan) -> tuple[Binding, Binding]:
     """Return the bindings for samples and for groups."""
+    assert plan.call is not None
     post_process: Callable[..., Any] = instance.post_process_scores
-    try:
-        inspect.signature(post_process).bind([])
-    except TypeError as error:
-        raise UserError(f"{place}.post_process_scores: {error}; expected post_process_scores(self, group)") from None
     group = Binding(lambda samples: post_process([_describe(sample) for sample in samples]), _read)
-    return verl.bind(instance.compute_score, {}, f"{place}.compute_score"), group
+    compute = instance.compute_score
+    return bind_call(compute, read_parameters("compute_score", compute), plan.call), group
 
 
 def _describe(sample: Sample) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def _describe(sample: Sample) -> dict[str, Any]:
 
 
 def _read(value: Any, samples: list[Sample]) -> list[Outcome]:
-    outcomes = read_each(value, len(samples), _EXPECTED_RETURN, verl.read)
+    outcomes = results.read_list(value, len(samples), results.read_value)
     if len(outcomes) != len(samples):
         return outcomes
     return [

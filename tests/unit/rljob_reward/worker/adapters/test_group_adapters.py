@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
-from rljob_reward.worker.adapters import openrlhf, trl, verl
+from rljob_reward.worker.adapters import results
 from rljob_reward.worker.adapters.outcome import Outcome
 from rljob_reward.worker.loading import load
 from rljob_reward.worker.main import Executor
@@ -56,6 +56,10 @@ def group(completions: list[str] = COMPLETIONS, **fields: Any) -> dict[str, Any]
     return {"id": "g", "samples": samples}
 
 
+def read_batch(value: Any, num_samples: int, returns: str = "score") -> list[Outcome]:
+    return results.read_list(value, num_samples, results.reader_of(returns))
+
+
 def scored(values: list[float]) -> list[Outcome]:
     return [Outcome(value, {}) for value in values]
 
@@ -80,11 +84,11 @@ def test_real_tensors_are_read_element_by_element() -> None:
     torch = pytest.importorskip("torch")
     rewards = torch.tensor([0.5, float("nan"), 1.0])
     logged = {"rewards": rewards, "extra_logs": {"length": torch.tensor([1, 2, 3]), "mean": torch.tensor(0.25)}}
-    first, second, third = openrlhf.read(logged, 3)
+    first, second, third = results.read_rewards(logged, 3)
     assert first == Outcome(0.5, {"length": 1.0, "mean": 0.25})
     assert (second.reason, second.components["length"]) == ("not_finite", 2.0)
     assert third.score == 1.0
-    assert verl.read_batch(torch.tensor([1.0, 2.0]), [{}, {}]) == scored([1.0, 2.0])
+    assert read_batch(torch.tensor([1.0, 2.0]), 2) == scored([1.0, 2.0])
 
 
 def test_verl_batch_gets_its_four_lists() -> None:
@@ -139,9 +143,8 @@ ELEMENTS = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.in
 
 @given(st.lists(ELEMENTS, min_size=1, max_size=5))
 def test_score_is_the_finite_number_returned_for_that_sample(elements: list[Any]) -> None:
-    samples = [{}] * len(elements)
-    read_by_trl = trl.bind(lambda prompts, completions: None, {}, "f").read
-    for outcomes in (verl.read_batch(elements, samples), read_by_trl(elements, samples)):
+    for returns in ("score", "numbers"):
+        outcomes = read_batch(elements, len(elements), returns)
         assert len(outcomes) == len(elements)
         for element, outcome in zip(elements, outcomes, strict=True):
             assert (outcome.score is None) == (outcome.reason is not None)
@@ -151,7 +154,7 @@ def test_score_is_the_finite_number_returned_for_that_sample(elements: list[Any]
 
 
 def test_array_of_rows_is_not_a_list_of_numbers() -> None:
-    assert [outcome.reason for outcome in verl.read_batch(np.zeros((2, 3)), [{}, {}])] == ["bad_return"] * 2
+    assert [outcome.reason for outcome in read_batch(np.zeros((2, 3)), 2)] == ["bad_return"] * 2
 
 
 def test_sample_is_a_batch_for_functions_that_take_lists() -> None:
@@ -208,24 +211,29 @@ class Check:
             VERL + "1",
             "sampleThenGroup",
             {},
-            "no class with compute_score and post_process_scores, which",
+            "no class with compute_score and post_process_scores was found",
         ),
         ("class A: ...", "sampleThenGroup", {}, "it defines A"),
         (
             SCORER_CLASS,
             "sampleThenGroup",
             {"fctor": 1},
-            "'fctor' (while LengthPenalty was created with function.kwargs)",
+            "LengthPenalty(factor) does not accept fctor; remove it from function.kwargs",
         ),
         (
             SCORER_CLASS.replace("group):", "group, tool):"),
             "sampleThenGroup",
             {},
-            "missing a required argument: 'tool'",
+            "post_process_scores(group, tool) does not take only the group",
         ),
-        (SCORER_CLASS.replace("solution_str,", "text,"), "sampleThenGroup", {}, "no value for the parameter text"),
+        (
+            SCORER_CLASS.replace("solution_str,", "text,"),
+            "sampleThenGroup",
+            {},
+            "LengthPenalty.compute_score(text, ground_truth) does not match",
+        ),
         ("def compute_score(solution_str): return 1", "group", {}, "takes one sample, but scope: group passes lists"),
-        ("def compute_score(x): return 1", "group", {}, "verl compute_score(data_sources, solution_strs"),
+        ("def compute_score(x): return 1", "group", {}, "def compute_score(data_sources, solution_strs"),
     ],
 )
 def test_source_that_does_not_fit_its_scope_is_refused_at_startup(

@@ -1,0 +1,434 @@
+"""Decides how an entry point is called: from a description of it and the function's settings to a plan, or an error.
+
+The static check describes source text, a worker describes the loaded object; both decide here, so that they agree and
+use the same messages. Pure, standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from rljob_api.functions.conventions import BY_COLUMNS, CONVENTIONS, NOT_SENT, TOKEN_VALUES, Convention, Value
+
+DEFAULT_ENTRYPOINTS: Final = (
+    "compute_score", "reward_func", "reward", "reward_fn", "score_answer", "rubric", "reward_funcs",
+)  # fmt: skip
+"""If function.entrypoint is null, the first of these that the source defines."""
+
+SCORER_METHODS: Final = ("compute_score", "post_process_scores")
+"""Methods of a class for scope: sampleThenGroup."""
+
+_RUBRIC: Final = "Rubric"
+_TASK: Final = "Task"
+_MANAGER_METHOD: Final = "run_single"
+_COMPLETION_NAMES: Final = frozenset(
+    [
+        "text",
+        "output",
+        "outputs",
+        "generated",
+        "generation",
+        "prediction",
+        "pred",
+        "response",
+        "completion",
+        "answer",
+        "model_output",
+        "predicted",
+        "content",
+        "candidate",
+        "solution_str",
+    ]
+)
+
+
+class FunctionSpec(Protocol):
+    """The fields of `function` that decide how it is called."""
+
+    @property
+    def entrypoint(self) -> str | None: ...
+    @property
+    def signature(self) -> str: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+    @property
+    def factory_args(self) -> Mapping[str, Any] | None: ...
+
+
+class FunctionSettings(NamedTuple):
+    """A FunctionSpec."""
+
+    entrypoint: str | None = None
+    signature: str = "auto"
+    kwargs: Mapping[str, Any] = {}
+    columns: Mapping[str, str] = {}
+    factory_args: Mapping[str, Any] | None = None
+
+
+class FormError(Exception):
+    """The entry point has a form that cannot be called. Its text has the problem and the fix."""
+
+
+class Function(NamedTuple):
+    """The parameters of a function; of a method without the first one."""
+
+    name: str
+    named: tuple[str, ...] = ()
+    """Parameters that can be passed by keyword, in order."""
+    required: tuple[str, ...] = ()
+    positional_only: tuple[str, ...] = ()
+    var_positional: str = ""
+    """Name of *args; empty if there is none."""
+    var_keyword: str = ""
+    annotations: Mapping[str, str] = {}
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it only forwards its arguments, such as the wrapper of a decorator."""
+        return not self.named and not self.positional_only and bool(self.var_positional or self.var_keyword)
+
+    def accepts(self, name: str) -> bool:
+        return name in self.named or bool(self.var_keyword)
+
+    def show(self) -> str:
+        parts = [*self.positional_only, *self.named]
+        parts += [f"*{self.var_positional}"] if self.var_positional else []
+        parts += [f"**{self.var_keyword}"] if self.var_keyword else []
+        return f"{self.name}({', '.join(parts)})"
+
+
+class Class(NamedTuple):
+    """A class, or one of its instances."""
+
+    name: str
+    bases: frozenset[str]
+    """Names of all known base classes."""
+    methods: Mapping[str, Function]
+    is_open: bool
+    """Whether it may inherit methods that are unknown here."""
+    is_instance: bool
+    constructor: Function | None = None
+    """None: unknown, or an instance."""
+    is_rubric: bool = False
+    """An object with weighted reward functions, as of verifiers."""
+
+
+class Several(NamedTuple):
+    """A list of entry points, whose scores are summed."""
+
+    name: str
+    elements: tuple[Description, ...]
+
+
+class Other(NamedTuple):
+    """Something that cannot be called."""
+
+    name: str
+    what: str
+    """Its type, such as int."""
+
+
+class Unknown(NamedTuple):
+    """Something that only running the source can show."""
+
+    name: str
+
+
+Description = Function | Class | Several | Other | Unknown
+
+
+class CallPlan(NamedTuple):
+    """How to call a function."""
+
+    convention: Convention
+    values: Mapping[str, Value]
+    """What to pass for each parameter; with function.columns also `extra_info.KEY`."""
+    passed: tuple[str, ...]
+    """Parameters that get their value."""
+    optional: tuple[str, ...]
+    """Parameters of the form that only **kwargs takes: passed, except token ids that the function does not read."""
+    kwargs: Mapping[str, Any]
+
+    def reads_tokens(self, extra: Iterable[str] = ()) -> bool:
+        return any(self.values[name] in TOKEN_VALUES for name in (*self.passed, *extra))
+
+
+class ObjectPlan(NamedTuple):
+    """How to use a class or an object: `kind` is scorer, rubric, task, call or score_answer."""
+
+    kind: str
+    call: CallPlan | None = None
+    """For kinds with one method."""
+    constructor_parameter: str = ""
+
+
+class SeveralPlan(NamedTuple):
+    plans: tuple[Plan, ...]
+
+
+class UnknownPlan(NamedTuple):
+    """Whether it can be called is decided when the source runs."""
+
+
+Plan = CallPlan | ObjectPlan | SeveralPlan | UnknownPlan
+
+
+def describe_missing(
+    entrypoint: str | None, scope: str, functions: Sequence[str], classes: Mapping[str, Iterable[str]]
+) -> str:
+    """Return why a source has no entry point. `classes`: the names of their methods."""
+    if scope != "sampleThenGroup":
+        scorers = [name for name, methods in classes.items() if set(SCORER_METHODS) <= set(methods)]
+        if entrypoint is None and scorers and not functions:
+            return f"{scorers[0]} is a class that scores samples and groups; set scope: sampleThenGroup"
+    wanted = list(classes) if scope == "sampleThenGroup" else [*functions, *classes]
+    kind = "class" if scope == "sampleThenGroup" else "function"
+    found = f"it defines {', '.join(wanted)}" if wanted else f"it defines no {kind}"
+    if entrypoint is not None:
+        near = difflib.get_close_matches(entrypoint, wanted, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
+        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
+    if kind == "class":
+        return f"no class with {' and '.join(SCORER_METHODS)} was found ({found}); scope: sampleThenGroup requires one"
+    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint"
+
+
+def plan_factory(factory: Description, spec: FunctionSpec) -> None:
+    """Raise FormError if the entry point cannot be called with function.factoryArgs."""
+    if isinstance(factory, (Several, Other)):
+        what = "a list" if isinstance(factory, Several) else f"a {factory.what}"
+        raise FormError(f"{factory.name} is {what}, but function.factoryArgs calls it; remove factoryArgs")
+    if isinstance(factory, Function):
+        _check_call(factory, spec.factory_args or {}, "function.factoryArgs")
+
+
+def plan_entrypoint(found: Description, spec: FunctionSpec, scope: str) -> Plan:
+    """Return how to score with it. Raise FormError, with the fix, if its form is unknown or does not fit the scope."""
+    if isinstance(found, Unknown):
+        return UnknownPlan()
+    if isinstance(found, Other):
+        raise FormError(f"{found.name} is a {found.what}, not a function; set function.entrypoint to a function")
+    if scope == "sampleThenGroup":
+        return _plan_scorer(found, spec)
+    if isinstance(found, Several):
+        if not found.elements:
+            raise FormError(f"{found.name} is an empty list; add functions to it")
+        return SeveralPlan(tuple(plan_entrypoint(element, spec, scope) for element in found.elements))
+    if isinstance(found, Class):
+        return _plan_object(found, spec, scope)
+    return plan_call(found, spec, scope)
+
+
+def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec) -> Plan:
+    required = f"a class with {' and '.join(SCORER_METHODS)}"
+    if not isinstance(found, Class) or found.is_instance:
+        what = "a function" if isinstance(found, Function) else "an object" if isinstance(found, Class) else "a list"
+        raise FormError(f"{found.name} is {what}; scope: sampleThenGroup requires {required}")
+    missing = [method for method in SCORER_METHODS if method not in found.methods]
+    if missing and not found.is_open:
+        raise FormError(
+            f"the class {found.name} has no {' and no '.join(missing)}, which scope: sampleThenGroup requires"
+        )
+    if found.constructor is not None:
+        given = {**spec.kwargs, **(spec.factory_args or {})}
+        _check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
+    call = None
+    if compute := found.methods.get(SCORER_METHODS[0]):
+        own = FunctionSettings(signature=spec.signature, columns=spec.columns)  # the constructor got function.kwargs
+        call = plan_call(compute._replace(name=f"{found.name}.{compute.name}"), own, "sample")
+    post_process = found.methods.get(SCORER_METHODS[1])
+    if post_process and not _takes_one(post_process):
+        raise FormError(
+            f"{found.name}.{post_process.show()} does not take only the group; write {SCORER_METHODS[1]}(self, group)"
+        )
+    return ObjectPlan("scorer", call)
+
+
+def _takes_one(function: Function) -> bool:
+    num_positional = len(function.positional_only) + len(function.named)
+    return len(function.required) <= 1 and (num_positional > 0 or bool(function.var_positional))
+
+
+def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
+    methods, name = found.methods, found.name
+    if found.is_rubric or (_RUBRIC in found.bases and "__call__" not in methods):
+        return ObjectPlan("rubric")
+    if _TASK in found.bases and "__call__" not in methods:
+        return ObjectPlan("task")
+    if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
+        raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
+    if _MANAGER_METHOD in methods:
+        raise FormError(
+            f"{name} is a reward manager of verl, which decodes tokens and calls a function; "
+            "set function.entrypoint to that function, or write\n"
+            "    from verl.utils.reward_score import default_compute_score\n"
+            "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+            "        return default_compute_score(data_source, solution_str, ground_truth, extra_info)"
+        )
+    inherited = _find_base_form(found.bases, spec)
+    if "__call__" in methods:
+        call = plan_call(methods["__call__"]._replace(name=name), spec, scope, inherited)
+        kind = "call"
+    elif "score_answer" in methods:
+        call, kind = (
+            plan_call(methods["score_answer"]._replace(name=f"{name}.score_answer"), spec, scope),
+            "score_answer",
+        )
+    elif found.is_open:
+        return UnknownPlan()
+    else:
+        what = "an object" if found.is_instance else "a class"
+        made = name if found.is_instance else f"{name}()"
+        method = next((method for method in methods if not method.startswith("_")), "METHOD")
+        raise FormError(
+            f"{name} is {what} without __call__; write\n"
+            f"    scorer = {made}\n"
+            "    def compute_score(solution_str, ground_truth, **_):\n"
+            f"        return scorer.{method}(solution_str, ground_truth)"
+        )
+    constructor = "" if found.is_instance else call.convention.constructor_parameter
+    if found.constructor is not None and not constructor:
+        _check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
+    return ObjectPlan(kind, call, constructor)
+
+
+def _find_base_form(bases: frozenset[str], spec: FunctionSpec) -> Convention | None:
+    fitting = (c for c in CONVENTIONS if spec.signature in ("auto", c.name) and bases.intersection(c.bases))
+    return next(fitting, None)
+
+
+def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Convention | None = None) -> CallPlan:
+    """Return how to call a function. `inherited`: the form of the class whose method it is. Raise FormError."""
+    shown, for_groups = function.show(), scope == "group"
+    if function.positional_only:
+        raise FormError(f"{shown} has positional-only parameters, but rewards are called by keyword; remove the '/'")
+    unknown = [name for name in spec.columns if not function.accepts(name)]
+    if unknown:
+        raise FormError(f"{shown} does not accept {', '.join(unknown)}; remove it from function.columns")
+    convention = inherited or _find_convention(function, spec, for_groups)
+    if convention is None:
+        raise FormError(_describe_unknown_form(function, for_groups))
+    if for_groups and not convention.lists:
+        raise FormError(
+            f"{shown} takes one sample, but scope: group passes lists; {_remedy_for_groups(function)}, or remove scope"
+        )
+    uses_kwargs = not convention.kwargs_parameter
+    unknown = [name for name in spec.kwargs if uses_kwargs and not function.accepts(name)]
+    if unknown:
+        taken = ", ".join(sorted(function.named))
+        raise FormError(
+            f"{shown} does not accept {', '.join(unknown)}; remove it from function.kwargs, or add the parameter "
+            f"(it takes {taken})"
+        )
+    if missing := _missing(function, convention, spec):
+        raise FormError(_describe_missing(shown, missing, convention))
+    values: dict[str, Any] = {**convention.arguments, **spec.columns}
+    values = {name: value for name, value in values.items() if not uses_kwargs or name not in spec.kwargs}
+    passed = tuple(name for name in values if name in function.named or name in spec.columns)
+    optional = tuple(name for name in values if name not in passed and function.var_keyword)
+    return CallPlan(convention, values, passed, optional, spec.kwargs)
+
+
+def find_named_convention(function: Function, signature: str, for_groups: bool) -> Convention | None:
+    """Return the form of an explicit signature: by its markers, else its default for samples or groups."""
+    named = [convention for convention in CONVENTIONS if convention.name == signature]
+    marked = [convention for convention in named if _has_markers(function, convention)]
+    if marked or not function.var_keyword:
+        return next(iter(marked), None)
+    return next((c for c in named if c.lists == for_groups), named[0] if named else None)
+
+
+def _find_convention(function: Function, spec: FunctionSpec, for_groups: bool) -> Convention | None:
+    if spec.signature != "auto":
+        found = find_named_convention(function, spec.signature, for_groups)
+        if found is None:
+            form = next(c.form for c in CONVENTIONS if c.name == spec.signature)
+            raise FormError(f"{function.show()} does not match signature: {spec.signature}, which calls {form}")
+        return found
+    # Parameters that are mapped by hand may have any name: they identify nothing.
+    unmapped = function._replace(named=tuple(name for name in function.named if name not in spec.columns))
+    marked = [convention for convention in CONVENTIONS if _has_markers(unmapped, convention)]
+    # A form with columns accepts any parameter: it fits only if no form that names all of them precedes it.
+    complete = [c for c in marked if not c.has_columns and not _missing(function, c, spec)]
+    if complete or marked:
+        return (complete or marked)[0]
+    given = {*spec.columns, *spec.kwargs}
+    return BY_COLUMNS._replace(lists=for_groups) if spec.columns and given.issuperset(function.required) else None
+
+
+def _has_markers(function: Function, convention: Convention) -> bool:
+    names = {*function.named, *(f"{name}: {annotation}" for name, annotation in function.annotations.items())}
+    return names.issuperset(convention.markers)
+
+
+def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> list[str]:
+    """Return required parameters without a value. Other parameters may be columns, which only a request names."""
+    given = {*convention.arguments, *spec.kwargs, *spec.columns, convention.kwargs_parameter}
+    missing = [name for name in function.required if name not in given]
+    return [name for name in missing if name in NOT_SENT] if convention.has_columns else missing
+
+
+def _describe_missing(shown: str, missing: Sequence[str], convention: Convention) -> str:
+    what = f"{shown} requires {', '.join(missing)}, which the {convention.name} convention does not pass; "
+    known = next((NOT_SENT[name] for name in missing if name in NOT_SENT), None)
+    mapped = ", ".join(f"{name}: extra_info.{name}" for name in missing)
+    return what + (known or f"add a default, a value in function.kwargs, or function.columns: {{{mapped}}}")
+
+
+def _check_call(function: Function, given: Mapping[str, Any], field: str) -> None:
+    missing = [name for name in function.required if name not in given]
+    if missing or function.positional_only:
+        names = ", ".join(missing or function.positional_only)
+        raise FormError(f"{function.show()} requires {names}; set {field}: {{{names.split(', ')[0]}: ...}}")
+    unknown = [name for name in given if not function.accepts(name)]
+    if unknown:
+        raise FormError(f"{function.show()} does not accept {', '.join(unknown)}; remove it from {field}")
+
+
+def _describe_unknown_form(function: Function, for_groups: bool) -> str:
+    shown = function.show()
+    if function.is_opaque:
+        return (
+            f"{shown} has no named parameters, so its convention is unknown; set function.signature, or add "
+            "@functools.wraps to its decorator"
+        )
+    mapped = ", ".join(f"{name}: {value}" for name, value in _guess(function, "completion", "ground_truth").items())
+    return (
+        f"{shown} does not match a convention of reward functions; map its parameters, such as "
+        f"function.columns: {{{mapped}}}, or {_write_adapter(function, for_groups)}"
+    )
+
+
+def _remedy_for_groups(function: Function) -> str:
+    return _write_adapter(function, for_groups=True)
+
+
+def _write_adapter(function: Function, for_groups: bool) -> str:
+    """Return the three lines that adapt a function to verl's form."""
+    if for_groups:
+        call = ", ".join(f"{name}={value}" for name, value in _guess(function, "text", "truth").items())
+        return (
+            "write\n"
+            "    def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
+            "        pairs = zip(solution_strs, ground_truths)\n"
+            f"        return [{function.name}({call}) for text, truth in pairs]"
+        )
+    call = ", ".join(f"{name}={value}" for name, value in _guess(function, "solution_str", "ground_truth").items())
+    return (
+        "write\n"
+        "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"        # extra_info has the other columns\n"
+        f"        return {function.name}({call})"
+    )
+
+
+def _guess(function: Function, completion: str, truth: str) -> dict[str, str]:
+    """Return a value for each required parameter, for an example: the completion, then the answer, then columns."""
+    names = list(function.required or function.named)
+    first = next((name for name in names if name.lower() in _COMPLETION_NAMES), names[0] if names else "")
+    others = [name for name in names if name != first]
+    return {name: completion if name == first else truth if name == others[0] else "..." for name in names}

@@ -7,6 +7,7 @@ merges them by; those in _APPENDED grow; every other list (command, args) is rep
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.read.documents import Location
 from rljob_operator.backend import Manifest
 
 _MERGE_KEYS = {
@@ -31,6 +32,7 @@ _APPENDED = {
     "preferredDuringSchedulingIgnoredDuringExecution",
     "schedulingGates",
 }
+LISTS_OF_MAPPINGS = frozenset({*_MERGE_KEYS, *_APPENDED})
 
 
 def merge(base: Manifest, patch: Manifest, path: str) -> Manifest:
@@ -68,3 +70,36 @@ def _merge_list(key: str, base: list[Any], patch: Any, path: str) -> list[Any]:
         else:
             merged[place] = item if key in _REPLACED else merge(merged[place], item, where)
     return merged
+
+
+def find_in_patch(merged: Any, patch: Any, location: Location) -> Location:
+    """Return where `patch` has what is at a location in `merged`, in the patch's own indices; as deep as it has it."""
+    found: list[str | int] = []
+    key: str | int = ""
+    for part in location:
+        merged = merged[part] if _has(merged, part) else None
+        inner: str | int | None = part
+        if isinstance(part, int):
+            inner = _find_item(str(key), patch, part, merged) if isinstance(patch, list) else None
+        if inner is None or not _has(patch, inner):
+            break
+        found.append(inner)
+        patch, key = patch[inner], part
+    return tuple(found)
+
+
+def _has(holder: Any, part: str | int) -> bool:
+    if isinstance(holder, dict):
+        return part in holder
+    return isinstance(holder, list) and isinstance(part, int) and part < len(holder)
+
+
+def _find_item(key: str, patch: list[Any], index: int, item: Any) -> int | None:
+    if key in _APPENDED:
+        return next((place for place, own in enumerate(patch) if own == item), None)
+    if key not in _MERGE_KEYS:
+        return index
+    name = _MERGE_KEYS[key]
+    named = [own.get(name) if isinstance(own, dict) else None for own in patch]
+    value = item.get(name) if isinstance(item, dict) else None
+    return named.index(value) if value in named else None

@@ -29,7 +29,7 @@ from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
 from rljob_operator.plan.gang import evaluate_gang
 from rljob_operator.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
-from rljob_operator.plan.validate import find_problems, find_size_problems, find_spec_problems
+from rljob_operator.plan.validate import find_child_problems, find_problems, find_spec_problems
 
 BLOCKED_RETRY_SECONDS = 1.0
 """How soon to check whether a name has become free."""
@@ -102,7 +102,7 @@ class _Context:
             children = build_children(self.job, token, self._defaults, self.observed.state.reward_models)
         except UserError as error:
             return [], [str(error)]
-        return children, list(find_size_problems(children))
+        return children, find_child_problems(self.job, children)
 
     @property
     def workloads(self) -> set[ChildKey]:
@@ -162,7 +162,9 @@ def _plan_end(context: _Context) -> JobPlan | None:
         # The driver ends before the operator polls its last step. Its success means that all steps are done.
         done = {"step": max(status.progress.step, job.spec.schedule.steps), "phase": "done", "waits_for": ""}
         status = status.model_copy(update={"progress": status.progress.model_copy(update=done)})
-    status = job_status.set_conditions(job, status, {type_: (decision.reason, decision.message)}, {}, context.now)
+    true, false_reasons = {type_: (decision.reason, decision.message)}, conditions.Reasons()
+    job_status.add_learning(context.observed, true, false_reasons)
+    status = job_status.set_conditions(job, status, true, false_reasons, context.now)
     return Plan((), (), status, requeue_after_seconds=0.0)
 
 

@@ -135,26 +135,23 @@ def _plan_children(
 
 
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
-    """All children. Raises UserError for a spec that cannot be built."""
-    sources = validate.find_model_sources("spec", model.spec)
-    problems = [*validate.find_url_problems("spec", model.spec), *validate.find_source_problems(sources)]
-    if model.spec.is_served:
-        problems += validate.find_template_problems("spec", model.spec)
-    if problems:
+    """All children. Raises UserError for a spec that cannot be built, or that the API server would reject."""
+    if problems := validate.find_model_spec_problems(model):
         raise UserError("; ".join(problems))
     if not model.spec.is_served:
         return []
     service = service_of(model)
     heads = {"podSelector": {"matchLabels": {LABEL_ROLE: HEAD}}}
-    return sort_children(
-        [
-            build_token_secret(model, service.token_secret, token),
-            build_reward_config(service),
-            *build_reward(service, token, defaults),
-            build_reward_policy(service, heads),
-            build_reward_budget(service),
-        ]
-    )
+    children = [
+        build_token_secret(model, service.token_secret, token),
+        build_reward_config(service),
+        *build_reward(service, token, defaults),
+        build_reward_policy(service, heads),
+        build_reward_budget(service),
+    ]
+    if problems := validate.find_model_child_problems(model, children):
+        raise UserError("; ".join(problems))
+    return sort_children(children)
 
 
 def _build_plan(

@@ -10,20 +10,61 @@ from urllib.parse import urlsplit
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward, RewardBase
+from rljob_api.manifest.reward import Reward, RewardBase, RewardModel
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.sources import parse_source
 from rljob_operator.backend import Manifest
+from rljob_operator.children import build_children
+from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, child_name
 from rljob_operator.children.config import build_job_config
 from rljob_operator.children.merge import merge
+from rljob_operator.children.reward import build_reward, find_services, service_of
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.pod_checks import find_pod_problems
+from rljob_operator.pod_checks.origin import RolePath
 
 _MAX_CONFIG_BYTES = 1_000_000
 """The API server accepts ConfigMaps of up to 1 MiB."""
 
 
 def find_problems(job: RLJob) -> list[str]:
-    """All problems of the job; empty if its children can be built."""
-    return [*find_spec_problems(job), *find_size_problems([build_job_config(job)])]
+    """All problems of the job; empty if its children can be built and a cluster of any size takes them."""
+    if problems := find_spec_problems(job):
+        return [*problems, *find_size_problems([build_job_config(job)])]
+    try:
+        children = build_children(job, "", DEFAULTS)
+    except UserError as error:
+        return [str(error)]
+    return find_child_problems(job, children)
+
+
+def find_child_problems(job: RLJob, children: list[Manifest]) -> list[str]:
+    """Problems of the built children that the API server would reject."""
+    roles = {
+        child_name(job, name): RolePath(f"spec.{name}", role, name)
+        for name, role in ((HEAD, job.spec.head), (TRAINER, job.spec.trainer), (ROLLOUT, job.spec.rollout))
+    }
+    roles |= {service.name: RolePath(service.path, service.reward, REWARD) for service in find_services(job)}
+    return [*find_size_problems(children), *find_pod_problems(children, roles)]
+
+
+def find_model_problems(model: RewardModel) -> list[str]:
+    """All problems of a RewardModel; empty if its children can be built and a cluster takes them."""
+    problems = find_model_spec_problems(model)
+    if problems or not model.spec.is_served:
+        return problems
+    return find_model_child_problems(model, build_reward(service_of(model), "", DEFAULTS))
+
+
+def find_model_spec_problems(model: RewardModel) -> list[str]:
+    """Problems for which the children cannot be built."""
+    problems = [*find_url_problems("spec", model.spec), *find_source_problems(find_model_sources("spec", model.spec))]
+    return problems + (list(find_template_problems("spec", model.spec)) if model.spec.is_served else [])
+
+
+def find_model_child_problems(model: RewardModel, children: list[Manifest]) -> list[str]:
+    """Problems of a RewardModel's built children that the API server would reject."""
+    return list(find_pod_problems(children, {service_of(model).name: RolePath("spec", model.spec, REWARD)}))
 
 
 def find_spec_problems(job: RLJob) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_operator.children.merge import merge
+from rljob_operator.children.merge import find_in_patch, merge
 
 BASE = {
     "metadata": {"labels": {"a": "1"}},
@@ -75,3 +75,28 @@ def test_merge_does_not_change_its_arguments():
 def test_malformed_template_is_rejected_with_its_path(spec, message):
     with pytest.raises(UserError, match=message):
         merged(spec)
+
+
+@pytest.mark.parametrize(
+    ("location", "found"),
+    [
+        (("metadata", "labels", "a"), ("metadata", "labels", "a")),
+        (("metadata", "labels", "built"), ("metadata", "labels")),
+        (("spec", "containers", 1, "env", 1, "value"), ("spec", "containers", 0, "env", 0, "value")),
+        (("spec", "containers", 0, "image"), ("spec", "containers")),
+        (("spec", "containers", 1, "args", 1), ("spec", "containers", 0, "args", 1)),
+        (("spec", "tolerations", 1, "key"), ("spec", "tolerations", 0, "key")),
+        (("spec", "tolerations", 0, "key"), ("spec", "tolerations")),
+    ],
+)
+def test_place_in_the_merged_template_is_found_in_the_patch(location, found):
+    base = {
+        "metadata": {"labels": {"built": "x"}},
+        "spec": {
+            "containers": [{"name": "built"}, {"name": "main", "env": [{"name": "A", "value": "1"}]}],
+            "tolerations": [{"key": "built"}],
+        },
+    }
+    main = {"name": "main", "env": [{"name": "B", "value": "2"}], "args": ["x", "y"]}
+    patch = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [main], "tolerations": [{"key": "own"}]}}
+    assert find_in_patch(merge(base, patch, "template"), patch, location) == found

@@ -35,10 +35,26 @@ def test_template_that_deletes_built_parts_is_rejected(spec, path):
     assert failed.reason == conditions.REASON_INVALID_SPEC
 
 
-@pytest.mark.parametrize("field", ["image", "env"])
-def test_reward_template_without_image_or_env_is_left_to_the_api_server(field):
-    job = make_job(**reward({"spec": {"containers": [{"name": "reward", field: None}]}}))
+def test_reward_template_without_env_is_accepted():
+    job = make_job(**reward({"spec": {"containers": [{"name": "reward", "env": None}]}}))
     assert any(child["kind"] == "Deployment" for child in plan_job(job, ObservedState(), NOW).children)
+
+
+def test_pod_that_the_api_server_would_refuse_starts_nothing():
+    job = make_job(trainer={"resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}})
+    plan = plan_job(job, ObservedState(), NOW)
+    assert plan.children == ()
+    failed = conditions.find(plan.status, conditions.FAILED)
+    assert failed.reason == conditions.REASON_INVALID_SPEC
+    assert failed.message.startswith("spec.trainer.resources.requests.cpu must be at most the limit 1, got 2")
+
+
+def test_reward_model_with_a_refused_pod_starts_nothing():
+    spec = {"function": FUNCTION, "env": {"A=B": "1"}}
+    model = RewardModel.model_validate({"metadata": {"name": "theirs", "uid": "m1"}, "spec": spec})
+    plan = plan_reward_model(model, ObservedState(), NOW)
+    assert plan.children == ()
+    assert plan.status.conditions[0].message.startswith("spec.env.A=B must be an environment variable's name")
 
 
 @pytest.mark.parametrize("url", ["http://scorer:abc/", "http://scorer:99999/", "http://[::1", "https://:8080/"])

@@ -79,6 +79,8 @@ class _Waiter:
     def is_disconnected(self) -> bool:
         return False
 
+    def call_when_left(self, callback: Callable[[], None]) -> None: ...
+
 
 @asynccontextmanager
 async def run_reward(folder: Path, reward: dict[str, Any]) -> AsyncIterator[InProcessReward]:

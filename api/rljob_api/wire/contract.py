@@ -59,6 +59,8 @@ ENV_REWARD_IMAGES = "RLJOB_REWARD_IMAGES"
 """Reward server, optional: images of its Pod, separated by spaces. Part of the reward's version: they affect scores."""
 ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
 """Reward server: bearer token for a judge's endpoint."""
+ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
+"""Optional: where a program writes why it ends. `rljob run` sets it; unset: /dev/termination-log, as on a cluster."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
@@ -97,6 +99,13 @@ HEADER_WEIGHTS = "x-rljob-weights"
 """Weights that the replica served when it sent the response."""
 HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
 """Weights that it served when the request arrived. They differ after an update in between (updateMode keep)."""
+
+
+# Bounds of a reward's result.
+MAX_COMPONENTS = 1000
+"""Each is a curve."""
+MAX_RESULT_BYTES = 64 << 10
+"""Of one sample's result as JSON. Longer ones are invalid, and never parsed."""
 
 
 class UrlPath(enum.StrEnum):

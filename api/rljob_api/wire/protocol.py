@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rljob_api.wire.contract import MAX_COMPONENTS
+
 Lane = Literal["train", "eval"]
 Message = dict[str, Any]
 """One chat message: role and content."""
@@ -72,7 +74,7 @@ class ScoreResult(Wire):
     valid: bool
     score: float | None = None
     """Finite if valid, else null."""
-    components: dict[str, float] = {}
+    components: dict[str, float] = Field(default={}, max_length=MAX_COMPONENTS)
     """Additional finite numbers that the function returned (bools as 0 and 1)."""
     reason: InvalidReason | None = None
     message: str = ""

@@ -1,7 +1,8 @@
 """Length-prefixed frames: the protocol between server and worker over their socket pair.
 
 Both sides import this, so it uses only the standard library. A frame is a 4-byte big-endian length and that many
-bytes of JSON. A length over the limit means that the stream is broken, never that a message is long.
+bytes of JSON. A length over the protocol's limit means that the stream is broken. A frame over the reader's limit is
+skipped as it arrives, and never held in memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import struct
 _HEADER = struct.Struct(">I")
 _READ_BYTES = 1 << 18
 MAX_FRAME_BYTES = 64 << 20
+RETIRING = b"retire:"
+"""Begins a frame, before the answer, with which a worker asks to be replaced after it. The reason follows."""
 
 
 class BrokenFrameError(Exception):
@@ -23,23 +26,40 @@ def encode(payload: bytes) -> bytes:
 
 
 class FrameBuffer:
-    def __init__(self) -> None:
-        self._bytes = b""
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
+        """Of the next frames. Longer ones are returned as None."""
+        self._bytes = bytearray()
+        self._num_skipped_bytes = 0
+        """What is still to come of a frame that is skipped."""
 
-    def feed(self, data: bytes) -> list[bytes]:
-        buffer = self._bytes + data if self._bytes else data
-        frames: list[bytes] = []
+    def feed(self, data: bytes) -> list[bytes | None]:
+        frames: list[bytes | None] = []
+        self._bytes += data
         start = 0
-        while len(buffer) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(buffer, start)
+        while True:
+            if self._num_skipped_bytes:
+                num_bytes = min(self._num_skipped_bytes, len(self._bytes) - start)
+                start += num_bytes
+                self._num_skipped_bytes -= num_bytes
+                if self._num_skipped_bytes:
+                    break
+                frames.append(None)
+            if len(self._bytes) - start < _HEADER.size:
+                break
+            (length,) = _HEADER.unpack_from(self._bytes, start)
             if length > MAX_FRAME_BYTES:
                 raise BrokenFrameError(f"a frame of {length} bytes was announced; the limit is {MAX_FRAME_BYTES}")
-            end = start + _HEADER.size + length
-            if len(buffer) < end:
+            body = start + _HEADER.size
+            if length > self.max_bytes:
+                self._num_skipped_bytes = length
+                start = body
+                continue
+            if len(self._bytes) < body + length:
                 break
-            frames.append(buffer[start + _HEADER.size : end])
-            start = end
-        self._bytes = buffer[start:]
+            frames.append(bytes(self._bytes[body : body + length]))
+            start = body + length
+        del self._bytes[:start]
         return frames
 
 
@@ -49,7 +69,7 @@ class BlockingChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = FrameBuffer()
-        self._frames: list[bytes] = []
+        self._frames: list[bytes | None] = []
 
     def read(self) -> bytes | None:
         """Return the next frame; None once the other side has closed."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.scorers import JudgeParser, JudgeReward, find_judge_problems
+from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models.execution import NoScoreError, Score
 from rljob_reward.models.texts import describe
@@ -83,7 +84,10 @@ class Parser:
             except (KeyError, IndexError, TypeError, ValueError):
                 raise _unreadable(f"the judge's answer has no {self._spec.score_path}: {describe(answer)}") from None
         siblings = parent if isinstance(parent, dict) else {}
-        return value, read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
+        components = read_components((name, other) for name, other in siblings.items() if name != self._path[-1])
+        if len(components) > MAX_COMPONENTS:
+            raise _unreadable(f"the judge's answer has more than {MAX_COMPONENTS} components")
+        return value, components
 
     def to_number(self, value: Any, answer: str) -> float:
         """Convert a number, or a word of judge.parser.scores. Raises NoScoreError for other values."""

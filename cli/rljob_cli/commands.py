@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import JobFile, check_file, load, load_partial
@@ -63,6 +63,7 @@ def _run_locked(
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
     check_file(file, run_checks(file.job, folder, claims, Machine()), problems)
+    from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
 
@@ -74,6 +75,10 @@ def _run_locked(
         say(f"resumes after step {step}, the last checkpoint in {folder}")
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
+    try:
+        say(f"report: {write_report(folder)}")
+    except RLJobError as error:  # the run itself has its result
+        say(f"no report: {error}")
     if phase == "Interrupted":
         again = f"rljob run {file.path} --dir {folder.parent}"
         say(f"to resume: {again} (with your --set and --volume, without --fresh)")

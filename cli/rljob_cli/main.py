@@ -236,6 +236,24 @@ def trajectories(
     raise typer.Exit(trajectories_command(run, selected, directory=directory, limit=limit, full=full, output=output))
 
 
+@app.command()
+def report(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run's folder, job file, or job's name.", autocompletion=complete_runs),
+    ],
+    file: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Default: report.html in the run.")
+    ] = None,
+    should_open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
+) -> None:
+    """Write a run as one HTML page: curves, waits, failures, samples with their scores, versions, the job."""
+    from rljob_cli.report.command import report_command
+
+    raise typer.Exit(report_command(run, directory, file, should_open=should_open))
+
+
 def _add_control_command(verb: str, description: str) -> None:
     @app.command(verb, help=description)
     def control(

@@ -38,7 +38,7 @@ def build_summary(
         "steps": steps[-1]["step"] if steps else 0,
         "total_steps": total_steps,
         "checkpoint_step": checkpoint,
-        "wall_seconds": round(total_seconds(sessions), 3),
+        "wall_seconds": round(total_seconds(sessions), 3) if sessions else None,
         **(counted | driver if has_all else driver | counted),
         "evaluations": [{key: row.get(key) for key in ("step", "accuracy", "means")} for row in evals],
     }
@@ -100,7 +100,8 @@ def summary_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     phases = {name: s for name, s in (summary.get("phase_seconds") or {}).items() if s}
     parts = [f"{name} {seconds:.1f} s" for name, seconds in sorted(phases.items(), key=lambda item: -item[1])]
     in_sessions = f" in {len(sessions)} sessions" if len(sessions) > 1 else ""
-    yield "wall time", f"{summary['wall_seconds']:.1f} s{in_sessions}" + (f": {', '.join(parts)}" if parts else "")
+    wall = "not recorded" if summary["wall_seconds"] is None else f"{summary['wall_seconds']:.1f} s{in_sessions}"
+    yield "wall time", wall + (f": {', '.join(parts)}" if parts else "")
     if summary.get("samples_trained") is not None:
         yield "samples trained", str(summary["samples_trained"])
     if summary.get("rewards_served") is not None:

@@ -47,19 +47,25 @@ class LogFile(NamedTuple):
     path: Path
 
 
-def find_log(run: str, directory: Path) -> Path:
-    """Return the log's folder for a run's folder, a job's file or a job's name. Raise UserError if it is missing."""
+def find_run(run: str, directory: Path) -> Path:
+    """Return the folder for a run's folder, a job's file or a job's name. Raise UserError if it does not exist."""
     given = Path(run)
     if given.is_file():
         given = directory / _read_name(given)
     elif not given.exists() and given.name == run:
         given = directory / run
-    for folder in (given / "trajectories", given):
-        if list_files(folder):
-            return folder
     if not given.exists():
         remedy = "pass its folder, its job file, or --dir with the parent of its folder"
         raise UserError(f"{given}: run not found; {remedy}")
+    return given
+
+
+def find_log(run: str, directory: Path) -> Path:
+    """Return the log's folder for a run's folder, a job's file or a job's name. Raise UserError if it is missing."""
+    given = find_run(run, directory)
+    for folder in (given / "trajectories", given):
+        if list_files(folder):
+            return folder
     reason = "a run writes them after each step, unless spec.tracking.trajectoriesMiB is 0"
     raise UserError(f"{given / 'trajectories'}: no trajectories yet; {reason}")
 
@@ -87,7 +93,7 @@ def read_rows(folder: Path, filter_: Filter) -> Iterator[Row]:
     """Yield the selected rows, newest step first, within a step by group and sample."""
     for file in reversed(list_files(folder)):
         if filter_.step in (None, file.step) and filter_.lane in (None, file.lane):
-            yield from (row for row in _read_file(file.path) if filter_.matches(row))
+            yield from (row for row in read_file(file.path) if filter_.matches(row))
 
 
 def list_rewards(folder: Path) -> list[str]:
@@ -95,7 +101,8 @@ def list_rewards(folder: Path) -> list[str]:
     return sorted({reward["name"] for row in read_rows(folder, Filter()) for reward in row["rewards"]})
 
 
-def _read_file(path: Path) -> Iterator[Row]:
+def read_file(path: Path) -> Iterator[Row]:
+    """Yield the rows of one file, in the order of the data; none if the run has deleted it meanwhile."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -26,7 +26,7 @@ def summarize(*rows, phase="Interrupted", driver=None, sessions=None, total_step
         total_steps=total_steps,
         driver=driver or {},
         rows=list(rows),
-        sessions=sessions or [session()],
+        sessions=[session()] if sessions is None else sessions,
         checkpoint=checkpoint,
     )
 
@@ -77,6 +77,11 @@ def test_wall_time_counts_all_sessions():
     shown = lines(step(1, phase_seconds={"update": 40.0}), sessions=sessions)["wall time"]
     assert shown == "50.5 s in 2 sessions: update 40.0 s"
     assert summarize(step(1), sessions=sessions)["sessions"][1]["after_step"] == 2
+
+
+def test_wall_time_without_sessions_is_unknown():
+    assert summarize(step(1), sessions=[])["wall_seconds"] is None
+    assert lines(step(1), sessions=[])["wall time"] == "not recorded"
 
 
 def test_rows_decide_when_the_drivers_summary_is_older():

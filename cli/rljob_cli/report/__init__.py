@@ -1,0 +1,1 @@
+"""`rljob report`: a run as one HTML page without any other file."""

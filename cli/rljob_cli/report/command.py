@@ -1,0 +1,31 @@
+"""`rljob report`, and the report that `rljob run` writes at its end."""
+
+import sys
+import webbrowser
+from datetime import datetime
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_cli.exits import guard
+from rljob_cli.report.collect import collect_run
+from rljob_cli.report.page import render_page
+from rljob_cli.run.runfolder import FILE_REPORT
+from rljob_cli.trajectories.log import find_run
+
+
+@guard
+def report_command(run: str, directory: Path, output: Path | None, *, should_open: bool) -> int:
+    if output is not None and output.suffix not in (".html", ".htm"):
+        raise UserError(f"--output must be a file that ends with .html, got {output}")
+    path = write_report(find_run(run, directory), output)
+    print(path)
+    if should_open and not webbrowser.open(path.as_uri()):
+        print(f"no browser was found; open {path.as_uri()}", file=sys.stderr)
+    return 0
+
+
+def write_report(folder: Path, path: Path | None = None) -> Path:
+    """Write the page of a run; by default next to its summary. Return its absolute path."""
+    path = (path or folder / FILE_REPORT).absolute()
+    path.write_text(render_page(collect_run(folder), datetime.now().astimezone()), encoding="utf-8")
+    return path

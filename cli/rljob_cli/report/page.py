@@ -1,0 +1,96 @@
+"""The page: everything that a report shows, as one HTML text. Pure, except that it reads its template.
+
+Invariants: text of the run is escaped wherever it stands; the page loads nothing, which its own policy enforces.
+"""
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from datetime import datetime
+from importlib import resources
+from itertools import chain
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from rljob_cli.report.charts import NUM_COLOURS, colour_class, draw_panel, format_number
+from rljob_cli.report.collect import RunData
+from rljob_cli.report.failures import summarize_failures
+from rljob_cli.report.redaction import redact
+from rljob_cli.report.samples import choose_samples, describe_sample
+from rljob_cli.report.waits import ROLES, build_phase_times, build_role_times
+from rljob_cli.run.curves import build_panels
+from rljob_cli.run.runfolder import split_rows
+from rljob_cli.run.summary import summary_lines
+
+_FILES = resources.files("rljob_cli.report") / "template"
+
+
+def render_page(run: RunData, now: datetime) -> str:
+    chosen = choose_samples(run.samples)
+    steps, _ = split_rows(run.metrics)
+    sessions = run.summary.get("sessions") or []
+    script = _read("report.js")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"number": format_number, "share": lambda value: f"{100 * value:.0f}%"}
+    return environment.from_string(_read("report.html.jinja")).render(
+        run=run,
+        summary=run.summary,
+        created=now.isoformat(timespec="seconds"),
+        lines=list(summary_lines(run.summary)),
+        panels=[(panel, draw_panel(panel, number)) for number, panel in enumerate(build_panels(run.metrics))],
+        colour_class=colour_class,
+        num_colours=NUM_COLOURS,
+        phases=build_phase_times(run.summary),
+        roles=build_role_times(steps),
+        role_names=ROLES,
+        num_steps=len(steps),
+        failures=summarize_failures(run.metrics, chain.from_iterable(run.samples)),
+        ended=[failure for session in sessions for failure in session["failures"]],
+        sessions=sessions,
+        versions=_list_versions(run, sessions),
+        job=None if run.job is None else _dump(redact(run.job)),
+        num_shown=len(chosen),
+        samples=embed_json([describe_sample(row) for row in chosen]),
+        style=Markup(_read("report.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _read(name: str) -> str:
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _dump(job: dict[str, Any]) -> str:
+    return yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=120)
+
+
+def embed_json(value: Any) -> Markup:
+    """Return JSON that no HTML parser takes for the end of its element, or for a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _list_versions(run: RunData, sessions: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return names and versions: the programs, the model, the job, and each reward that scored."""
+    found = list((sessions[-1]["versions"] if sessions else {}).items())
+    model = (((run.job or {}).get("spec") or {}).get("model")) or {}
+    if model:
+        found.append(("model", f"{model.get('source')}, revision {model.get('revision') or 'not set'}"))
+    if run.job_digest:
+        found.append(("job (digest of spec)", run.job_digest))
+    versions: dict[str, Counter[str]] = {}
+    for row in chain.from_iterable(run.samples):
+        for reward in row["rewards"]:
+            if reward["version"]:
+                versions.setdefault(reward["name"], Counter())[reward["version"]] += 1
+    for name, counts in versions.items():
+        shown = ", ".join(f"{version} ({count} samples)" for version, count in counts.most_common())
+        found.append((f"reward {name}", shown))
+    return found

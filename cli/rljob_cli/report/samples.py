@@ -1,0 +1,95 @@
+"""Which trajectories a report shows: all of a small run, of a large one those that say most about it. Pure.
+
+Invariant: of each step that is read, the best, the worst and the first sample of each kind of failure come first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_cli.trajectories.log import Row
+from rljob_cli.trajectories.tables import format_prompt
+
+MAX_SAMPLES = 800
+MAX_CHARACTERS = 2_000_000
+"""Of all texts together: bounds the size of the page."""
+_MAX_TEXT_CHARACTERS = 6_000
+"""Of one text. The rest is cut from its middle."""
+_MAX_MESSAGE_CHARACTERS = 2_000
+
+
+def spread(count: int) -> list[int]:
+    """Return the indices 0 to count - 1 so that the first n of them are spread over all: last, first, middle, ..."""
+    if count <= 2:
+        return list(reversed(range(count)))
+    order = {count - 1: None, 0: None}  # an ordered set
+    size = count - 1
+    while len(order) < count:
+        size = max(1, -(-size // 2))
+        order |= dict.fromkeys(range(size, count - 1, size))
+    return list(order)
+
+
+def rank_samples(rows: Sequence[Row]) -> list[int]:
+    """Return the indices of the rows of one step and lane, the most informative first."""
+    scored = sorted((i for i, row in enumerate(rows) if row["score"] is not None), key=lambda i: rows[i]["score"])
+    firsts: dict[tuple[str, str], int] = {}
+    for index, row in enumerate(rows):
+        for reward in row["rewards"]:
+            if not reward["valid"]:
+                firsts.setdefault((reward["name"], reward["reason"]), index)
+    informative = [*scored[-1:], *scored[:1], *firsts.values(), *scored[-3:], *scored[:3]]
+    return list(dict.fromkeys([*informative, *spread(len(rows))]))
+
+
+def choose_samples(
+    steps: Sequence[Sequence[Row]], max_samples: int = MAX_SAMPLES, max_characters: int = MAX_CHARACTERS
+) -> list[Row]:
+    """Return the chosen rows in the given order. `steps`: the rows of each step and lane.
+
+    Each step gives one sample in turn, so that all are shown evenly until the limits are reached.
+    """
+    ranked = [rank_samples(rows) for rows in steps]
+    chosen: set[tuple[int, int]] = set()
+    characters = 0
+    for turn in range(max((len(order) for order in ranked), default=0)):
+        for number, order in enumerate(ranked):
+            if turn >= len(order):
+                continue
+            row = steps[number][order[turn]]
+            size = sum(min(len(row[name] or ""), _MAX_TEXT_CHARACTERS) for name in ("prompt", "completion"))
+            if len(chosen) >= max_samples or (chosen and characters + size > max_characters):
+                return _in_order(steps, chosen)
+            chosen.add((number, order[turn]))
+            characters += size
+    return _in_order(steps, chosen)
+
+
+def _in_order(steps: Sequence[Sequence[Row]], chosen: set[tuple[int, int]]) -> list[Row]:
+    return [steps[number][index] for number, index in sorted(chosen)]
+
+
+def describe_sample(row: Row) -> dict[str, Any]:
+    """Return what the page shows of a sample; long texts keep both ends."""
+    truth = row["ground_truth"]
+    return {
+        **{name: row[name] for name in ("step", "lane", "group", "sample", "score", "advantage", "truncated")},
+        "tokens": row["num_sampled_tokens"],
+        "prompt": shorten(format_prompt(row["prompt"])),
+        "completion": shorten(row["completion"]),
+        "truth": None if truth is None else shorten(truth),
+        "rewards": [
+            {
+                **{name: reward[name] for name in ("name", "valid", "score", "components", "reason", "attempts")},
+                "message": shorten(reward["message"] or "", _MAX_MESSAGE_CHARACTERS),
+                "latency": reward["latency_seconds"],
+            }
+            for reward in row["rewards"]
+        ],
+    }
+
+
+def shorten(text: str, limit: int = _MAX_TEXT_CHARACTERS) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"

@@ -1,0 +1,62 @@
+"""Which samples a report shows."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_cli.report.samples import choose_samples, describe_sample, rank_samples, spread
+
+
+def result(score=None, **fields):
+    given_ = {"name": "r", "valid": score is not None, "score": score, "components": {}, "reason": None, "message": ""}
+    return given_ | {"attempts": 1, "latency_seconds": 0.1} | fields
+
+
+def sample(score, **fields):
+    reason = {"reason": "timeout"} if score is None else {}
+    row = {"step": 1, "lane": "train", "group": 0, "sample": 0, "score": score, "advantage": None, "truncated": False}
+    row |= {"num_sampled_tokens": 4, "prompt": "p", "completion": "c", "ground_truth": None}
+    return row | {"rewards": [result(score, **reason)]} | fields
+
+
+@given(st.integers(0, 300))
+def test_spread_has_each_index_once_and_starts_at_both_ends(count):
+    order = spread(count)
+    assert sorted(order) == list(range(count))
+    assert order[:2] == [*dict.fromkeys([count - 1, 0])][: count and 2]
+
+
+def test_spread_reaches_the_middle_early():
+    assert set(spread(9)[:3]) == {8, 0, 4}
+
+
+def test_best_worst_and_first_failures_come_first():
+    rows = [sample(0.5), sample(0.1), sample(None), sample(0.9), sample(None), sample(0.4)]
+    rows[4]["rewards"] = [result(reason="exception")]
+    assert rank_samples(rows)[:4] == [3, 1, 2, 4]
+    assert sorted(rank_samples(rows)) == list(range(6))
+
+
+def test_small_run_is_shown_whole_and_in_order():
+    steps = [[sample(0.1, step=1), sample(0.2, step=1)], [sample(0.3, step=2)]]
+    assert choose_samples(steps) == [*steps[0], *steps[1]]
+
+
+def test_limit_is_shared_by_all_steps():
+    steps = [[sample(i / 10, step=number, sample=i) for i in range(10)] for number in range(5)]
+    chosen = choose_samples(steps, max_samples=10)
+    assert [(row["step"], row["sample"]) for row in chosen] == [(n, i) for n in range(5) for i in (0, 9)]
+
+
+def test_long_texts_are_bounded():
+    steps = [[sample(0.5, completion="x" * 10_000), sample(0.6, completion="y" * 10_000)]]
+    assert len(choose_samples(steps, max_characters=7_000)) == 1, "one is shown, however long"
+    shown = describe_sample(steps[0][0] | {"completion": "begin" + "x" * 10_000 + "answer 42"})
+    assert len(shown["completion"]) < 6_100
+    assert shown["completion"].startswith("begin")
+    assert shown["completion"].endswith("answer 42")
+    assert "characters ..." in shown["completion"]
+
+
+def test_conversation_is_shown_as_text():
+    prompt = '[{"role": "user", "content": "2+2?"}]'
+    assert describe_sample(sample(1.0, prompt=prompt))["prompt"] == "user: 2+2?"

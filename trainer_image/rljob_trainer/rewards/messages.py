@@ -15,6 +15,7 @@ from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
 from rljob_api.wire.retry_after import parse_retry_after
 
+_FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _MIN_RETRY_AFTER_SECONDS = 0.05
 _MAX_RETRY_AFTER_SECONDS = 60.0
@@ -44,6 +45,16 @@ class RewardCall:
             "prompts": prompts,
             "labels": [sample.ground_truth for sample in self.samples],
         }
+
+    def encode(self) -> bytes:
+        """Return the body. Half surrogate pairs, which UTF-8 cannot encode, become question marks.
+
+        Raise ValueError for data that has no JSON form, such as lists nested too deeply.
+        """
+        try:
+            return json.dumps(self.payload(), ensure_ascii=False).encode("utf-8", "replace")
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
 
     def read(self, text: str, seconds: float) -> list[ScoreResult]:
         """Return the results of a response with status 200; invalid ones if it breaks the protocol.  [samples]"""
@@ -88,7 +99,7 @@ class RewardCall:
 
 def is_final(results: Sequence[ScoreResult]) -> bool:
     """Return whether a retry is useless. The same function on the same text abstains again."""
-    return all(result.valid or result.reason is InvalidReason.ABSTAINED for result in results)
+    return all(result.valid or result.reason in _FINAL_REASONS for result in results)
 
 
 def invalid(request_id: str, reason: InvalidReason, message: str, seconds: float) -> ScoreResult:

@@ -15,7 +15,7 @@ import aiohttp
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.contract import MAX_RESULT_BYTES, PORT_REWARD
 from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, ScoreResult
 from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.replicas.http import CONNECT_SECONDS
@@ -27,7 +27,12 @@ _MIN_QUEUE_SECONDS = 600.0
 """Minimum time that a request may wait in a server's queue before another server gets it. The client's timeout includes
 it, because the server's timeout starts with the execution."""
 _UNAVAILABLE_STATUSES = (502, 503, 504)
-_USER_ERROR_STATUSES = (401, 403, 404, 405, 422)
+_USER_ERROR_STATUSES = (401, 403, 404, 405)
+_MALFORMED_STATUS = 422
+"""From our servers: a request that breaks the protocol. From others, perhaps the data of one sample."""
+_MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
+"""A result with its id, version and message."""
+_JSON = {"Content-Type": "application/json"}
 
 Attempt = list[ScoreResult] | None
 """Results of all samples of the request; None if this replica could not return any and another one is needed."""
@@ -118,17 +123,22 @@ class RewardTransport:
 
     async def _send(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
         sent_at, call = time.monotonic(), pending.call
+        try:
+            body = call.encode()
+        except ValueError as error:
+            lease.unused()
+            return call.fail(InvalidReason.BAD_REQUEST, f"the sample cannot be sent as JSON: {error}")
         pending.tried.add(lease.address)
         pending.num_requests += 1
         self.num_requests[call.request.lane] += 1
         try:
             async with self._session.post(
                 lease.address if self._is_external else f"http://{lease.address}:{PORT_REWARD}{call.path}",
-                json=call.payload(),
-                headers=self._headers,
+                data=body,
+                headers={**self._headers, **_JSON},
                 timeout=aiohttp.ClientTimeout(total=self.timeout_seconds, sock_connect=CONNECT_SECONDS),
             ) as response:
-                text = await response.text(errors="replace")  # the parser reports what is not text
+                text = await _read_text(response, _MAX_RESPONSE_BYTES_PER_SAMPLE * len(call.samples))
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             pending.num_failures += 1
             # Without a connection nothing was executed.
@@ -158,7 +168,7 @@ class RewardTransport:
         if status == 429:
             lease.busy(busy_seconds(response.headers.get("Retry-After")))
             return None
-        if status in _USER_ERROR_STATUSES:
+        if status in _USER_ERROR_STATUSES or (status == _MALFORMED_STATUS and not self._is_external):
             raise UserError(f"spec.rewards: {self._name}: {lease.address} returned {status}: {text[:500]}")
         if status in _UNAVAILABLE_STATUSES or (status >= 500 and not self._is_external):
             lease.failed(f"{status} {text[:200]}")
@@ -166,6 +176,9 @@ class RewardTransport:
         if status != 200:
             lease.done()
             return call.fail(InvalidReason.EXCEPTION, f"{status} {text[:500]}", seconds)
+        if not response.content.at_eof():
+            lease.done()
+            return call.fail(InvalidReason.BAD_RETURN, f"the response is too long for a result: {text[:200]}", seconds)
         results = call.read(text, seconds)
         if self._versions is not None:
             cancelled = [result for result in results if result.reason is InvalidReason.CANCELLED]
@@ -177,6 +190,14 @@ class RewardTransport:
                 return None
         lease.done()
         return results
+
+
+async def _read_text(response: aiohttp.ClientResponse, max_bytes: int) -> str:
+    """Return the body, up to what exceeds `max_bytes`. The rest is not received."""
+    body = bytearray()
+    while len(body) <= max_bytes and (chunk := await response.content.readany()):
+        body += chunk
+    return body.decode(errors="replace")  # the parser reports what is not text
 
 
 async def _first_final(tasks: Sequence[asyncio.Task[Attempt]]) -> Attempt:

@@ -213,6 +213,46 @@ async def test_rejected_request_is_a_user_error():
             await score(reward())
 
 
+async def test_rejected_request_of_an_external_endpoint_costs_one_result():
+    spec = reward(function=None, http={"url": f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"})
+    async with Servers([lambda: web.Response(status=422, text="this text is odd"), lambda: result(1.0)]):
+        found = await score(spec)
+    assert found.valid
+
+
+async def test_endless_response_costs_one_result():
+    url = f"http://{ADDRESSES[0]}:{PORT_REWARD}/v1/score"
+    spec = reward(function=None, http={"url": url}, failurePolicy={"retries": 0})
+    async with Servers([lambda: web.Response(body=b'{"id": "r", ' + b" " * (1 << 20))]):
+        found = await score(spec)
+    assert found.reason is InvalidReason.BAD_RETURN
+    assert found.message.startswith("the response is too long for a result: ")
+
+
+async def test_text_is_sent_as_valid_utf_8():
+    request = REQUEST.model_copy(update={"completion": "2\ud83d \U0001f600", "extra_info": {"x": float("nan")}})
+    async with Servers([lambda: result(1.0)]) as servers:
+        assert (await score(reward(), request)).valid
+    assert servers.bodies[0]["completion"] == "2? \U0001f600"
+
+
+async def test_data_without_a_json_form_costs_one_result_without_a_request():
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    async with Servers([lambda: result(1.0)]) as servers:
+        found = await score(reward(), REQUEST.model_copy(update={"ground_truth": deep}))
+    assert found.reason is InvalidReason.BAD_REQUEST
+    assert "cannot be sent as JSON" in found.message
+    assert servers.asked == []
+
+
+async def test_data_that_the_server_cannot_read_is_not_sent_again():
+    async with Servers([lambda: result(reason="bad_request")]) as servers:
+        assert (await score(reward())).reason is InvalidReason.BAD_REQUEST
+    assert len(servers.asked) == 1
+
+
 async def test_unavailable_replicas_raise_a_transient_error(monkeypatch):
     monkeypatch.setattr("rljob_trainer.rewards.client._UNAVAILABLE_SECONDS", 0.5)
     with pytest.raises(TransientError, match="no replica has answered"):

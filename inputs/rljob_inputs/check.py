@@ -89,8 +89,12 @@ def check_inputs(
 
 
 def find_access(job: RLJob, environment: Mapping[str, str]) -> HubAccess:
-    """Return the Hub that the job's trainers and rollouts use."""
-    return HubAccess.from_environment({**environment, **job.spec.head.env})
+    """Return the Hub of the job's head, which all roles share unless their env differs."""
+    hub = job.spec.hub
+    settings = {"HF_ENDPOINT": hub.endpoint} if hub.endpoint else {}
+    if hub.token_secret_ref and (token := environment.get(hub.token_secret_ref.key)):
+        settings["HF_TOKEN"] = token
+    return HubAccess.from_environment({**environment, **settings, **job.spec.head.env})
 
 
 def _served_models(job: RLJob) -> dict[str, ServedModel]:

@@ -14,6 +14,7 @@ from rljob_api.manifest import job_sections as sections
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
+from rljob_api.manifest.sources import Hub
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import API_VERSION
 
@@ -152,6 +153,7 @@ class RLJobSpec(Spec):
     """Training and evaluation data."""
     rewards: list[Reward] = Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory."""
+    hub: Hub = Hub()
     algorithm: sections.Algorithm = sections.Algorithm()
     schedule: sections.Schedule = sections.Schedule()
     agent: sections.SingleTurnAgent = sections.SingleTurnAgent()

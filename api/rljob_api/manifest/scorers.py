@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import FreeForm, LongText, ObjectName, PathText, Rule, ShortText, Spec, Url, exactly_one
+from rljob_api.manifest.base import FreeForm, LongText, PathText, Rule, ShortText, Spec, Url, exactly_one
 from rljob_api.manifest.roles import Resources
-from rljob_api.manifest.sources import ModelSource
+from rljob_api.manifest.sources import ModelSource, SecretKeyRef
 
 
 class ServedModel(ModelSource):
@@ -52,15 +52,6 @@ class ModelReward(ServedModel):
     too_long: Literal["invalid", "truncateLeft", "truncateRight"] = "invalid"
     """Handling of texts longer than maxModelLen. invalid: the result is invalid. truncateLeft: tokens are cut at the
     start. truncateRight: tokens are cut at the end, which is the end of the completion."""
-
-
-class SecretKeyRef(Spec):
-    """A key of a Secret in the reward's namespace."""
-
-    name: ObjectName
-    """Name of the Secret."""
-    key: ObjectName
-    """Key in the Secret. `rljob run` reads the environment variable of this name instead."""
 
 
 class EndpointLimits(Spec):

@@ -1,4 +1,5 @@
-"""The `source` of a model or a dataset: its four forms, their paths in a container, and the rules that validate it."""
+"""The `source` of a model or a dataset: its four forms, their paths in a container, and the rules that validate it; and
+the Hub that hf:// sources come from."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.base import ClusterRule, PathText, Rule, ShortText, Spec
+from rljob_api.manifest.base import ClusterRule, ObjectName, PathText, Rule, ShortText, Spec, Url
 from rljob_api.wire.contract import PATH_CLAIMS
 
 _SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
@@ -83,3 +84,24 @@ class ModelSource(HasSource):
     """Branch, tag or commit of an hf:// source."""
     trust_remote_code: bool = False
     """Whether to run code that comes with the model."""
+
+
+class SecretKeyRef(Spec):
+    """A key of a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: ObjectName
+    """Key in the Secret. `rljob run` reads the environment variable of this name instead."""
+
+
+class Hub(Spec):
+    """The Hugging Face Hub that hf:// sources come from. The head, trainers, rollouts and vLLM in reward Pods use it;
+    reward functions do not."""
+
+    endpoint: Url | None = None
+    """Address of a mirror, set as HF_ENDPOINT. Null: HF_ENDPOINT in a role's env (or the shell of `rljob run`), else
+    https://huggingface.co."""
+    token_secret_ref: SecretKeyRef | None = None
+    """Access token for gated and private repositories, set as HF_TOKEN. Null: HF_TOKEN in a role's env (or the shell of
+    `rljob run`), else none."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
-from rljob_api.manifest.scorers import SecretKeyRef
+from rljob_api.manifest.sources import SecretKeyRef
 from rljob_operator.backend import Manifest
 
 
@@ -20,7 +20,7 @@ def find_reference(reward: Reward) -> SecretKeyRef | None:
 def build_secrets(job: RLJob, environ: Mapping[str, str]) -> dict[str, Manifest]:
     """Return Secrets by name, with the keys whose variables are set."""
     secrets: dict[str, Manifest] = {}
-    for reference in filter(None, map(find_reference, job.spec.rewards)):
+    for reference in filter(None, [job.spec.hub.token_secret_ref, *map(find_reference, job.spec.rewards)]):
         value = environ.get(reference.key)
         if value:
             empty: Manifest = {"kind": "Secret", "metadata": {"name": reference.name}, "data": {}}

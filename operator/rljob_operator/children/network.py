@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.roles import Role
+from rljob_api.manifest.sources import Hub
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
-from rljob_operator.children.reward import RewardService, build_model_selector, find_services
+from rljob_operator.children.reward import RewardService, build_model_selector, find_services, hub_of
 from rljob_operator.children.reward_refs import served_models
 
 LABEL_MONITORING = "rljob.dev/monitoring"
@@ -57,13 +58,13 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
             TRAINER,
             [{"from": group}, _open("from", [rollout], PORT_WEIGHTS)],
             [{"to": group}],
-            [job.spec.model.source, *_env_urls(job.spec.trainer)],
+            [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.trainer)],
         ),
         build(
             ROLLOUT,
             [_open("from", [head], PORT_ROLLOUT), _open("from", [_MONITORING], PORT_ROLLOUT)],
             [_open("to", [head], PORT_DRIVER), _open("to", [trainer], PORT_WEIGHTS)],
-            [job.spec.model.source, *_env_urls(job.spec.rollout)],
+            [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
         ),
         *(build_reward_policy(service, head) for service in find_services(job)),
     ]
@@ -72,11 +73,11 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
     """The policy of a reward's Pods. `head` selects the Pods that may request scores."""
     ingress = [_open("from", [head], PORT_REWARD), _open("from", [_MONITORING], PORT_REWARD)]
-    egress = _build_reward_egress(service.reward)
+    egress = _build_reward_egress(service.reward, hub_of(service.owner))
     return _build_policy(service.owner, service.name, service.selector, ingress, egress)
 
 
-def _build_reward_egress(reward: Reward) -> list[Manifest]:
+def _build_reward_egress(reward: Reward, hub: Hub) -> list[Manifest]:
     """For a function: everything, the package index of its requirements, or nothing. For others: the URLs in their env,
     a judge's endpoint, and the hub that a model comes from."""
     function = reward.function
@@ -86,7 +87,7 @@ def _build_reward_egress(reward: Reward) -> list[Manifest]:
     if function and function.requirements:
         urls.append(_PACKAGE_INDEX)
     if reward.served_model:
-        urls.append(reward.served_model.source)
+        urls += [reward.served_model.source, hub.endpoint or ""]
     if reward.judge and reward.judge.endpoint:
         urls.append(reward.judge.endpoint.url)
     egress = _egress_to(urls)
@@ -115,12 +116,16 @@ def _open(direction: Literal["from", "to"], peers: list[Manifest], port: int) ->
 
 def _head_urls(job: RLJob) -> Iterator[str]:
     spec = job.spec
-    yield from (spec.model.source, spec.data.train.source, *_env_urls(spec.head))
+    yield from (*_hub_urls(job), spec.model.source, spec.data.train.source, *_env_urls(spec.head))
     if spec.data.eval:
         yield spec.data.eval.source
     if spec.tracking.wandb_project:
         yield _WANDB
     yield from (reward.http.url for reward in spec.rewards if reward.http)
+
+
+def _hub_urls(job: RLJob) -> list[str]:
+    return [job.spec.hub.endpoint] if job.spec.hub.endpoint else []
 
 
 def _env_urls(role: Role) -> list[str]:

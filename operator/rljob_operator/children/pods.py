@@ -12,7 +12,7 @@ from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scorers import ServedModel
-from rljob_api.manifest.sources import parse_source
+from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import common
@@ -22,6 +22,8 @@ from rljob_operator.children.merge import merge
 TOKEN_KEY = "token"
 UNPRIVILEGED_USER = 1000
 GPU_RESOURCE = "nvidia.com/gpu"
+ENV_HUB_ENDPOINT = "HF_ENDPOINT"
+ENV_HUB_TOKEN = "HF_TOKEN"
 
 POD_FIELDS = frozenset({"image", "resources", "nodePool", "env", "template", "backoffLimit", "replicas", "autoscaling"})
 """Fields of a role that shape its Pods and that no program reads."""
@@ -165,7 +167,7 @@ def _build_container(parts: PodParts) -> Manifest:
         "name": parts.role,
         "image": parts.spec.image or parts.image,
         "command": parts.command,
-        "env": parts.env + build_env(parts.spec.env),
+        "env": override_env(parts.env, parts.spec.env),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),
@@ -230,7 +232,20 @@ def build_job_env(job: RLJob, *, run_dir: bool) -> list[Manifest]:
         contract.ENV_HEAD: common.child_name(job, common.HEAD),
         contract.ENV_MODEL: parse_source(job.spec.model.source).container_path,
     } | ({contract.ENV_RUN_DIR: contract.PATH_RUN} if run_dir else {})
-    return build_token_env(common.child_name(job, "token")) + build_env(env)
+    return build_token_env(common.child_name(job, "token")) + build_env(env) + build_hub_env(job.spec.hub)
+
+
+def build_hub_env(hub: Hub) -> list[Manifest]:
+    """How huggingface_hub, and so every library that reads models or datasets, finds the Hub and the token."""
+    env = build_env({ENV_HUB_ENDPOINT: hub.endpoint} if hub.endpoint else {})
+    if hub.token_secret_ref:
+        env.append({"name": ENV_HUB_TOKEN, "valueFrom": {"secretKeyRef": hub.token_secret_ref.to_manifest()}})
+    return env
+
+
+def override_env(env: list[Manifest], overrides: dict[str, str]) -> list[Manifest]:
+    """The env with the role's own. The API server rejects two entries of the same name."""
+    return [entry for entry in env if entry["name"] not in overrides] + build_env(overrides)
 
 
 def build_env(env: dict[str, str]) -> list[Manifest]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import EndpointLimits
+from rljob_api.manifest.sources import Hub
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import pods, reward_refs, reward_vllm
@@ -78,6 +79,11 @@ def service_of(model: RewardModel) -> RewardService:
     )
 
 
+def hub_of(owner: Owner) -> Hub:
+    """The Hub that the owner configures; a RewardModel uses its env."""
+    return owner.spec.hub if isinstance(owner, RLJob) else Hub()
+
+
 def build_reward(service: RewardService, token: str, defaults: Defaults) -> list[Manifest]:
     """Service and Deployment. Raises UserError for a template that cannot be merged."""
     strategy = {"type": "RollingUpdate", "rollingUpdate": _build_update_strategy(service.owner)}
@@ -130,7 +136,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
             pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
             *([reward_vllm.SOCKET_VOLUME] if reward.served_model else []),
         ],
-        sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image),
+        sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image, hub_of(service.owner)),
         grace_seconds=_PRE_STOP_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},

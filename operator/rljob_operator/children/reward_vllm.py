@@ -2,12 +2,12 @@
 
 It listens on a Unix socket in a volume of the Pod, so that only the server reaches it. A native sidecar starts before
 the server, ends after it (the last requests still get responses), and restarts automatically. The server probes it and
-is ready only if it is. Invariant: its environment has no token and no key.
+is ready only if it is. Invariant: its environment has no key of RLJob or of a judge.
 """
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.scorers import ServedModel
-from rljob_api.manifest.sources import parse_source
+from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire.contract import ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
@@ -33,20 +33,20 @@ SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
 """With SOCKET_VOLUME, how the reward server reaches the sidecar."""
 
 
-def build_sidecar(reward: Reward, image: str) -> pods.Sidecar | None:
+def build_sidecar(reward: Reward, image: str, hub: Hub) -> pods.Sidecar | None:
     """The container and its volumes; None for a reward without a served model."""
     model = reward.served_model
     if model is None:
         return None
     # No /tmp volume: the root file system is writable, because vLLM compiles and caches in many places.
     volumes = [SOCKET_VOLUME, pods.build_shm_volume(), *pods.build_claim_volumes([model.source])]
-    environment = _ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT) | reward.env
+    environment = pods.build_env(_ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT)) + pods.build_hub_env(hub)
     container: Manifest = {
         "name": CONTAINER,
         "image": model.image or image,
         "restartPolicy": "Always",
         "command": ["sh", "-c", _START, _SOCKET, *_build_command(reward, model)],
-        "env": pods.build_env(environment),
+        "env": pods.override_env(environment, reward.env),
         "resources": pods.build_resources(model, model.gpus),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -16,3 +16,11 @@ def test_environment_variable_replaces_the_referenced_key_of_a_secret():
     secrets = build_secrets(job, {"MY_KEY": "sk", "OTHER": "no"})
     assert secrets["keys"]["data"] == {"MY_KEY": base64.b64encode(b"sk").decode()}
     assert build_secrets(job, {}) == {}
+
+
+def test_token_of_the_hub_comes_from_the_variable_that_its_key_names():
+    hub = {"tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"}}
+    rewards = [{"name": "r", "function": {"inline": "x"}}]
+    spec = {"model": {"source": "hf://o/m"}, "data": {"train": {"source": "/d"}}, "rewards": rewards, "hub": hub}
+    job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    assert list(build_secrets(job, {"HF_TOKEN": "hf_x"})["hub"]["data"]) == ["HF_TOKEN"]

@@ -18,3 +18,47 @@ def test_claim_with_model_and_checkpoints_is_one_writable_volume():
     mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
     assert mounts["/var/lib/rljob"] == {"name": "run", "mountPath": "/var/lib/rljob", "subPath": "gsm8k"}
     assert mounts["/mnt/pvc/all"] == {"name": "run", "mountPath": "/mnt/pvc/all", "readOnly": True}
+
+
+HUB = {"endpoint": "http://hub.example:8080", "tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"}}
+JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "hf://org/judge"}}
+
+
+def read_hub_env(job):
+    """Return, by workload and container, the Hub's variables. A name may occur once only."""
+    found = {}
+    for child in build_children(job, "token", DEFAULTS):
+        if child["kind"] in ("Job", "StatefulSet", "Deployment"):
+            spec = child["spec"]["template"]["spec"]
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                env = [entry for entry in container.get("env", []) if entry["name"].startswith("HF_")]
+                names = [entry["name"] for entry in env]
+                assert len(names) == len(set(names)), "the API server rejects two entries of the same name"
+                key = f"{child['metadata']['name']}/{container['name']}"
+                found[key] = {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in env}
+    return found
+
+
+def test_hub_reaches_all_that_load_models_and_no_reward_function():
+    rewards = [{"name": "f", "function": {"inline": "x"}}, {"name": "j", "judge": JUDGE}]
+    job = make_job(hub=HUB, rewards=rewards)
+    expected = {"HF_ENDPOINT": HUB["endpoint"], "HF_TOKEN": {"secretKeyRef": HUB["tokenSecretRef"]}}
+    found = read_hub_env(job)
+    assert {name for name, env in found.items() if env == expected} == {
+        "gsm8k-head/head", "gsm8k-trainer/trainer", "gsm8k-rollout/rollout", "gsm8k-reward-j/vllm",
+    }  # fmt: skip
+    assert {name for name, env in found.items() if not env} == {"gsm8k-reward-f/reward", "gsm8k-reward-j/reward"}
+    policies = {
+        child["metadata"]["name"]: [port["port"] for rule in child["spec"]["egress"] for port in rule.get("ports", [])]
+        for child in build_children(job, "token", DEFAULTS)
+        if child["kind"] == "NetworkPolicy"
+    }
+    assert {name for name, ports in policies.items() if 8080 in ports} == {
+        "gsm8k-head", "gsm8k-trainer", "gsm8k-rollout", "gsm8k-reward-j",
+    }  # fmt: skip
+
+
+def test_env_of_a_role_overrides_the_hub():
+    found = read_hub_env(make_job(hub=HUB, rollout={"env": {"HF_ENDPOINT": "http://near"}}))
+    assert found["gsm8k-rollout/rollout"]["HF_ENDPOINT"] == "http://near"
+    assert found["gsm8k-head/head"]["HF_ENDPOINT"] == HUB["endpoint"]

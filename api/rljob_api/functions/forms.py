@@ -20,6 +20,9 @@ DEFAULT_ENTRYPOINTS: Final = (
 SCORER_METHODS: Final = ("compute_score", "post_process_scores")
 """Methods of a class for scope: sampleThenGroup."""
 
+RUBRIC_METHODS: Final = frozenset({"_get_reward_funcs", "get_reward_funcs"})
+"""A Rubric of verifiers, by version, has one of these."""
+
 _RUBRIC: Final = "Rubric"
 _TASK: Final = "Task"
 _MANAGER_METHOD: Final = "run_single"
@@ -113,8 +116,6 @@ class Class(NamedTuple):
     is_instance: bool
     constructor: Function | None = None
     """None: unknown, or an instance."""
-    is_rubric: bool = False
-    """An object with weighted reward functions, as of verifiers."""
 
 
 class Several(NamedTuple):
@@ -255,7 +256,7 @@ def _takes_one(function: Function) -> bool:
 
 def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
     methods, name = found.methods, found.name
-    if found.is_rubric or (_RUBRIC in found.bases and "__call__" not in methods):
+    if RUBRIC_METHODS.intersection(methods) or (_RUBRIC in found.bases and "__call__" not in methods):
         return ObjectPlan("rubric")
     if _TASK in found.bases and "__call__" not in methods:
         return ObjectPlan("task")

@@ -118,7 +118,7 @@ class _Names:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
             made = self.describe(value.func.id, num_steps - 1)
             if isinstance(made, Class) and not made.is_instance:
-                return made._replace(is_instance=True, constructor=None)
+                return made._replace(name=name, is_instance=True, constructor=None)
         return Unknown(name)
 
     def _describe_class(self, node: ast.ClassDef) -> Class:

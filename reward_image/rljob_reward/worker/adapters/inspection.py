@@ -10,7 +10,6 @@ from typing import Any
 from rljob_api.functions.forms import Class, Description, FormError, Function, Other, Several
 
 _PLAIN_TYPES = (int, float, complex, str, bytes, bool, dict, set, frozenset, type(None), type(inspect))
-_IS_METHOD = inspect.isroutine
 
 DescribeInSource = Callable[[str], Description]
 """Returns what the source text defines under a name."""
@@ -28,7 +27,7 @@ def describe(name: str, value: Any, in_source: DescribeInSource) -> Description:
         return _describe_class(name, value, is_instance=False)
     if inspect.isroutine(value) or isinstance(value, functools.partial) or _is_wrapped(value):
         return _describe_callable(name, value, in_source)
-    return _describe_class(name, type(value), is_instance=True)._replace(is_rubric=is_rubric(value))
+    return _describe_class(name, type(value), is_instance=True)
 
 
 def name_of(value: Any, default: str) -> str:
@@ -39,12 +38,6 @@ def name_of(value: Any, default: str) -> str:
 def unwrap_remote(value: Any) -> Any:
     """Return the function in a ray.remote function, which cannot be called here."""
     return value._function if type(value).__name__ == "RemoteFunction" and hasattr(value, "_function") else value
-
-
-def is_rubric(value: Any) -> bool:
-    """Return whether it has weighted reward functions, as a Rubric of verifiers, or a group of Rubrics."""
-    has_functions = any(hasattr(value, name) for name in ("_get_reward_funcs", "get_reward_funcs"))
-    return has_functions and not inspect.isclass(value)
 
 
 def take_positionally(function: Callable[..., Any], source: Function) -> Callable[..., Any]:
@@ -95,7 +88,7 @@ def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:
     for owner in reversed(cls.__mro__[:-1]):  # without object
         for attribute, raw in vars(owner).items():
             function = inspect.getattr_static(cls, attribute, None)
-            if attribute != "__init__" and (_IS_METHOD(raw) or isinstance(raw, (staticmethod, classmethod))):
+            if attribute != "__init__" and (inspect.isroutine(raw) or isinstance(raw, (staticmethod, classmethod))):
                 methods |= _read_method(cls, attribute, function)
     constructor = None
     if not is_instance:

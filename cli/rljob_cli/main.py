@@ -254,6 +254,40 @@ def report(
     raise typer.Exit(report_command(run, directory, file, should_open=should_open))
 
 
+@app.command()
+def submit(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    overrides: SetOption = None,
+    claim: Annotated[
+        str | None, typer.Option(help="Claim for models and large data. Default: a new one, deleted with the job.")
+    ] = None,
+    claim_size: Annotated[str | None, typer.Option(metavar="QUANTITY", help="Size of a new claim: 20Gi.")] = None,
+    storage_class: Annotated[str | None, typer.Option(help="StorageClass of a new claim.")] = None,
+    access_mode: Annotated[
+        Literal["ReadWriteMany", "ReadWriteOnce"],
+        typer.Option(help="Of a new claim. ReadWriteOnce keeps the job's Pods on one node."),
+    ] = "ReadWriteMany",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the objects; contact no cluster.")] = False,
+    wait: Annotated[bool, typer.Option("-w", "--wait", help="Wait for the end of the job; show its progress.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for the end of the job; show its logs.")] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: Annotated[
+        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="yaml: the objects as applied.")
+    ] = "text",
+) -> None:
+    """Run local jobs in the cluster, with their functions, data and models."""
+    from rljob_cli.cluster.client import Target
+    from rljob_cli.submit.command import Options, submit_command
+    from rljob_cli.submit.plan import ClaimOptions
+
+    options = Options(ClaimOptions(claim, claim_size, storage_class, access_mode), dry_run, wait, follow, output)
+    target = Target(kubeconfig, context, namespace)
+    raise typer.Exit(submit_command(target, files_of(jobs, filenames), overrides or [], options))
+
+
 def _add_control_command(verb: str, description: str) -> None:
     @app.command(verb, help=description)
     def control(

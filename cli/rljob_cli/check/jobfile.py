@@ -38,6 +38,8 @@ class JobFile:
     """By index of the reward: the document of the RewardModel that replaced its reference."""
     reward_models: dict[str, RewardModel] = field(default_factory=dict)
     """The file's RewardModels in the job's namespace, by name."""
+    others: tuple[Document, ...] = ()
+    """The file's other documents."""
 
     def problem(self, path: str, message: str, line_within: int = 0) -> Problem:
         """Build a problem at a field; `line_within` counts from the first line of a block of text."""
@@ -103,7 +105,8 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         job, sources, found = inline_reward_models(job, document, models)
         problems += found
     own = {name: model for (namespace, name), (model, _) in models.items() if namespace == job.metadata.namespace}
-    return JobFile(path, resolve(job, path.parent), document, text.splitlines(), tuple(problems), sources, own)
+    job = resolve(job, path.parent)
+    return JobFile(path, job, document, text.splitlines(), tuple(problems), sources, own, tuple(others))
 
 
 def _read_text(path: Path) -> str:

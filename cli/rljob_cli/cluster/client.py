@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kubernetes.aio.config import kube_config
@@ -15,12 +15,13 @@ from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_cli.cluster.pod_exec import PROTOCOL, Ended, execute
 from rljob_operator.backend import Manifest
-from rljob_operator.kube.client import MERGE_PATCH, ApiError, KubeApi
+from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
 from rljob_operator.kube.client import connect as connect_api
 from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource
 
-_CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
+CLAIM = Resource("PersistentVolumeClaim", "v1", "persistentvolumeclaims")
 _WORKLOADS = (
     Resource("Deployment", "apps/v1", "deployments"),
     Resource("StatefulSet", "apps/v1", "statefulsets"),
@@ -31,6 +32,7 @@ _METRICS_TIMEOUT_SECONDS = 3.0
 """Short, because a NetworkPolicy that blocks the API server drops its packets."""
 _LOG_TIMEOUT_SECONDS = 30.0
 _MAX_IDLE_LOG_SECONDS = 24 * 3600.0
+_FIELD_MANAGER = "rljob-submit"
 _MAX_CONNECTIONS = 1000
 """Each followed log uses one."""
 
@@ -94,8 +96,37 @@ class Cluster:
             remedy = "install them: helm install rljob charts/rljob"
             raise ClusterError(f"the RLJob CRDs are not installed in this cluster; {remedy}") from None
 
-    async def patch_job(self, name: str, patch: Manifest) -> None:
-        await self._request("patch rljobs", "PATCH", RLJOB.path(self.namespace, name), body=patch)
+    async def find(self, resource: Resource, name: str) -> Manifest | None:
+        """Return an object; None if it does not exist."""
+        try:
+            return await self._request(f"get {resource.plural}", "GET", resource.path(self.namespace, name))
+        except NotFoundError:
+            return None
+
+    async def apply(self, resource: Resource, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create or change an object by server-side apply. Return it as the API server stores it."""
+        query = {"fieldManager": _FIELD_MANAGER, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
+        path = resource.path(self.namespace, manifest["metadata"]["name"])
+        action = f"apply {resource.plural}"
+        return await self._request(action, "PATCH", path, query=query, body=manifest, content_type=SSA)
+
+    async def patch(self, resource: Resource, name: str, patch: Manifest) -> Manifest:
+        path = resource.path(self.namespace, name)
+        return await self._request(f"patch {resource.plural}", "PATCH", path, body=patch)
+
+    async def delete(self, resource: Resource, name: str) -> None:
+        """Delete an object, at once if it is a Pod. It need not exist."""
+        query = {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
+        with contextlib.suppress(NotFoundError):
+            path = resource.path(self.namespace, name)
+            await self._request(f"delete {resource.plural}", "DELETE", path, query=query)
+
+    async def execute(self, pod: str, command: Sequence[str], stdin: Iterable[bytes] = ()) -> Ended:
+        """Run a command in the first container of a Pod, which must not read stdin to its end."""
+        query = [("stdin", "true"), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
+        with self._translated("create pods/exec"):
+            async with self._api.open_websocket(POD.path(self.namespace, pod, "exec"), query, PROTOCOL) as socket:
+                return await execute(socket, stdin)
 
     async def list_pods(self, selector: str) -> list[Manifest]:
         return await self._list(POD, labelSelector=selector)
@@ -107,7 +138,7 @@ class Cluster:
         return await self._list(EVENT, fieldSelector="type=Warning")
 
     async def list_claims(self) -> list[Manifest]:
-        return await self._list(_CLAIM)
+        return await self._list(CLAIM)
 
     async def list_reward_models(self) -> list[Manifest]:
         return await self._list(REWARD_MODEL)
@@ -151,10 +182,17 @@ class Cluster:
         return [{"kind": resource.kind, **item} for item in answer.get("items") or []]
 
     async def _request(
-        self, action: str, method: str, path: str, *, query: dict[str, str] | None = None, body: Manifest | None = None
+        self,
+        action: str,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = MERGE_PATCH,
     ) -> Manifest:
         with self._translated(action):
-            answer = await self._api.request(method, path, query=query, body=body, content_type=MERGE_PATCH)
+            answer = await self._api.request(method, path, query=query, body=body, content_type=content_type)
         if "apiVersion" not in answer:  # most often the login page of a proxy
             remedy = "check the server URL in your kubeconfig, or log in"
             raise ClusterError(f"{action}: {self._api.server} did not return a Kubernetes API response; {remedy}")

@@ -21,11 +21,12 @@ from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
 from rljob_cli.output import print_error, print_json
 from rljob_cli.tables import show
 from rljob_operator.backend import utc_now
+from rljob_operator.kube.resources import RLJOB
 
 _WATCH_SECONDS = 2.0
 
 
-def _on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Callable[Concatenate[Target, P], int]:
+def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Callable[Concatenate[Target, P], int]:
     """Connect to the target, run the command, and turn its errors into exit codes."""
 
     def run(target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
@@ -44,12 +45,12 @@ def _on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> C
     return guard(run)
 
 
-@_on_cluster
+@on_cluster
 async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
     job = await cluster.get_job(name)
     change = control.plan_change(verb, job, utc_now())
     if change.patch is not None:
-        await cluster.patch_job(name, change.patch)
+        await cluster.patch(RLJOB, name, change.patch)
     about = {"command": verb, "namespace": job["metadata"]["namespace"], "name": job["metadata"]["name"]}
     about |= {"changed": change.patch is not None, "message": change.message}
     if output == "json":
@@ -59,7 +60,7 @@ async def control_command(cluster: Cluster, verb: str, name: str, output: str) -
     return 0
 
 
-@_on_cluster
+@on_cluster
 async def explain_command(cluster: Cluster, name: str, output: str) -> int:
     explanation = explain(await fetch_observation(cluster, name))
     if output == "json":
@@ -69,7 +70,7 @@ async def explain_command(cluster: Cluster, name: str, output: str) -> int:
     return 0
 
 
-@_on_cluster
+@on_cluster
 async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, watch: bool, output: str) -> int:
     if name and everywhere:
         raise UserError("-A lists the jobs of all namespaces; leave out NAME, or pass -n NAMESPACE")
@@ -97,7 +98,7 @@ async def top_command(cluster: Cluster, name: str | None, *, everywhere: bool, w
     return 0
 
 
-@_on_cluster
+@on_cluster
 async def logs_command(cluster: Cluster, selection: logs.Selection, *, follow: bool) -> int:
     if follow and selection.previous:
         raise UserError("--previous shows containers that have ended, so there is nothing to follow; leave out -f")

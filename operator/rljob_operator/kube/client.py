@@ -9,7 +9,7 @@ import json
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,27 @@ class KubeApi:
                         yield line.decode(errors="replace")
         if rest:
             yield rest.decode(errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def open_websocket(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Connect to a subresource such as exec. Raise ApiError for a refusal, TransientError if the connection fails
+        before its end."""
+        if self._session is None:
+            self._session = self.new_session(self._max_connections)
+        try:
+            async with self._session.ws_connect(
+                self.server + path,
+                params=query,
+                protocols=(protocol,),
+                server_hostname=self._configuration.tls_server_name,
+            ) as socket:
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise ApiError(error.status, "", error.message) from None
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise TransientError(f"{path}: the API server did not answer: {error or type(error).__name__}") from error
 
     @contextlib.asynccontextmanager
     async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -1,0 +1,209 @@
+"""`rljob submit`: from a job's file to a job in the cluster.
+
+Everything that may refuse the job comes first: the file, its sources, the API server's dry run, and the Secrets and
+claims that its Pods need. Invariant: a refused job leaves nothing in the cluster.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardModel
+from rljob_api.read.documents import Document, Problem
+from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.jobfile import JobFile, load
+from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
+from rljob_cli.cluster.commands import on_cluster
+from rljob_cli.cluster.logs import Selection, follow_logs
+from rljob_cli.cluster.top import JobRow, view_row
+from rljob_cli.exits import EXIT_FAILED, guard
+from rljob_cli.output import is_json, print_json
+from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
+from rljob_cli.submit.references import Need, find_needs, is_missing
+from rljob_cli.submit.sources import Tree, find_sources, read_tree
+from rljob_cli.submit.upload import build_pod, upload
+from rljob_operator.backend import Manifest, utc_now
+from rljob_operator.children.common import to_yaml
+from rljob_operator.children.reward import build_reward, service_of
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource, resources_of_kind
+from rljob_operator.plan.job import render_children
+
+_RESOURCES: Mapping[str, Resource] = {
+    "RLJob": RLJOB,
+    "RewardModel": REWARD_MODEL,
+    "PersistentVolumeClaim": CLAIM,
+    **{kind: resources_of_kind(kind)[0] for kind in ("ConfigMap", "Secret")},
+}
+_POLL_SECONDS = 2.0
+_FINAL_PHASES = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Options:
+    claim: ClaimOptions
+    dry_run: bool
+    wait: bool
+    follow: bool
+    output: str
+
+
+@guard
+def submit_command(target: Target, paths: list[Path], overrides: list[str], options: Options) -> int:
+    """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
+    files = [load(path, overrides, keep_references=True) for path in paths]
+    if options.dry_run:
+        objects = [m for file in files for m in _plan(file, target.namespace, options).objects]
+        _print_objects(objects, "json" if options.output == "json" else "yaml")
+        return 0
+    return max(_submit(target, file, options) for file in files)
+
+
+@on_cluster
+async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
+    submission = _plan(file, cluster.namespace, options)
+    children = _build_children(submission)
+    await _check(cluster, submission, children)
+    # Of an earlier claim nothing can change.
+    if submission.claim and not await cluster.find(CLAIM, submission.claim_name):
+        await _apply(cluster, submission.claim)
+    num_bytes = 0
+    if submission.uploads:
+        head = next(c for c in children if c["kind"] == "Job")
+        pod = build_pod(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
+        num_bytes = await upload(cluster, pod, submission.uploads, _say)
+    applied = await _apply_all(cluster, submission)
+    job = applied[-1]
+    _say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
+    phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
+    if options.output == "yaml":
+        _print_objects(applied, "yaml")
+    elif options.output == "json":
+        metadata = job["metadata"]
+        names = [{"kind": m["kind"], "name": m["metadata"]["name"]} for m in applied]
+        found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
+        print_json(found | {"objects": names, "copied_bytes": num_bytes} | ({"phase": phase} if phase else {}))
+    return EXIT_FAILED if phase == "Failed" else 0
+
+
+def _say(line: str) -> None:
+    """Report progress: on stdout, unless that is for the result."""
+    print(line, file=sys.stderr if is_json() else sys.stdout, flush=True)
+
+
+def _print_objects(objects: list[Manifest], output: str) -> None:
+    if output == "json":
+        print_json({"apiVersion": "v1", "kind": "List", "items": objects})
+    else:
+        print("---\n".join(map(to_yaml, objects)), end="")
+
+
+def _plan(file: JobFile, namespace: str | None, options: Options) -> Submission:
+    documents = [file.document, *file.others]
+    for document in documents:
+        if document.data["kind"] not in _RESOURCES:
+            raise UserError(f"{file.path}: {document.data['kind']} is not part of a job; apply it with kubectl")
+    where = namespace or file.document.data["metadata"].get("namespace") or "default"
+    return plan_submission([d.data for d in documents], _read_trees(file, documents), where, options.claim)
+
+
+def _read_trees(file: JobFile, documents: list[Document]) -> dict[str, Tree]:
+    """Return what each relative path of the file names. Raise InvalidManifestError with all that are missing."""
+    trees: dict[str, Tree] = {}
+    problems = []
+    for document in documents:
+        if document.data["kind"] not in ("RLJob", "RewardModel"):
+            continue
+        for source in find_sources(document.data):
+            try:
+                trees[source.path] = read_tree(source, file.path.parent)
+            except UserError as error:
+                problems.append(Problem(source.field, document.line_of(source.location), str(error)))
+    if problems:
+        raise InvalidManifestError(str(file.path), problems)
+    return trees
+
+
+def _build_children(submission: Submission) -> list[Manifest]:
+    """Return what the operator will create. Raise UserError with all problems of the job."""
+    models = {m["metadata"]["name"]: RewardModel.model_validate(m) for m in submission.others if _is_model(m)}
+    children = render_children(RLJob.model_validate(submission.job), "", models)
+    served = [model for model in models.values() if model.spec.is_served]
+    return children + [child for model in served for child in build_reward(service_of(model), "", DEFAULTS)]
+
+
+def _is_model(manifest: Manifest) -> bool:
+    return bool(manifest["kind"] == "RewardModel")
+
+
+async def _check(cluster: Cluster, submission: Submission, children: list[Manifest]) -> None:
+    """Raise UserError or ClusterError if the API server refuses the job, or if its Pods would wait for an object."""
+    await cluster.apply(RLJOB, submission.job, dry_run=True)
+    needs = find_needs(children, submission.objects)
+    missing = [need for need in needs if await _is_missing(cluster, need)]
+    if missing:
+        raise UserError("\n".join(need.describe_missing(cluster.namespace) for need in missing))
+
+
+async def _is_missing(cluster: Cluster, need: Need) -> bool:
+    try:
+        return is_missing(need, await cluster.find(_RESOURCES[need.kind], need.name))
+    except NotFoundError:
+        return True
+    except ClusterError as error:  # many users may not read Secrets
+        print(f"warning: {need.kind} {need.name} was not checked: {error}", file=sys.stderr)
+        return False
+
+
+async def _apply(cluster: Cluster, manifest: Manifest) -> Manifest:
+    stored = await cluster.apply(_RESOURCES[manifest["kind"]], manifest)
+    _say(f"{manifest['kind']} {cluster.namespace}/{manifest['metadata']['name']} applied")
+    return stored
+
+
+async def _apply_all(cluster: Cluster, submission: Submission) -> list[Manifest]:
+    """Apply all objects; then give the files their owners, which must exist first. Return them, the job last."""
+    if submission.config_map:
+        await _apply(cluster, submission.config_map)
+    others = [await _apply(cluster, manifest) for manifest in submission.others]
+    job = await _apply(cluster, submission.job)
+    patch = build_owners_patch([job, *filter(_is_model, others)])
+    files = [
+        await cluster.patch(_RESOURCES[manifest["kind"]], manifest["metadata"]["name"], patch)
+        for manifest in (submission.claim, submission.config_map)
+        if manifest
+    ]
+    return [*files, *others, job]
+
+
+async def _wait(cluster: Cluster, job: Manifest, options: Options) -> str:
+    """Report the job until it has ended, or with --follow its logs. Return its phase."""
+    name, generation = job["metadata"]["name"], job["metadata"]["generation"]
+    start, last = time.monotonic(), ""
+    has_followed = not options.follow
+    while True:
+        job = await cluster.get_job(name)
+        row = view_row(job, utc_now())
+        # An earlier submission of the job may have ended; the operator has not seen this one yet.
+        is_current = (job.get("status") or {}).get("observedGeneration", 0) >= generation
+        if is_current and not has_followed:
+            await follow_logs(cluster, Selection(name))
+            has_followed = True
+            continue
+        if is_current and (line := _describe(row)) != last:
+            _say(f"[{time.monotonic() - start:4.0f}s] {line}")
+            last = line
+        if is_current and row.phase in _FINAL_PHASES:
+            return row.phase
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _describe(row: JobRow) -> str:
+    step = f"step {row.step}/{row.total_steps}" if row.step else ""
+    reward = "" if row.reward is None else f"reward {row.reward:.3f}"
+    return ": ".join(filter(None, [row.phase, "  ".join(filter(None, [step, reward])), row.waits_for]))

@@ -1,0 +1,236 @@
+"""The objects that take a job and its files to a cluster. Pure.
+
+Functions and small data become one immutable ConfigMap, whose name has a digest of its contents: a changed file is a
+changed spec, which the operator notices. The head mounts the data. Models and larger data are copied to a claim.
+Invariant: the manifests that were given stay unchanged.
+"""
+
+import base64
+import copy
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.sources import parse_source
+from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, Tree, find_sources, get_value
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import HEAD
+from rljob_operator.children.merge import merge
+
+PATH_FILES = "/mnt/files"
+"""Where the head mounts the ConfigMap."""
+LABEL_FILES = "rljob.dev/files-of"
+_VOLUME = "submitted-files"
+_INVALID_IN_KEY = re.compile(r"[^-._a-zA-Z0-9]")
+_MAX_NAME_CHARACTERS = 253
+_GIB = 2**30
+_CLAIM_HEADROOM = 1.2
+
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """The claim for models and large data."""
+
+    name: str | None = None
+    """An existing claim. None: a new one, which is deleted with the job."""
+    size: str | None = None
+    """Of a new claim, as a quantity. None: what the files need, and a fifth."""
+    storage_class: str | None = None
+    access_mode: str = "ReadWriteMany"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file or folder to copy to `folder` of the claim. Its name has a digest, so that it is copied once."""
+
+    path: str
+    """As written in the job."""
+    tree: Tree
+    folder: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    job: Manifest
+    others: list[Manifest]
+    """The file's other objects."""
+    config_map: Manifest | None = None
+    claim: Manifest | None = None
+    """A claim to create."""
+    claim_name: str = ""
+    uploads: list[Upload] = field(default_factory=list)
+
+    @property
+    def objects(self) -> list[Manifest]:
+        """Return all objects, in the order in which they must be applied."""
+        return [*filter(None, (self.claim, self.config_map)), *self.others, self.job]
+
+
+@dataclass(frozen=True)
+class _Sourced:
+    """A source, and where in the manifests it is."""
+
+    manifest: Manifest
+    source: LocalSource
+    tree: Tree
+
+
+def plan_submission(
+    manifests: Sequence[Manifest],
+    trees: Mapping[str, Tree],
+    namespace: str,
+    options: ClaimOptions,
+) -> Submission:
+    """Plan the objects. `manifests` are the job and the other objects of its file; `trees` has what each path names.
+
+    Raise UserError if an object is in another namespace, or the functions are too large."""
+    copies = [_place(copy.deepcopy(dict(manifest)), namespace) for manifest in manifests]
+    job, *others = copies
+    name = job["metadata"]["name"]
+    sourced = [
+        _Sourced(manifest, source, trees[source.path])
+        for manifest in copies
+        if manifest["kind"] in ("RLJob", "RewardModel")
+        for source in find_sources(manifest)
+    ]
+    small = _choose_small(sourced)
+    config_map = _build_config_map(name, namespace, small) if small else None
+    if config_map:
+        _use_config_map(job, config_map["metadata"]["name"], small)
+    large = [item for item in sourced if item not in small]
+    claim_name = options.name or f"{name}-files"
+    # Two fields may name the same files.
+    found = [_use_claim(item, claim_name, name) for item in large]
+    uploads = list({upload.folder: upload for upload in found}.values())
+    claim = _build_claim(claim_name, name, namespace, uploads, options) if uploads and not options.name else None
+    return Submission(job, others, config_map, claim, claim_name if uploads else "", uploads)
+
+
+def _place(manifest: Manifest, namespace: str) -> Manifest:
+    metadata = manifest.setdefault("metadata", {})
+    own = metadata.get("namespace") or namespace
+    if own != namespace:
+        what = f"{manifest['kind']} {metadata.get('name')}"
+        raise UserError(f"{what}: metadata.namespace is {own}, and the command's is {namespace}; pass -n {own}")
+    metadata["namespace"] = namespace
+    return manifest
+
+
+def _choose_small(sourced: list[_Sourced]) -> list[_Sourced]:
+    """Return what the ConfigMap holds: all functions, and the data if everything fits."""
+    functions = [item for item in sourced if item.source.kind == "function"]
+    data = [item for item in sourced if item.source.kind == "data"]
+    if _count_bytes(functions) > MAX_SMALL_BYTES:
+        largest = max(functions, key=lambda item: item.tree.num_bytes)
+        limit = f"all functions of a job may have {MAX_SMALL_BYTES // 1024} KiB"
+        remedy = "put large tables into a package (function.requirements), or into the reward's image"
+        raise UserError(f"{largest.source.field}: {largest.source.path} is too large: {limit}; {remedy}")
+    return functions + data if _count_bytes(functions + data) <= MAX_SMALL_BYTES else functions
+
+
+def _count_bytes(items: list[_Sourced]) -> int:
+    return sum(item.tree.num_bytes for item in items)
+
+
+def _build_config_map(job: str, namespace: str, items: list[_Sourced]) -> Manifest:
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for item in items:
+        for file, key in zip(item.tree.files, _keys(item), strict=True):
+            content = file.content or b""
+            try:
+                data[key] = content.decode()
+            except UnicodeDecodeError:
+                binary[key] = base64.b64encode(content).decode()
+    digest = hashlib.sha256(repr((sorted(data.items()), sorted(binary.items()))).encode()).hexdigest()[:10]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{job}-files-{digest}", "namespace": namespace, "labels": {LABEL_FILES: job}},
+        "immutable": True,
+        **({"data": data} if data else {}),
+        **({"binaryData": binary} if binary else {}),
+    }
+
+
+def _keys(item: _Sourced) -> list[str]:
+    """Return the key of each file: LABEL.NAME, such as correct.reward.py and train.train.jsonl."""
+    names = [f"{item.source.label}.{_INVALID_IN_KEY.sub('-', file.name)}" for file in item.tree.files]
+    if len({*names}) < len(names) or any(len(name) > _MAX_NAME_CHARACTERS for name in names):
+        remedy = "use short names of letters, digits, dots and dashes"
+        raise UserError(
+            f"{item.source.field}: the files of {item.source.path} would have equal keys in the ConfigMap; {remedy}"
+        )
+    return names
+
+
+def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
+    """Let functions refer to the ConfigMap, and let the head mount the data."""
+    mounted = []
+    for item in items:
+        keys = _keys(item)
+        parent = get_value(item.manifest, item.source.location[:-1])
+        if item.source.kind == "function":
+            del parent["file"]
+            parent["configMapKeyRef"] = {"name": name, "key": keys[0]}
+            continue
+        label = item.source.label
+        mounted += [
+            {"key": key, "path": f"{label}/{file.name}"} for key, file in zip(keys, item.tree.files, strict=True)
+        ]
+        path = f"{PATH_FILES}/{label}" + ("" if item.tree.is_folder else f"/{item.tree.name}")
+        _set_source(parent, path, item.source)
+    if mounted:
+        volume = {"name": _VOLUME, "configMap": {"name": name, "items": mounted}}
+        mount = {"name": _VOLUME, "mountPath": PATH_FILES, "readOnly": True}
+        added = {"spec": {"volumes": [volume], "containers": [{"name": HEAD, "volumeMounts": [mount]}]}}
+        head = job["spec"].get("head") or {}
+        template = merge(head.get("template") or {}, added, "spec.head.template")
+        job["spec"]["head"] = head | {"template": template}
+
+
+def _use_claim(item: _Sourced, claim: str, job: str) -> Upload:
+    folder = f"{job}/{item.tree.digest}"
+    parent = get_value(item.manifest, item.source.location[:-1])
+    _set_source(parent, f"pvc://{claim}/{folder}/{item.tree.name}", item.source)
+    return Upload(item.source.path, item.tree, folder)
+
+
+def _set_source(parent: dict[str, Any], source: str, before: LocalSource) -> None:
+    parent["source"] = source
+    if before.kind == "data":
+        # verl's functions get the dataset's name: the same one as with `rljob run`.
+        parent.setdefault("dataSource", parse_source(before.path).path)
+
+
+def _build_claim(name: str, job: str, namespace: str, uploads: list[Upload], options: ClaimOptions) -> Manifest:
+    num_bytes = sum(upload.tree.num_bytes for upload in uploads)
+    size = options.size or f"{max(1, math.ceil(_CLAIM_HEADROOM * num_bytes / _GIB))}Gi"
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_FILES: job}},
+        "spec": {
+            "accessModes": [options.access_mode],
+            "resources": {"requests": {"storage": size}},
+            **({"storageClassName": options.storage_class} if options.storage_class else {}),
+        },
+    }
+
+
+def build_owners_patch(owners: Sequence[Manifest]) -> Manifest:
+    """Build the patch after which Kubernetes deletes an object with the last of its owners, as stored."""
+    references = [
+        {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"],
+        }
+        for owner in owners
+    ]
+    return {"metadata": {"ownerReferences": references}}

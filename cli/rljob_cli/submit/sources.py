@@ -1,0 +1,128 @@
+"""The fields of a manifest that name files of this machine, and what the files contain.
+
+A relative path is a file of this machine, as for `rljob run`. An absolute path is a path in the Pods, as everywhere on
+a cluster, and stays unchanged.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.sources import parse_source
+from rljob_api.read.documents import Location, format_path
+
+MAX_SMALL_BYTES = 900 * 1024
+"""Of all files in one ConfigMap, which may have 1 MiB with its metadata."""
+_SCORERS: tuple[tuple[Location, str], ...] = (
+    (("function", "file"), "function"),
+    (("model", "source"), "model"),
+    (("judge", "model", "source"), "model"),
+)
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A field with a relative path."""
+
+    location: Location
+    path: str
+    """As written."""
+    kind: Literal["function", "data", "model"]
+    label: str
+    """Names its copy: model, train, eval, or the name of the reward."""
+
+    @property
+    def field(self) -> str:
+        return format_path(self.location)
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    """Below the folder that was given, or the file's own name; with slashes."""
+    path: Path
+    num_bytes: int
+    content: bytes | None
+    """None: too large for a ConfigMap."""
+    modified_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A file, or all files of a folder in the order of their names."""
+
+    name: str
+    is_folder: bool
+    files: tuple[File, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """Identify the contents by names, sizes and times, because large models take minutes to read."""
+        found = [(file.name, file.num_bytes, file.modified_ns) for file in self.files]
+        return hashlib.sha256(repr((self.name, found)).encode()).hexdigest()[:12]
+
+
+def get_value(manifest: Any, location: Location) -> Any:
+    """Return the value at a location; None if there is none."""
+    for part in location:
+        if isinstance(manifest, dict):
+            manifest = manifest.get(part)
+        elif isinstance(manifest, list) and isinstance(part, int) and part < len(manifest):
+            manifest = manifest[part]
+        else:
+            return None
+    return manifest
+
+
+def find_sources(manifest: dict[str, Any]) -> list[LocalSource]:
+    """Return the local sources of an RLJob or a RewardModel, which must be valid."""
+    return [source for source in _list_sources(manifest) if parse_source(source.path).kind == "relative"]
+
+
+def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
+    name = manifest["metadata"]["name"]
+    if manifest["kind"] == "RewardModel":
+        yield from _list_scorers(manifest, ("spec",), name)
+        return
+    if path := get_value(manifest, ("spec", "model", "source")):
+        yield LocalSource(("spec", "model", "source"), path, "model", "model")
+    for split in ("train", "eval"):
+        location = ("spec", "data", split, "source")
+        if path := get_value(manifest, location):
+            yield LocalSource(location, path, "data", split)
+    for index, reward in enumerate(manifest["spec"].get("rewards") or []):
+        yield from _list_scorers(manifest, ("spec", "rewards", index), reward["name"])
+
+
+def _list_scorers(manifest: dict[str, Any], parent: Location, label: str) -> Iterator[LocalSource]:
+    for location, kind in _SCORERS:
+        if path := get_value(manifest, (*parent, *location)):
+            yield LocalSource((*parent, *location), path, "function" if kind == "function" else "model", label)
+
+
+def read_tree(source: LocalSource, folder: Path) -> Tree:
+    """Read a source, whose path starts at `folder`. Raise UserError if it is missing, or a folder for a function."""
+    path = (folder / source.path).resolve()
+    if not path.exists():
+        raise UserError(f"{source.field}: {path} not found; correct the path")
+    if path.is_file():
+        return Tree(path.name, False, (_read_file(path.name, path),))
+    if source.kind == "function":
+        raise UserError(f"{source.field}: {path} is a folder; set a Python file")
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    if not files:
+        raise UserError(f"{source.field}: {path} is empty; correct the path")
+    return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))
+
+
+def _read_file(name: str, path: Path) -> File:
+    status = path.stat()  # follows links, which the cache of Hugging Face consists of
+    content = path.read_bytes() if status.st_size <= MAX_SMALL_BYTES else None
+    return File(name, path, status.st_size, content, status.st_mtime_ns)

@@ -1,0 +1,95 @@
+"""Copies files to a claim, through a Pod that mounts it and runs `tar`.
+
+The Pod has the image, the node pool and the rights of the head, so that it starts wherever the job does. Invariant: a
+folder with the marker is complete, and is not copied again.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from rljob_cli.cluster.client import Cluster, ClusterError
+from rljob_cli.cluster.formatting import describe_pod
+from rljob_cli.manifests import is_ready
+from rljob_cli.submit import archive
+from rljob_cli.submit.plan import LABEL_FILES, Upload
+from rljob_operator.backend import Manifest
+from rljob_operator.kube.resources import POD
+
+_MOUNT = "/claim"
+_MARKER = ".complete"
+_SCRIPT = f'mkdir -p "$1" && head -c "$2" | tar xf - -C "$1" && touch "$1/{_MARKER}"'
+_MAX_POD_SECONDS = 6 * 3600
+"""Then the Pod ends, also if this command was killed."""
+_START_SECONDS = 300.0
+_POLL_SECONDS = 1.0
+_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+
+
+def build_pod(head: Manifest, job: str, claim: str) -> Manifest:
+    """Build the Pod from that of the job's head."""
+    spec, [container, *_] = head["spec"], head["spec"]["containers"]
+    upload = {
+        "name": "upload",
+        "image": container["image"],
+        "command": ["sleep", str(_MAX_POD_SECONDS)],
+        "resources": _RESOURCES,
+        "volumeMounts": [{"name": "claim", "mountPath": _MOUNT}],
+        **({"securityContext": container["securityContext"]} if "securityContext" in container else {}),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{job}-upload-{secrets.token_hex(3)}", "labels": {LABEL_FILES: job}},
+        "spec": {name: spec[name] for name in _HEAD_FIELDS if name in spec}
+        | {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [upload],
+            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+async def upload(cluster: Cluster, pod: Manifest, uploads: Sequence[Upload], say: Callable[[str], None]) -> int:
+    """Copy what the claim does not have yet. Return the number of bytes. Raise ClusterError if a copy fails."""
+    name = pod["metadata"]["name"]
+    await cluster.apply(POD, pod)
+    try:
+        await _wait_until_ready(cluster, name, say)
+        return sum([await _copy(cluster, name, item, say) for item in uploads])
+    finally:
+        await cluster.delete(POD, name)
+
+
+async def _wait_until_ready(cluster: Cluster, name: str, say: Callable[[str], None]) -> None:
+    deadline, last = time.monotonic() + _START_SECONDS, ""
+    while True:
+        pod = await cluster.find(POD, name)
+        if pod and is_ready(pod):
+            return
+        state = describe_pod(pod) if pod else "it was deleted"
+        if state != last:
+            say(f"Pod {name}, which copies the files: {state}")
+            last = state
+        if pod is None or time.monotonic() > deadline:
+            remedy = "pass --claim with a claim that exists, or --storage-class, or set head.image and head.nodePool"
+            raise ClusterError(f"Pod {name}, which copies the files, did not start: {state}; {remedy}")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], None]) -> int:
+    folder = f"{_MOUNT}/{item.folder}"
+    if (await cluster.execute(pod, ["test", "-e", f"{folder}/{_MARKER}"])).exit_code == 0:
+        say(f"{item.path} is already on the claim, in {item.folder}")
+        return 0
+    say(f"copying {item.path} ({item.tree.num_bytes / 1e6:.1f} MB) to {item.folder} on the claim")
+    size = str(archive.count_bytes(item.tree))
+    ended = await cluster.execute(pod, ["sh", "-c", _SCRIPT, "sh", folder, size], archive.stream(item.tree))
+    if ended.exit_code:
+        remedy = "check that the claim has room and that the job's user may write to it"
+        raise ClusterError(f"{item.path}: copying failed: {ended.output.strip() or ended.exit_code}; {remedy}")
+    return item.tree.num_bytes

@@ -1,0 +1,62 @@
+"""`rljob submit --dry-run`, which contacts no cluster."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rljob_cli.main import app
+
+
+def submit(*arguments):
+    done = CliRunner().invoke(app, ["submit", *map(str, arguments), "--dry-run", "--kubeconfig", "none"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done
+
+
+@pytest.fixture
+def scaffold(tmp_path):
+    CliRunner().invoke(app, ["init", str(tmp_path / "sums")])
+    return tmp_path / "sums" / "rljob.yaml"
+
+
+def test_dry_run_prints_the_objects_of_the_scaffold_as_yaml(scaffold):
+    config_map, job = yaml.safe_load_all(submit(scaffold, "-n", "team").stdout)
+    assert [config_map["kind"], job["kind"], job["metadata"]["namespace"]] == ["ConfigMap", "RLJob", "team"]
+    assert config_map["data"]["correct.reward.py"] == (scaffold.parent / "reward.py").read_text()
+
+
+def test_dry_run_prints_one_json_list_and_applies_overrides(scaffold):
+    done = submit(scaffold, "-o", "json", "--set", "spec.schedule.steps=3")
+    assert json.loads(done.stdout)["items"][-1]["spec"]["schedule"]["steps"] == 3
+
+
+def test_missing_files_are_reported_with_their_lines_all_at_once(scaffold):
+    (scaffold.parent / "reward.py").unlink()
+    (scaffold.parent / "data" / "train.jsonl").unlink()
+    done = submit(scaffold)
+    assert done.exit_code == 2
+    first, second = done.stderr.splitlines()
+    lines = scaffold.read_text().splitlines()
+    for line, field, text in ((first, "spec.data.train.source", "train"), (second, "rewards[0].function.file", "rew")):
+        number = int(line.removeprefix(f"{scaffold}:").partition(":")[0])
+        assert field in line
+        assert "not found; correct the path" in line
+        assert text in lines[number - 1]
+
+
+def test_file_with_a_reward_model_is_submitted_as_a_whole(scaffold):
+    model = """\
+---
+apiVersion: rljob.dev/v1alpha1
+kind: RewardModel
+metadata: {name: shared}
+spec: {function: {file: reward.py}}
+"""
+    scaffold.write_text(scaffold.read_text() + model)
+    objects = list(yaml.safe_load_all(submit(scaffold).stdout))
+    assert [m["kind"] for m in objects] == ["ConfigMap", "RewardModel", "RLJob"]
+    assert {*objects[0]["data"]} >= {"correct.reward.py", "shared.reward.py"}

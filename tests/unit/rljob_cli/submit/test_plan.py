@@ -1,0 +1,173 @@
+"""From a job and its files to the objects of a cluster."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_cli.submit.plan import ClaimOptions, build_owners_patch, plan_submission
+from rljob_cli.submit.sources import MAX_SMALL_BYTES, File, Tree
+from rljob_operator.plan.job import render_children
+
+TRAIN = b'{"prompt": "a", "answer": "b"}\n'
+
+
+def file(name, content=None, num_bytes=None):
+    return File(name, Path("/here") / name, len(content) if num_bytes is None else num_bytes, content)
+
+
+def one(name, content):
+    return Tree(name, False, (file(name, content),))
+
+
+def folder(name, **sizes):
+    return Tree(name, True, tuple(file(n.replace("_", "."), num_bytes=size) for n, size in sizes.items()))
+
+
+TREES = {
+    "train.jsonl": one("train.jsonl", TRAIN),
+    "reward.py": one("reward.py", b"def compute_score(): pass\n"),
+    "./model": folder("model", config_json=10, model_safetensors=3 * 2**30),
+    "big": folder("big", a_jsonl=2**20),
+}
+
+
+def make_job(model="hf://org/model", train="train.jsonl", **spec):
+    rewards = [{"name": "correct", "function": {"file": "reward.py", "entrypoint": "compute_score"}}]
+    spec = {"model": {"source": model}, "data": {"train": {"source": train}}, "rewards": rewards} | spec
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}, "spec": spec}
+
+
+def plan(*manifests, trees=TREES, **options):
+    return plan_submission(manifests, trees, "team", ClaimOptions(**options))
+
+
+def test_functions_and_small_data_become_one_config_map():
+    submission = plan(make_job())
+    assert submission.config_map["data"] == {
+        "train.train.jsonl": TRAIN.decode(),
+        "correct.reward.py": "def compute_score(): pass\n",
+    }
+    assert submission.config_map["immutable"]
+    name = submission.config_map["metadata"]["name"]
+    spec = submission.job["spec"]
+    reference = {"name": name, "key": "correct.reward.py"}
+    assert spec["rewards"][0]["function"] == {"entrypoint": "compute_score", "configMapKeyRef": reference}
+    assert spec["data"]["train"] == {"source": "/mnt/files/train/train.jsonl", "dataSource": "train.jsonl"}
+    assert submission.uploads == []
+    assert [m["kind"] for m in submission.objects] == ["ConfigMap", "RLJob"]
+
+
+def test_head_of_the_planned_job_mounts_the_data_where_its_source_is():
+    submission = plan(make_job(head={"template": {"spec": {"volumes": [{"name": "own", "emptyDir": {}}]}}}))
+    children = render_children(RLJob.model_validate(submission.job), "token")
+    pod = next(child for child in children if child["kind"] == "Job")["spec"]["template"]["spec"]
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "submitted-files"]
+    [volume] = [v for v in pod["volumes"] if v["name"] == "submitted-files"]
+    assert (mount["mountPath"], volume["configMap"]["items"]) == (
+        "/mnt/files",
+        [{"key": "train.train.jsonl", "path": "train/train.jsonl"}],
+    )
+    assert "own" in [v["name"] for v in pod["volumes"]], "the user's template stays"
+    environment = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}
+    assert environment["RLJOB_TRAIN_DATA"] == "/mnt/files/train/train.jsonl"
+
+
+def test_changed_file_changes_the_spec():
+    first, second = plan(make_job()), plan(make_job(), trees=TREES | {"reward.py": one("reward.py", b"def f(): 1\n")})
+    assert first.job != second.job
+    assert plan(make_job()).job == first.job
+
+
+def test_folder_of_data_and_binary_files_keep_their_names():
+    rows = Tree("rows", True, (file("a.parquet", b"\xff\x00"), file("b/c.jsonl", TRAIN)))
+    submission = plan(make_job(train="rows"), trees=TREES | {"rows": rows})
+    assert submission.config_map["binaryData"] == {"train.a.parquet": base64.b64encode(b"\xff\x00").decode()}
+    assert submission.job["spec"]["data"]["train"]["source"] == "/mnt/files/train"
+    items = submission.job["spec"]["head"]["template"]["spec"]["volumes"][0]["configMap"]["items"]
+    assert items == [
+        {"key": "train.a.parquet", "path": "train/a.parquet"},
+        {"key": "train.b-c.jsonl", "path": "train/b/c.jsonl"},
+    ]
+
+
+def test_model_and_large_data_are_copied_to_a_new_claim_that_fits_them():
+    submission = plan(make_job(model="./model", train="big"), storage_class="fast")
+    model, data = submission.uploads
+    spec = submission.job["spec"]
+    assert spec["model"]["source"] == f"pvc://sums-files/{model.folder}/model"
+    assert spec["data"]["train"] == {"source": f"pvc://sums-files/{data.folder}/big", "dataSource": "big"}
+    assert model.folder == f"sums/{TREES['./model'].digest}"
+    assert submission.claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "4Gi"}},
+        "storageClassName": "fast",
+    }
+    assert [m["kind"] for m in submission.objects] == ["PersistentVolumeClaim", "ConfigMap", "RLJob"]
+    assert list(submission.config_map["data"]) == ["correct.reward.py"], "functions are always in the ConfigMap"
+
+
+def test_existing_claim_is_used_and_not_created():
+    submission = plan(make_job(model="./model"), name="shared")
+    assert submission.claim is None
+    assert submission.job["spec"]["model"]["source"].startswith("pvc://shared/sums/")
+
+
+def test_files_that_two_fields_name_are_copied_once():
+    rewards = [{"name": "judge", "judge": {"model": {"source": "./model"}, "template": "x"}}]
+    submission = plan(make_job(model="./model", rewards=rewards))
+    assert len(submission.uploads) == 1
+    judge = submission.job["spec"]["rewards"][0]["judge"]["model"]["source"]
+    assert judge == submission.job["spec"]["model"]["source"]
+
+
+def test_job_without_local_files_is_only_applied():
+    job = make_job(train="hf://org/data", rewards=[{"name": "r", "function": {"inline": "x = 1"}}])
+    before = copy.deepcopy(job)
+    submission = plan(job)
+    assert submission.objects == [before | {"metadata": {"name": "sums", "namespace": "team"}}]
+    assert job == before
+
+
+def test_functions_of_reward_models_are_in_the_same_config_map():
+    model = {"kind": "RewardModel", "metadata": {"name": "rm"}, "spec": {"function": {"file": "reward.py"}}}
+    submission = plan(make_job(), model)
+    name = submission.config_map["metadata"]["name"]
+    assert submission.others[0]["spec"]["function"] == {"configMapKeyRef": {"name": name, "key": "rm.reward.py"}}
+    assert submission.others[0]["metadata"]["namespace"] == "team"
+
+
+def test_data_source_that_the_user_set_stays():
+    job = make_job()
+    job["spec"]["data"]["train"]["dataSource"] = "openai/gsm8k"
+    assert plan(job).job["spec"]["data"]["train"]["dataSource"] == "openai/gsm8k"
+
+
+def test_object_in_another_namespace_is_refused():
+    job = make_job()
+    job["metadata"]["namespace"] = "other"
+    with pytest.raises(UserError, match=r"metadata.namespace is other.*pass -n other"):
+        plan(job)
+
+
+def test_functions_that_are_too_large_are_refused():
+    trees = TREES | {"reward.py": Tree("reward.py", False, (file("reward.py", num_bytes=MAX_SMALL_BYTES + 1),))}
+    with pytest.raises(UserError, match=r"spec.rewards\[0\].function.file: reward.py is too large.*900 KiB"):
+        plan(make_job(), trees=trees)
+
+
+def test_files_whose_keys_would_be_the_same_are_refused():
+    rows = Tree("rows", True, (file("a b.jsonl", TRAIN), file("a-b.jsonl", TRAIN)))
+    with pytest.raises(UserError, match=r"spec.data.train.source: the files of rows would have equal keys"):
+        plan(make_job(train="rows"), trees=TREES | {"rows": rows})
+
+
+def test_owners_patch_names_all_owners_by_uid():
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums", "uid": "1"}}
+    owner = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "name": "sums", "uid": "1"}
+    assert build_owners_patch([job]) == {"metadata": {"ownerReferences": [owner]}}

@@ -1,0 +1,95 @@
+"""Which fields name files of this machine, and what the files contain."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, find_sources, read_tree
+
+
+def job(**spec):
+    return {"kind": "RLJob", "metadata": {"name": "sums"}, "spec": {"model": {"source": "hf://org/model"}} | spec}
+
+
+def found(manifest):
+    return [(source.field, source.path, source.kind, source.label) for source in find_sources(manifest)]
+
+
+def test_every_relative_path_of_a_job_is_found():
+    manifest = job(
+        model={"source": "./model"},
+        data={"train": {"source": "train.jsonl"}, "eval": {"source": "../eval"}},
+        rewards=[
+            {"name": "correct", "function": {"file": "reward.py"}},
+            {"name": "rm", "model": {"source": "rm"}},
+            {"name": "judge", "judge": {"model": {"source": "judge"}}},
+        ],
+    )
+    assert found(manifest) == [
+        ("spec.model.source", "./model", "model", "model"),
+        ("spec.data.train.source", "train.jsonl", "data", "train"),
+        ("spec.data.eval.source", "../eval", "data", "eval"),
+        ("spec.rewards[0].function.file", "reward.py", "function", "correct"),
+        ("spec.rewards[1].model.source", "rm", "model", "rm"),
+        ("spec.rewards[2].judge.model.source", "judge", "model", "judge"),
+    ]
+
+
+def test_sources_of_the_cluster_are_left_out():
+    rewards = [{"name": "a", "function": {"file": "/opt/reward.py"}}, {"name": "b", "function": {"inline": "x = 1"}}]
+    rewards += [{"name": "c", "http": {"url": "http://x"}}, {"name": "d", "rewardModelRef": {"name": "m"}}]
+    manifest = job(data={"train": {"source": "pvc://claim/train"}, "eval": {"source": "/data/eval"}}, rewards=rewards)
+    assert found(manifest) == []
+
+
+def test_sources_of_a_reward_model_have_its_name():
+    manifest = {"kind": "RewardModel", "metadata": {"name": "rm"}, "spec": {"function": {"file": "reward.py"}}}
+    assert found(manifest) == [("spec.function.file", "reward.py", "function", "rm")]
+
+
+def source(path, kind="data"):
+    return LocalSource(("spec", "data", "train", "source"), path, kind, "train")
+
+
+def test_folder_is_read_with_its_nested_files_and_followed_links(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1").write_bytes(b"weights")
+    (tmp_path / "model" / "sub").mkdir(parents=True)
+    (tmp_path / "model" / "sub" / "b.txt").write_text("b")
+    os.symlink("../blobs/1", tmp_path / "model" / "a.safetensors")
+    tree = read_tree(source("./model"), tmp_path)
+    assert (tree.name, tree.is_folder, tree.num_bytes) == ("model", True, 8)
+    assert [(file.name, file.content) for file in tree.files] == [("a.safetensors", b"weights"), ("sub/b.txt", b"b")]
+
+
+def test_file_that_is_too_large_for_a_config_map_is_not_read(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(bytes(MAX_SMALL_BYTES + 1))
+    tree = read_tree(source("train.jsonl"), tmp_path)
+    assert (tree.is_folder, tree.num_bytes, tree.files[0].content) == (False, MAX_SMALL_BYTES + 1, None)
+
+
+def test_digest_changes_with_name_size_and_time(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("a")
+    os.utime(path, ns=(1, 1))
+    first = read_tree(source("train.jsonl"), tmp_path).digest
+    assert read_tree(source("./train.jsonl"), tmp_path).digest == first
+    os.utime(path, ns=(2, 2))
+    assert read_tree(source("train.jsonl"), tmp_path).digest != first
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "message"),
+    [
+        ("none", "data", "/none not found; correct the path"),
+        ("empty", "model", "/empty is empty; correct the path"),
+        ("empty", "function", "/empty is a folder; set a Python file"),
+    ],
+)
+def test_source_that_cannot_be_copied_is_reported(tmp_path, path, kind, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        read_tree(source(path, kind), tmp_path)

@@ -17,6 +17,7 @@ import yaml
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
+from rljob_operator.children.common import to_yaml
 
 FILE_JOB = "job.yaml"
 FILE_METRICS = "metrics.jsonl"
@@ -78,6 +79,7 @@ def changed_fields(folder: Path, job: RLJob) -> list[str]:
     for spec in (before, now):
         for name in MUTABLE_SCHEDULE_FIELDS:
             spec["schedule"].pop(name, None)
+        spec["data"].pop("maxPromptTokens", None)  # leaves the order of all other prompts
     return [f"spec.{name}" for name in _IMMUTABLE if before.get(name) != now.get(name)]
 
 
@@ -93,7 +95,7 @@ def is_finished(folder: Path, job: RLJob) -> bool:
 def prepare(folder: Path, job: RLJob) -> None:
     """Create the folder, write the job, and remove an earlier run's results, so that they are not mistaken for new."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE_JOB).write_text(yaml.safe_dump(_dump(job), sort_keys=False, allow_unicode=True))
+    (folder / FILE_JOB).write_text(to_yaml(_dump(job)))
     for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES, FILE_REPORT):
         (folder / name).unlink(missing_ok=True)
     if not has_checkpoint(folder):  # the run starts over

@@ -6,10 +6,10 @@ from rljob_api.manifest.job import RLJob
 from rljob_cli.run import runfolder
 
 
-def build_job(**schedule):
+def build_job(data=None, **schedule):
     spec = {
         "model": {"source": "/m"},
-        "data": {"train": {"source": "/t.jsonl"}},
+        "data": {"train": {"source": "/t.jsonl"}} | (data or {}),
         "rewards": [{"name": "r", "function": {"inline": "def reward(): ..."}}],
         "schedule": schedule,
     }
@@ -19,9 +19,16 @@ def build_job(**schedule):
 
 
 @pytest.mark.parametrize(
-    ("change", "refused"), [({"steps": 9}, []), ({"maxStepsWithoutSignal": 0}, []), ({"seed": 1}, ["spec.schedule"])]
+    ("change", "refused"),
+    [
+        ({"steps": 9}, []),
+        ({"maxStepsWithoutSignal": 0}, []),
+        ({"seed": 1}, ["spec.schedule"]),
+        ({"data": {"maxPromptTokens": 64}}, []),
+        ({"data": {"format": "text"}}, ["spec.data"]),
+    ],
 )
-def test_only_mutable_fields_of_the_schedule_may_change_before_a_resume(tmp_path, change, refused):
+def test_only_mutable_fields_may_change_before_a_resume(tmp_path, change, refused):
     runfolder.prepare(tmp_path, build_job())
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()

@@ -5,13 +5,13 @@ vLLM serves the model as a sidecar of the reward server. A judge may use an exte
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rljob_api.manifest.base import FreeForm, LongText, PathText, Rule, ShortText, Spec, Url, exactly_one
+from rljob_api.manifest.judge_regex import compile_judge_regex
 from rljob_api.manifest.roles import Resources
 from rljob_api.manifest.sources import ModelSource, SecretKeyRef
 
@@ -86,7 +86,8 @@ class JudgeParser(Spec):
     RULES: ClassVar = (exactly_one("regex", "jsonSchema", remedy="set one and remove the other"),)
 
     regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Python regular expression. The score is the group `score`, else the first group, of the last match."""
+    """Regular expression in RE2's syntax (no look-around, no back-references). The score is the group `score`, else the
+    first group, of the last match in the answer without trailing white space."""
     json_schema: FreeForm | None = None
     """JSON schema of the answer, sent as structured output (response_format)."""
     score_path: ShortText = "score"
@@ -166,10 +167,10 @@ def find_judge_problems(judge: JudgeReward) -> Iterator[tuple[str, str]]:
     parser = judge.parser
     if parser.regex is not None:
         try:
-            if not re.compile(parser.regex).groups:
+            if not compile_judge_regex(parser.regex).groups:
                 yield "parser.regex", "has no group; put the score in parentheses, as in `Score: (\\d+)`"
-        except re.error as error:
-            yield "parser.regex", f"is not a regular expression: {error}"
+        except ValueError as error:
+            yield "parser.regex", f"is not a regular expression of RE2: {error}"
     if parser.json_schema is not None:
         problem = _find_path_problem(parser.json_schema, parser.score_path, judge.returns_list)
         if problem:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.judge_regex import compile_judge_regex
 from rljob_api.manifest.scorers import JudgeParser, JudgeReward, find_judge_problems
 from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_api.wire.protocol import InvalidReason
@@ -20,9 +20,9 @@ from rljob_reward.models.execution import NoScoreError, Score
 from rljob_reward.models.texts import describe
 from rljob_reward.worker.adapters.outcome import read_components
 
-_MAX_READ_CHARACTERS = 1 << 16
-"""Regular expressions are applied to the end of an answer only."""
-_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+_MAX_READ_CHARACTERS = 1 << 14
+"""Regular expressions are applied to the end of an answer only: one match is linear in it, but all may be quadratic."""
+_FENCE = "```"
 _SCORE_GROUP = "score"
 _SCHEMA_NAME = "verdict"
 
@@ -35,7 +35,7 @@ class Parser:
             raise UserError("; ".join(problems))
         self._spec: JudgeParser = judge.parser
         self._scores = {word.strip().casefold(): score for word, score in judge.parser.scores.items()}
-        self._regex = re.compile(judge.parser.regex) if judge.parser.regex else None
+        self._regex = compile_judge_regex(judge.parser.regex) if judge.parser.regex else None
         self._path = judge.parser.score_path.split(".")
 
     @property
@@ -54,11 +54,12 @@ class Parser:
         value, components = self._find(answer)
         return Score(self.to_number(value, answer), components)
 
-    def _read_text(self, regex: re.Pattern[str], answer: str) -> Score:
-        matches = list(regex.finditer(answer[-_MAX_READ_CHARACTERS:]))
+    def _read_text(self, regex: Any, answer: str) -> Score:
+        # Earlier matches belong to the reasoning.
+        matches = deque(regex.finditer(answer.rstrip()[-_MAX_READ_CHARACTERS:]), maxlen=1)
         if not matches:
             raise _unreadable(f"the judge's answer does not match judge.parser.regex: {describe(answer)}")
-        last = matches[-1]  # earlier matches belong to the reasoning
+        [last] = matches
         word = last[_SCORE_GROUP] if _SCORE_GROUP in regex.groupindex else last[1]
         return Score(self.to_number(word, answer))
 
@@ -71,9 +72,8 @@ class Parser:
 
     def _find(self, answer: str) -> tuple[Any, dict[str, float]]:
         """Return the value at scorePath, and the numbers on its level."""
-        fenced = _FENCE.match(answer)
         try:
-            value = json.loads(fenced[1] if fenced else answer)
+            value = json.loads(_remove_fence(answer))
         except (ValueError, RecursionError) as error:
             raise _unreadable(f"the judge's answer is not JSON ({error}): {describe(answer)}") from None
         parent: Any = None
@@ -104,6 +104,14 @@ class Parser:
         if not math.isfinite(number):
             raise NoScoreError(InvalidReason.NOT_FINITE, f"the judge's score is {number}: {describe(answer)}")
         return number
+
+
+def _remove_fence(answer: str) -> str:
+    """Return what a Markdown block contains, if the answer is one."""
+    text = answer.strip()
+    first, _, rest = text.partition("\n")
+    is_fenced = first.strip() in (_FENCE, f"{_FENCE}json") and rest.endswith(_FENCE)
+    return rest.removesuffix(_FENCE) if is_fenced else text
 
 
 def combine(votes: Sequence[Score | NoScoreError], aggregate: str) -> Score:

@@ -172,7 +172,7 @@ async def test_votes_are_aggregated_and_some_may_fail(make_judge, endpoint):
         ({"template": "a\n{{ completon }}"}, "judge.template:2: unknown variable completon"),
         ({"template": "a\nb\n{% if %}"}, "judge.template:3: "),
         ({"template": "{{ completion | nofilter }}"}, "judge.template:1: "),
-        ({"parser": {"regex": "("}}, "judge.parser.regex is not a regular expression"),
+        ({"parser": {"regex": "("}}, "judge.parser.regex is not a regular expression of RE2"),
         ({"parser": {"regex": "x"}}, "judge.parser.regex has no group"),
         ({"parser": {"jsonSchema": SCHEMA, "scorePath": "points"}}, "judge.parser.scorePath refers to points"),
         ({"endpoint": {"apiKeySecretRef": {"name": "keys", "key": "k"}}}, "Secret keys has no key k"),

@@ -19,6 +19,21 @@ def error_of(parser, answer):
     return error.value
 
 
+def test_nested_repetition_does_not_block_the_server():
+    parser = make(regex=r"(?:(\w+)\s?)+ ends here")
+    assert error_of(parser, "word " * 60).reason is InvalidReason.BAD_RETURN
+
+
+@pytest.mark.parametrize("answer", ["```json" + "\n" * 4000, "```\n" + " \n`" * 4000, "```", "``````"])
+def test_odd_markdown_does_not_block_the_server(answer):
+    parser = make(jsonSchema={"type": "object", "properties": {"score": {"type": "number"}}})
+    assert error_of(parser, answer).reason is InvalidReason.BAD_RETURN
+
+
+def test_regex_may_end_with_the_answer():
+    assert make(regex=r"Score: (\d)$").read("Score: 1\nScore: 5\n \n").value == 5
+
+
 def test_regex_uses_the_last_match_and_the_named_group():
     parser = make(regex=r"(\w+): (?P<score>-?\d+)")
     assert parser.read("draft: 1, final: -7").value == -7

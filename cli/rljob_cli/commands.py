@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
@@ -130,6 +129,7 @@ def describe_error(path: Path, error: UserError | None) -> dict[str, Any]:
 
 @guard
 def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
+    from rljob_operator.children.common import to_yaml
     from rljob_operator.plan.job import render_children
 
     files = [load(path, overrides, keep_references=True) for path in paths]
@@ -137,5 +137,5 @@ def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     if output == "json":
         print_json({"apiVersion": "v1", "kind": "List", "items": children})
     else:
-        yaml.safe_dump_all(children, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+        print("---\n".join(map(to_yaml, children)), end="")
     return 0

@@ -1,7 +1,7 @@
 """Parse YAML to plain data, with the line of every key and list entry.
 
 Reports syntax errors, tabs and duplicate keys; `load` validates the data. Invariant: scalars have the types that
-Kubernetes gives them (1e-6 is a number, a date is text).
+kubectl gives them (1e-6 is a number, `y` is true, a date is text).
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import Any
 
 import yaml
 
+from rljob_api.read import scalars
+
 Location = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
+
+
+_MAX_NODES = 200_000
+"""About a second of work. kubectl has a similar limit, so that a few lines of aliases cannot occupy it for hours."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,8 @@ class Document:
         return self.lines[location]
 
 
-_TIMESTAMP, _FLOAT = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
-
-
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as Kubernetes reads it."""
+    """YAML as kubectl reads it."""
 
     yaml_constructors = {
         tag: constructor
@@ -55,17 +58,15 @@ class _Loader(yaml.SafeLoader):
         # JSON, and therefore Kubernetes, does not have these types.
         if str(tag).rpartition(":")[2] not in ("binary", "set", "omap", "pairs", "timestamp")
     }
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TIMESTAMP, _FLOAT)]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
+        if kind is yaml.ScalarNode and implicit[0] and value != "<<":
+            return scalars.resolve(value or "")
+        return super().resolve(kind, value, implicit)  # type: ignore[no-any-return]
 
 
-_Loader.add_implicit_resolver(
-    _FLOAT,
-    re.compile(r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|nan))$", re.I),
-    list("-+0123456789."),
-)
+for _name in ("bool", "int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", lambda loader, node: scalars.construct(node))
 
 
 def format_path(location: Location) -> str:
@@ -82,6 +83,9 @@ def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
         while loader.check_node():
             node = loader.get_node()
             assert node is not None  # guaranteed by check_node
+            if (size := _measure(node)) > _MAX_NODES:
+                message = f"the document has {size} values once its aliases (*name) are expanded; at most {_MAX_NODES}"
+                return documents, [Problem("", node.start_mark.line + 1, f"{message} are allowed")]
             document = Document(data=None, lines={(): node.start_mark.line + 1})
             _index(node, (), document)
             document.data = loader.construct_document(node)
@@ -93,6 +97,27 @@ def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
         message = "is nested too deeply, contains itself through an alias, or contains a number that is too long"
         return documents, [Problem("", loader.line + 1, f"{message}; shorten it")]
     return documents, []
+
+
+def _measure(root: yaml.Node) -> int:
+    """Return the number of values below a node with aliases expanded, without expanding them. Raises ValueError for a
+    node that contains itself."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def measure(node: yaml.Node) -> int:
+        key = id(node)
+        if key in open_nodes:
+            raise ValueError("a node contains itself")
+        if key not in sizes:
+            open_nodes.add(key)
+            inner = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+            sizes[key] = 1 + sum(map(measure, parts))
+            open_nodes.discard(key)
+        return sizes[key]
+
+    return measure(root)
 
 
 def _index(node: yaml.Node, location: Location, document: Document) -> None:

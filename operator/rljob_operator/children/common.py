@@ -14,6 +14,7 @@ import yaml
 from rljob_api import API_VERSION
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
+from rljob_api.read import scalars
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 
@@ -81,21 +82,23 @@ _BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Dumper(_BaseDumper):
-    """Writes multi-line strings as blocks, so that a function's source in a ConfigMap is readable."""
+    """Writes multi-line strings as blocks, so that a function's source in a ConfigMap is readable, and quotes what
+    kubectl would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _represent_str(dumper: Any, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    style = "|" if "\n" in value else None if scalars.is_text(value) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 _Dumper.add_representer(str, _represent_str)
 
 
 def to_yaml(value: Any) -> str:
-    """Plain data as YAML; keys keep their order."""
+    """Plain data as YAML that kubectl reads back as it is; keys keep their order."""
     return _to_yaml(json.dumps(value))
 
 

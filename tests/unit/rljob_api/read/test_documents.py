@@ -34,6 +34,8 @@ def test_line_of_a_missing_location_is_that_of_its_parent() -> None:
         ("1e", "1e"),
         ("hf://a/b", "hf://a/b"),
         ("yes", True),
+        ("y", True),
+        ("12:30", "12:30"),
         ("~", None),
     ],
 )
@@ -77,3 +79,22 @@ def test_recursive_alias_is_reported() -> None:
 
 def test_format_path_uses_kubernetes_notation() -> None:
     assert format_path(("spec", "rewards", 0, "name")) == "spec.rewards[0].name"
+
+
+def test_aliases_that_expand_to_a_huge_document_are_refused_before_they_are_expanded() -> None:
+    text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    text += "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(30))
+    documents, (problem,) = read_documents(text)
+    assert documents == []
+    assert "once its aliases (*name) are expanded; at most 200000 are allowed" in problem.message
+
+
+def test_aliases_and_merge_keys_are_expanded() -> None:
+    (document,), problems = read_documents("a: &a {b: 1}\nc:\n  <<: *a\n  d: [*a, *a]\n")
+    assert problems == []
+    assert document.data["c"] == {"b": 1, "d": [{"b": 1}, {"b": 1}]}
+
+
+def test_document_that_contains_itself_is_refused() -> None:
+    _, (problem,) = read_documents("a: &a [*a]\n")
+    assert "contains itself through an alias" in problem.message

@@ -18,8 +18,8 @@ from rljob_operator.children import pods, reward_refs, reward_vllm
 from rljob_operator.children.common import REWARD, build_selector, child_name, digest, reward_name
 from rljob_operator.defaults import Defaults
 
-_STARTUP_SECONDS = 600
-"""A function may load a model when it is imported."""
+_STARTUP_SECONDS = 300
+"""Time to install requirements and to start, besides the import of a function."""
 _DRAIN_SECONDS = 10
 """Time to send the responses after the last execution has ended."""
 _PRE_STOP_SECONDS = 5
@@ -129,7 +129,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(reward_vllm.SERVER_ENV if reward.served_model else {})
         + _build_judge_env(service),
-        probes=pods.build_probes("http", reward_vllm.STARTUP_SECONDS if reward.served_model else _STARTUP_SECONDS),
+        probes=pods.build_probes("http", _startup_seconds(reward)),
         volumes=[
             _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": {}}, contract.PATH_SCRATCH),
@@ -141,6 +141,12 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
     )
+
+
+def _startup_seconds(reward: Reward) -> int:
+    if reward.served_model:
+        return reward_vllm.STARTUP_SECONDS
+    return _STARTUP_SECONDS + math.ceil(reward.function.import_timeout_seconds if reward.function else _STARTUP_SECONDS)
 
 
 def _build_judge_env(service: RewardService) -> list[Manifest]:

@@ -129,7 +129,7 @@ class Scorer:
                 return
             execution = self._lanes.start_next()
             if execution is None:
-                return
+                break
             self._start(execution, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
@@ -185,7 +185,12 @@ def build_pool(
     config, backend = reward.config, reward.backend
     if isinstance(backend, FunctionSettings):
         return WorkerPool(
-            backend, config.slots, on_idle=on_idle, on_restart=metrics.record_restart, on_fatal_error=on_fatal_error
+            backend,
+            config.slots,
+            name=config.name,
+            on_idle=on_idle,
+            on_restart=metrics.record_restart,
+            on_fatal_error=on_fatal_error,
         )
     from rljob_reward.models.backend import ModelBackend
     from rljob_reward.models.metrics import UpstreamMetrics

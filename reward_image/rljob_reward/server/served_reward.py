@@ -17,7 +17,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker.settings import SCORE_NEUTRAL_FIELDS, FunctionSettings
 
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
@@ -42,9 +42,7 @@ def load_reward(config_path: Path, function_path: Path | None = None, images: st
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path)
         # A function does not change when its files move.
-        settings = {
-            name: value for name, value in backend._asdict().items() if name not in ("path", "python", "scratch")
-        }
+        settings = {name: value for name, value in backend._asdict().items() if name not in SCORE_NEUTRAL_FIELDS}
     else:
         raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
     settings |= {"timeout_seconds": reward.timeout_seconds, "images": images}

@@ -1,16 +1,19 @@
-"""One worker process: `python -m rljob_reward.worker FD PARENT_PID HANDOVER_FD`. It executes one request at a time.
+"""One worker process: `python -m rljob_reward.worker FD PARENT_PID HANDOVER_FD STACK_FD`. One request at a time.
 
 The server kills it at a timeout, the kernel when the server dies. Frames have a dedicated socket, so output of user
-code cannot disturb them. Invariant: no user code runs outside the sandbox.
+code cannot disturb them. Until the function has loaded, SIGUSR1 writes the stack to STACK_FD. Invariant: no user code
+runs outside the sandbox, and each request finds the process as the import left it, except for Python's objects.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 import json
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -18,9 +21,10 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_reward.worker import sandbox
-from rljob_reward.worker.adapters.binding import Sample
 from rljob_reward.worker.adapters.outcome import EXCEPTION, Outcome, invalid
-from rljob_reward.worker.frames import BlockingChannel
+from rljob_reward.worker.adapters.values import Sample
+from rljob_reward.worker.frames import RETIRING, BlockingChannel
+from rljob_reward.worker.leftovers import Leftovers, describe_exhaustion
 from rljob_reward.worker.loading import BoundFunction, describe_limit, explain, load
 from rljob_reward.worker.sandbox import WorkerSandbox
 from rljob_reward.worker.sandbox.system import die_with
@@ -29,12 +33,15 @@ from rljob_reward.worker.settings import FunctionSettings
 
 
 def main(arguments: list[str]) -> int:
-    descriptor, parent_pid, handover = map(int, arguments)
+    descriptor, parent_pid, handover, stack = map(int, arguments)
     die_with(parent_pid)
     # A woken worker must not preempt the server in the middle of its loop: that would delay every request.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # A process that user code starts must not hold this socket open.
     os.set_inheritable(descriptor, False)
+    os.set_inheritable(stack, False)
+    # Before the server sees the end of the handover, after which it may send the signal.
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     channel = BlockingChannel(socket.socket(fileno=descriptor))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
@@ -51,10 +58,13 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         channel.write(json.dumps({"error": str(error)}).encode())
         return 0
+    faulthandler.unregister(signal.SIGUSR1)
+    os.close(stack)
     report = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
-    executor = Executor(bound, settings, ScratchCleaner(worker_sandbox.scratch))
+    report |= {"reads_tokens": bound.reads_tokens}
+    executor, leftovers, cleaner = Executor(bound, settings), Leftovers(), ScratchCleaner(worker_sandbox.scratch)
     channel.write(json.dumps(report).encode())
-    _serve(channel, executor)
+    _serve(channel, executor, leftovers, cleaner)
     return 0
 
 
@@ -66,26 +76,35 @@ def _limit_cpu(settings: FunctionSettings) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (used + settings.cpu_seconds, hard))
 
 
-def _serve(channel: BlockingChannel, executor: Executor) -> None:
+def _serve(channel: BlockingChannel, executor: Executor, leftovers: Leftovers, cleaner: ScratchCleaner) -> None:
     own_pid = os.getpid()
     while (body := channel.read()) is not None:
         outcomes = [outcome._asdict() for outcome in executor.execute(body)]
         if os.getpid() != own_pid:
-            os._exit(0)  # a child that user code forked and let return: it must not answer for the worker
+            os._exit(0)  # a child that user code forked and let return: it must not answer or clean for the worker
+        problem = leftovers.reset() or executor.exhaustion
+        try:
+            cleaner.clean()
+        except OSError as error:
+            problem = problem or describe_exhaustion(error) or f"its scratch directory cannot be cleaned: {error}"
+        if problem:
+            channel.write(RETIRING + problem.encode(errors="replace"))
         channel.write(json.dumps(outcomes, allow_nan=False).encode())
 
 
 class Executor:
     """Calls the bound function, awaits it where it is async, and turns every failure into a reason."""
 
-    def __init__(self, bound: BoundFunction, settings: FunctionSettings, cleaner: ScratchCleaner | None = None) -> None:
+    def __init__(self, bound: BoundFunction, settings: FunctionSettings) -> None:
         self._bound = bound
         self._settings = settings
-        self._cleaner = cleaner
         self._loop: Any = None
+        self.exhaustion = ""
+        """The resource that the last request found used up: the next one would fail, too."""
 
     def execute(self, body: bytes) -> list[Outcome]:
         """Return one outcome per sample; or a single one with a reason, which applies to all samples."""
+        self.exhaustion = ""
         try:
             _limit_cpu(self._settings)
             request = json.loads(body)
@@ -98,9 +117,8 @@ class Executor:
                 value = self._wait(value)
             outcomes = binding.read(value, samples)
         except BaseException as error:  # including SystemExit and KeyboardInterrupt: only this request fails
+            self.exhaustion = describe_exhaustion(error)
             outcomes = [invalid(EXCEPTION, explain(error, self._bound.path) + describe_limit(error, self._settings))]
-        if self._cleaner is not None:
-            self._cleaner.clean()
         return outcomes
 
     def _wait(self, value: Any) -> Any:

@@ -1,13 +1,17 @@
 """The worker processes of one reward: started a few at a time as demand grows, replaced when they die.
 
 Owns their number. Consumes demand (ensure), produces idle workers (acquire, and on_idle when one becomes idle). At most
-`size` exist. If the first cannot start, the reward is not served.
+`size` and the spare ones are ready; the caller runs at most `size` requests. If the first worker cannot start, the
+reward is not served. Invariant: a worker whose last request failed is idle for as long as another one is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,13 +20,18 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import StartupReport
 from rljob_reward.worker import scratch
 from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker_pool.health import PoolHealth
 from rljob_reward.worker_pool.isolation import Isolation
 from rljob_reward.worker_pool.output import OutputLog
 from rljob_reward.worker_pool.process import WorkerProcess
 
-_WARM_WORKERS = 2
-"""Kept from the start; more start with demand."""
-_START_TIMEOUT_SECONDS = 300.0
+logger = logging.getLogger(__name__)
+
+_IMPORT_REPORT_SECONDS = 5.0
+_MAX_IMPORT_REPORT_SECONDS = 60.0
+_MIN_PATIENCE_SECONDS = 10.0
+_PATIENCE_PER_START = 3.0
+"""A start that takes this many times as long as earlier ones is late."""
 _MAX_FAILED_STARTS = 5
 _MAX_BACKOFF_SECONDS = 5.0
 _SCRATCH_POLL_SECONDS = 0.5
@@ -38,35 +47,43 @@ class WorkerPool:
         settings: FunctionSettings,
         size: int,
         *,
+        name: str = "",
         on_idle: Callable[[], None],
         on_restart: Callable[[], None],
         on_fatal_error: Callable[[TransientError], None],
     ) -> None:
         self._settings = settings
+        self._name = name
         self._isolation = Isolation(settings)
         self._size = size
         self._on_idle = on_idle
         self._on_restart = on_restart
         self._on_fatal_error = on_fatal_error
         self._output = OutputLog()
+        self._health = PoolHealth()
         self._idle: list[WorkerProcess] = []
+        self._resting: deque[WorkerProcess] = deque()
+        """Idle, and their last request failed; the oldest first."""
+        self._starting_since: dict[WorkerProcess, float] = {}
+        self._start_seconds = 0.0
+        """The longest start that has succeeded."""
         self._workers: set[WorkerProcess] = set()
         self._ready: set[WorkerProcess] = set()
         self._num_starting = 0
         self._max_starting = max(2, os.cpu_count() or 1)
         self._num_failed_starts = 0
-        self._demand = _WARM_WORKERS
+        self._demand = 1
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def can_serve(self) -> bool:
-        """Whether a worker is ready, or is starting and no start has failed since the last success."""
-        return bool(self._ready) or not self._num_failed_starts
+        """Whether a worker is ready, or is starting on time and no start has failed since the last success."""
+        return bool(self._ready) or not (self._num_failed_starts or self._is_start_late())
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle)
+        return bool(self._idle or self._resting)
 
     def owns(self, pid: int) -> bool:
         return any(worker.pid == pid for worker in self._workers)
@@ -83,13 +100,17 @@ class WorkerPool:
         return report.model_copy(update={"missing": self._isolation.missing})
 
     def acquire(self) -> WorkerProcess:
-        """Return the idle worker that was used last: its memory is warm, and the others stay swapped out."""
-        return self._idle.pop()
+        """Return the idle worker that was used last: its memory is warm, and the others stay swapped out.
+
+        Workers whose last request failed come last: a spoilt one must not draw the work, and with a spare worker a
+        retry always meets another one.
+        """
+        return self._idle.pop() if self._idle else self._resting.popleft()
 
     def ensure(self, demand: int) -> None:
-        """Grow towards `demand` workers, and replace dead ones."""
-        self._demand = max(_WARM_WORKERS, demand)
-        num_wanted = min(self._size, self._demand)
+        """Grow towards `demand` workers and the spare ones, and replace dead ones."""
+        self._demand = max(1, demand)
+        num_wanted = min(self._size, self._demand) + self._settings.spare_workers
         max_starting = 1 if self._num_failed_starts else self._max_starting
         while (
             not self._closing
@@ -156,35 +177,73 @@ class WorkerPool:
         return worker
 
     async def _await_start(self, worker: WorkerProcess) -> StartupReport:
-        await worker.connect()
+        """Wait until the worker has imported the function or failed; log where it is, if that takes long."""
+        self._starting_since[worker] = started_at = time.monotonic()
+        reports = asyncio.create_task(self._report_import(worker, started_at))
         try:
-            async with asyncio.timeout(_START_TIMEOUT_SECONDS):
-                return await asyncio.shield(worker.started)
+            await worker.connect()
+            async with asyncio.timeout(self._settings.import_timeout_seconds):
+                report = await asyncio.shield(worker.started)
         except TimeoutError:
-            message = f"{self._settings.path}: its import took more than {_START_TIMEOUT_SECONDS:.0f} s"
-            worker.kill(InvalidReason.TIMEOUT, message)
-            return await worker.started
+            place = await worker.locate()
+            where = f" and is still at {place}" if place else ""
+            limit = f"{self._settings.import_timeout_seconds:g} s (function.importTimeoutSeconds)"
+            worker.kill(InvalidReason.TIMEOUT, f"it took more than {limit}{where}")
+            report = await worker.started
+        finally:
+            reports.cancel()
+            del self._starting_since[worker]
+        if not report.error:
+            self._start_seconds = max(self._start_seconds, time.monotonic() - started_at)
+        return report
+
+    async def _report_import(self, worker: WorkerProcess, started_at: float) -> None:
+        pause = max(_IMPORT_REPORT_SECONDS, _PATIENCE_PER_START * self._start_seconds)
+        while True:
+            await asyncio.sleep(pause)
+            place = await worker.locate()
+            logger.info(
+                "reward %s: the import of %s has taken %.0f s so far%s; after %g s it fails (importTimeoutSeconds)",
+                self._name,
+                self._settings.module or self._settings.path,
+                time.monotonic() - started_at,
+                f", now at {place}" if place else "",
+                self._settings.import_timeout_seconds,
+            )
+            pause = min(_MAX_IMPORT_REPORT_SECONDS, 2 * pause)
+
+    def _is_start_late(self) -> bool:
+        patience = max(_MIN_PATIENCE_SECONDS, _PATIENCE_PER_START * self._start_seconds)
+        now = time.monotonic()
+        return bool(self._starting_since) and all(now - since > patience for since in self._starting_since.values())
 
     def _on_worker_ready(self, worker: WorkerProcess) -> None:
         if worker.exited.done():
             return
         self._ready.add(worker)
-        self._on_worker_idle(worker)
-
-    def _on_worker_idle(self, worker: WorkerProcess) -> None:
         self._idle.append(worker)
         self._on_idle()
 
+    def _on_worker_idle(self, worker: WorkerProcess) -> None:
+        if reason := worker.problem or self._health.record(worker.history, failed=worker.has_failed):
+            logger.info("reward %s: worker %d is replaced: %s", self._name, worker.pid, reason)
+            worker.kill(InvalidReason.CANCELLED, reason)  # it has no request; its exit starts another one
+        else:
+            (self._resting if worker.has_failed else self._idle).append(worker)
+        self._on_idle()  # also after a replacement: a spare worker may be idle
+
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         self._workers.discard(worker)
-        if worker in self._idle:
-            self._idle.remove(worker)
+        for idle in (self._idle, self._resting):
+            if worker in idle:
+                idle.remove(worker)
         if worker in self._ready:
             self._ready.discard(worker)
             if not self._closing:
                 self._on_restart()
         if not self._closing:
             self.ensure(self._demand)
+            self._on_idle()
 
 
 def _find_excessive(workers: list[WorkerProcess], limit_bytes: int) -> list[WorkerProcess]:

@@ -1,7 +1,8 @@
 """One worker process as the server sees it: spawn, one request at a time, kill, notice its death.
 
-Owns the process, its socket, its output pipe and its seccomp supervisor. Each request gets exactly one result: the
-worker's replies, or how the process ended. The pool decides when to start a worker, isolation what it may do.
+Owns the process, its socket, its pipes and its seccomp supervisor. Each request gets exactly one result: the worker's
+replies, or how the process ended. Processes that a request started end before the worker is idle again. The pool
+decides when to start and to replace a worker, isolation what it may do.
 """
 
 from __future__ import annotations
@@ -16,19 +17,31 @@ import subprocess
 from collections.abc import Callable
 from typing import cast
 
+import psutil
 from pydantic import TypeAdapter, ValidationError
 
+from rljob_api.wire.contract import MAX_RESULT_BYTES
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import ExecutionResult, StartupReport, failure
 from rljob_reward.worker import frames
 from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker_pool import process_marks
+from rljob_reward.worker_pool.health import WorkerHistory, draw_max_requests, has_failed
+from rljob_reward.worker_pool.import_watch import StackPipe
 from rljob_reward.worker_pool.isolation import Isolation
 from rljob_reward.worker_pool.output import OutputLog
 from rljob_reward.worker_pool.seccomp_supervisor import SeccompSupervisor
 
 _OUTPUT_CHUNK_BYTES = 64 << 10
 _EXIT_AFTER_CLOSE_SECONDS = 1.0
+_MAX_REPORT_BYTES = 1 << 20
+"""Of a worker's first frame."""
+_MAX_REASON_CHARACTERS = 300
+_MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 _REPLIES = TypeAdapter(ExecutionResult)
+_TOO_LONG = failure(
+    InvalidReason.BAD_RETURN, f"the function's result has more than {MAX_RESULT_BYTES >> 10} KiB per sample as JSON"
+)
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -50,10 +63,18 @@ class WorkerProcess(asyncio.Protocol):
         self._output = output
         self._on_idle = on_idle
         self._on_exit = on_exit
-        self._buffer = frames.FrameBuffer()
+        self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
         self._callback: Callable[[ExecutionResult], None] | None = None
         self._num_samples = 0
         self._killed_as: ExecutionResult | None = None
+        self.history = WorkerHistory(draw_max_requests(settings.max_requests))
+        self.has_failed = False
+        """Whether the last request failed."""
+        self.problem = ""
+        """Why it must be replaced after the current request, as it said or as its processes show."""
+        self._kept: set[psutil.Process] = set()
+        """Processes that the import started: they stay until the worker ends."""
+        self._ending: asyncio.Task[None] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[StartupReport] = self._loop.create_future()
@@ -63,12 +84,14 @@ class WorkerProcess(asyncio.Protocol):
     def _spawn(self) -> None:
         self._socket, worker_socket = socket.socketpair()
         self._handover, worker_handover = socket.socketpair()
-        descriptors = (worker_socket.fileno(), worker_handover.fileno())
+        self._stack = StackPipe()
+        descriptors = (worker_socket.fileno(), worker_handover.fileno(), self._stack.write_end)
         # -P: Python must not import files that user code wrote into a working directory.
-        command = [self._isolation.python, "-P", "-m", "rljob_reward.worker"]
+        self._command = [self._isolation.python, "-P", "-m", "rljob_reward.worker"]
+        self._command += map(str, (descriptors[0], os.getpid(), *descriptors[1:]))
         with worker_socket, worker_handover:
             self._process = subprocess.Popen(
-                [*command, str(descriptors[0]), str(os.getpid()), str(descriptors[1])],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -77,6 +100,7 @@ class WorkerProcess(asyncio.Protocol):
                 start_new_session=True,  # its own process group: a kill also reaches what user code started
                 bufsize=0,
             )
+        self._stack.close_write_end()
         self.pid = self._process.pid
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
@@ -104,8 +128,14 @@ class WorkerProcess(asyncio.Protocol):
         assert self._transport is not None
         self._callback = callback
         self._num_samples = num_samples
+        self._buffer.max_bytes = MAX_RESULT_BYTES * num_samples
         if not self._transport.is_closing():  # else _reap() delivers how the process ended
             self._transport.write(frames.encode(body))
+
+    async def locate(self) -> str:
+        """Return the line that its import executes; empty if that is unknown."""
+        can_answer = self._handover.fileno() < 0 and not self.started.done()
+        return await self._stack.locate(self.pid, self._function.path) if can_answer else ""
 
     def kill(self, reason: InvalidReason, message: str) -> None:
         """Kill the process and all that it started; its request, if any, fails with this reason once it is dead."""
@@ -132,21 +162,55 @@ class WorkerProcess(asyncio.Protocol):
         message = "the worker closed its pipe and was replaced"
         self._loop.call_later(_EXIT_AFTER_CLOSE_SECONDS, self.kill, InvalidReason.WORKER_DIED, message)
 
-    def _receive(self, frame: bytes) -> None:
+    def _receive(self, frame: bytes | None) -> None:
         if self._killed_as is not None:
             return
+        if frame is None:
+            return self._finish(_TOO_LONG)
         if not self.started.done():
+            self._stack.close()
+            if self._supervisor is not None and self._supervisor.has_new_processes:
+                self._kept = set(process_marks.find_processes(self._sandbox.mark))
+                self._supervisor.has_new_processes = False
             self.started.set_result(StartupReport.model_validate_json(frame))
+            return
+        if frame.startswith(frames.RETIRING):
+            text = frame[len(frames.RETIRING) :].decode(errors="replace")
+            self.problem = text[:_MAX_REASON_CHARACTERS]
             return
         replies = _REPLIES.validate_json(frame)
         failed_as_a_whole = len(replies) == 1 and replies[0].reason is not None
         if len(replies) != self._num_samples and not failed_as_a_whole:
             raise frames.BrokenFrameError(f"{len(replies)} answers for {self._num_samples} samples")
+        self._finish(replies)
+
+    def _finish(self, result: ExecutionResult) -> None:
         callback, self._callback = self._callback, None
         if callback is None:
             raise frames.BrokenFrameError("an answer without a request")
-        callback(replies)
+        callback(result)
+        self.has_failed = has_failed(result)
+        if self._supervisor is not None and self._supervisor.has_new_processes:
+            self._supervisor.has_new_processes = False
+            self._ending = self._loop.create_task(self._end_processes())
+        else:
+            self._on_idle(self)
+
+    async def _end_processes(self) -> None:
+        """Kill what the request started and left running."""
+        kept = {psutil.Process(self.pid), *self._kept}
+        commands = await asyncio.to_thread(process_marks.kill_processes, self._sandbox.mark, kept)
+        if self.exited.done():
+            return
+        if any(self._may_depend_on(command) for command in commands):
+            self.problem = self.problem or (
+                "a request left processes of multiprocessing, which ended with it; create pools during the import"
+            )
         self._on_idle(self)
+
+    def _may_depend_on(self, command: list[str]) -> bool:
+        """Whether the process was forked, or started by multiprocessing: without it, an object may be broken."""
+        return command == self._command or any(each in word for word in command for each in _MULTIPROCESSING)
 
     def _receive_listener(self) -> None:
         """Take the worker's seccomp listener; a worker without one closes the socket."""
@@ -193,6 +257,7 @@ class WorkerProcess(asyncio.Protocol):
         self._drain_output()
         self._loop.remove_reader(self._stdout.fileno())
         self._stdout.close()
+        self._stack.close()
         if self._killed_as is None:
             self._killed_as = failure(InvalidReason.WORKER_DIED, f"the worker process {_describe_exit(code)}")
         if self._transport is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import psutil
 
@@ -52,12 +52,16 @@ def count_threads(mark: int) -> int:
     return total
 
 
-def kill_processes(mark: int) -> None:
-    """Kill all processes that carry this mark. Repeats, since without a seccomp supervisor they can still fork."""
+def kill_processes(mark: int, kept: Container[psutil.Process] = ()) -> list[list[str]]:
+    """Kill the processes that carry this mark, except `kept`, and return their command lines. Repeats, since they can
+    still fork."""
+    commands = []
     for _ in range(_MAX_SWEEPS):
-        found = list(find_processes(mark))
+        found = [process for process in find_processes(mark) if process not in kept]
         for process in found:
             with contextlib.suppress(psutil.Error):
+                commands.append(process.cmdline())
                 process.kill()  # not after the kernel has reused its pid: psutil compares the start time
         if not found:
-            return
+            break
+    return commands

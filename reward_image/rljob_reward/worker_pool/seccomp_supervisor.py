@@ -23,6 +23,7 @@ _IOCTL_RECEIVE, _IOCTL_SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # id, pid, flags, nr, arch, ip, arguments
 _RESPONSE = struct.Struct("=QqiI")  # id, value, error, flags
 _CONTINUE = 1
+_CLONE_THREAD = 0x10000
 
 _NAMES = {number: name for name, number in numbers().items()}
 
@@ -36,6 +37,8 @@ class SeccompSupervisor:
         self._upper_bound = 0
         """At most this many processes and threads exist, not counting the worker's main thread."""
         self.has_spawned = False
+        self.has_new_processes = False
+        """Whether a process, not only a thread, was started since the owner reset this."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listener, self._respond)
 
@@ -58,6 +61,8 @@ class SeccompSupervisor:
     def _decide(self, call: str, arguments: list[int]) -> int:
         """Return 0 to allow the call, else the errno that it fails with."""
         if call in seccomp.SPAWNING:
+            is_thread = call == "clone" and bool(arguments[0] & _CLONE_THREAD)
+            self.has_new_processes |= not is_thread
             return self._decide_spawn()
         target = struct.unpack("=i", struct.pack("=I", arguments[seccomp.PID_ARGUMENT[call]] & 0xFFFFFFFF))[0]
         return 0 if self._is_own(target) else errno.EPERM

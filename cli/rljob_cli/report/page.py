@@ -6,6 +6,7 @@ Invariants: text of the run is escaped wherever it stands; the page loads nothin
 import base64
 import hashlib
 import json
+import re
 from collections import Counter
 from datetime import datetime
 from importlib import resources
@@ -26,6 +27,8 @@ from rljob_cli.run.curves import build_panels
 from rljob_cli.run.runfolder import split_rows
 from rljob_cli.run.summary import summary_lines
 
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Colours of a terminal, in the last lines of logs."""
 _FILES = resources.files("rljob_cli.report") / "template"
 
 
@@ -36,6 +39,7 @@ def render_page(run: RunData, now: datetime) -> str:
     script = _read("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": format_number, "share": lambda value: f"{100 * value:.0f}%"}
+    environment.filters["plain"] = lambda text: _ESCAPE_SEQUENCE.sub("", text)
     return environment.from_string(_read("report.html.jinja")).render(
         run=run,
         summary=run.summary,

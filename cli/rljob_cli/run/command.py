@@ -57,7 +57,7 @@ class Run:
         self._output = output
         self._started = time.monotonic()
         self._interrupted = asyncio.Event()
-        self._phase = ""
+        self._phase = self._message = ""
         self._metrics = RewardMetrics()
         self.session = SessionLog(folder, runfolder.last_checkpoint(folder) or 0)
         self._recorded_at = -math.inf
@@ -80,7 +80,8 @@ class Run:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self._cluster.stop(_STOP_SECONDS, first=(child_name(self._job, HEAD),))
-                self._record_session(self.take_snapshot(), phase=self._phase)
+                # Not from a new snapshot: Pods that this stops have not failed.
+                self._record_session(self._message, self._phase)
         return self._phase
 
     @property
@@ -96,10 +97,11 @@ class Run:
             snapshot = self.take_snapshot()
             self._output.show(snapshot)
             self._phase = snapshot.phase
+            self._message = snapshot.message
             if time.monotonic() >= self._recorded_at + _RECORD_SECONDS:
-                self._record_session(snapshot)
+                self._record_session(snapshot.message)
             if self._interrupted.is_set():
-                self._phase = "Interrupted"
+                self._phase, self._message = "Interrupted", "stopped by a signal"
                 return
             if snapshot.phase in _FINAL_PHASES:
                 return
@@ -107,13 +109,14 @@ class Run:
                 async with asyncio.timeout(_REFRESH_SECONDS):
                     await self._interrupted.wait()
 
-    def _record_session(self, snapshot: Snapshot, phase: str = "") -> None:
+    def _record_session(self, message: str, phase: str = "") -> None:
         self._recorded_at = time.monotonic()
+        steps, _ = self._read_history()
         self.session.update(
             seconds=round(self.wall_seconds, 3),
             phase=phase,
-            message=snapshot.message,
-            last_step=snapshot.step,
+            message=message,
+            last_step=steps[-1]["step"] if steps else 0,
             restarts=self.history.restarts,
             failures=tuple(failure.__dict__ for failure in self.history.failures),
         )

@@ -287,6 +287,8 @@ def _measure_prompts(
         raise InputError("spec.data.template", f"{empty[0].place}: the prompt is empty after rendering")
     table = measure([len(token_ids) for token_ids in tokens], path, len(sample.rows), limit)
     report.lengths.append(table)
+    if limit.num_tokens is not None and limit.num_tokens < 1:
+        return  # the manifest or the model's context is wrong, and reported there
     if table.num_too_long == table.num_measured:
         is_sample = not sample.is_all or table.num_measured < table.num_rows
         report.add(f"{path}.source", describe_all_too_long(table), is_warning=is_sample)

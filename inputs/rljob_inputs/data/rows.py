@@ -5,6 +5,7 @@ Invariant: rows are read lazily, so a check may stop after some; every error nam
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 from collections.abc import Iterator
@@ -64,11 +65,19 @@ def find_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.exists():
-        raise UserError(f"{path} not found")
+        raise UserError(f"file {path} not found{suggest_path(path)}")
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if not files:
         raise UserError(f"the folder {path} has neither .jsonl nor .parquet files")
     return files
+
+
+def suggest_path(path: Path) -> str:
+    """Return a hint for a path that does not exist."""
+    if not path.parent.is_dir():
+        return f" (folder {path.parent} not found either)"
+    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _read_files(path: Path, field: str) -> Iterator[tuple[Values, str]]:

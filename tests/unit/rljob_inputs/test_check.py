@@ -1,0 +1,171 @@
+"""The check of a job's inputs before it starts."""
+
+import json
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_inputs.check import check_inputs, find_access
+from tests.support.hub import run_hub
+from tests.support.model_folder import CHAT_TEMPLATE, write_model, write_weights
+
+JUDGE = {"name": "j", "judge": {"template": "x", "parser": {"regex": "(.)"}}}
+
+
+def make_job(model_source, data_source, *, model=None, train=None, data=None, rollout=None, **sections):
+    spec = {
+        "model": {"source": str(model_source)} | (model or {}),
+        "data": {"train": {"source": str(data_source)} | (train or {})} | (data or {}),
+        "rewards": [{"name": "r", "function": {"inline": "x"}}],
+        "rollout": {"sampling": {"maxTokens": 4}} | (rollout or {}),
+    }
+    return RLJob.model_validate({"metadata": {"name": "j"}, "spec": {**spec, **sections}})
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path / "model")
+    write_rows(tmp_path / "train.jsonl", {"prompt": "12345678", "answer": "1"}, {"prompt": "1", "answer": None})
+    return tmp_path
+
+
+def check(folder, **sections):
+    return check_inputs(make_job(folder / "model", folder / "train.jsonl", **sections), str, {})
+
+
+def errors(report):
+    return {finding.path: finding.message for finding in report.findings if not finding.is_warning}
+
+
+def warnings(report):
+    return {finding.path: finding.message for finding in report.findings if finding.is_warning}
+
+
+def test_a_good_job_has_lengths_parameters_and_a_first_prompt(folder):
+    report = check(folder)
+    assert not errors(report)
+    assert "the answer is null, in 1 of 2 rows" in warnings(report)["spec.data.train.answer"]
+    (table,) = report.lengths
+    template = len("<user>") + 1 + len("<assistant>")  # </s> is one token
+    assert (table.min, table.max, table.limit) == (template + 1, template + 8, 60)
+    assert report.num_parameters == {"spec.model.source": 602}
+    assert report.first_prompt.ground_truth == "1"
+    assert report.first_prompt.prompt == [{"role": "user", "content": "12345678"}]
+
+
+def test_prompts_that_are_too_long_are_a_warning_and_an_error_if_all_are(folder):
+    write_rows(folder / "train.jsonl", {"prompt": "x" * 60, "answer": 1}, {"prompt": "x", "answer": 1})
+    message = warnings(check(folder))["spec.data.train.source"]
+    assert message == (
+        "1 of 2 prompts have more than 60 tokens (the model's context 64 - rollout.sampling.maxTokens 4) and are left "
+        "out; the longest has 78"
+    )
+    write_rows(folder / "train.jsonl", {"prompt": "x" * 60, "answer": 1})
+    assert "all 1 prompts are too long" in errors(check(folder))["spec.data.train.source"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "message"),
+    [
+        ({"rollout": {"maxModelLen": 128}}, "spec.rollout.maxModelLen", "is 128, but the model's context is 64 tokens"),
+        ({"rollout": {"sampling": {"maxTokens": 64}}}, "spec.rollout.sampling.maxTokens", "leaves no room"),
+        ({"train": {"prompt": "promt"}}, "spec.data.train.prompt", "has no column promt; .* did you mean prompt?"),
+        ({"data": {"template": "{x}"}}, "spec.data.template", "{x} is not a column"),
+        ({"train": {"source": "/no"}}, "spec.data.train.source", "file /no not found"),
+        ({"model": {"source": "/no"}}, "spec.model.source", "folder /no not found"),
+    ],
+)
+def test_errors_are_at_their_field(folder, sections, path, message):
+    found = errors(check(folder, **sections))
+    assert list(found) == [path]
+    assert all(part in found[path] for part in message.split(" .* "))
+
+
+def test_settings_that_change_the_config_are_not_second_guessed(folder):
+    assert not errors(check(folder, rollout={"maxModelLen": 128, "env": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
+    assert not errors(check(folder, rollout={"maxModelLen": 128, "extraArgs": ["--hf-overrides={}"]}))
+
+
+@pytest.mark.parametrize(
+    ("config", "sections", "path", "message"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, {}, "spec.model.source", "is not a causal language model"),
+        ({"model_type": None}, {}, "spec.model.source", "has no model_type"),
+        ({"model_type": "gemma2"}, {"trainer": {"dtype": "float16"}}, "spec.trainer.dtype", "is float16"),
+    ],
+)
+def test_models_that_cannot_be_used_are_found_by_their_config(folder, config, sections, path, message):
+    write_model(folder / "model", config)
+    assert message in errors(check(folder, **sections))[path]
+
+
+def test_broken_folders_are_found(folder):
+    model = folder / "model"
+    write_weights(model / "model.safetensors", {"embed": [300, 2]}, 300)
+    assert "is truncated: it has 300 of" in errors(check(folder))["spec.model.source"]
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    (model / "model.safetensors").unlink()
+    messages = [finding.message for finding in check(folder).findings if finding.path == "spec.model.source"]
+    assert [message.removeprefix(f"{model} ") for message in messages] == [
+        "has no tokenizer (tokenizer.json)",
+        "has no weights (*.safetensors)",
+    ]
+    (model / "config.json").write_text("{")
+    assert "config.json is not JSON" in errors(check(folder))["spec.model.source"]
+    (model / "config.json").unlink()
+    assert "config.json is missing; set a Hugging Face folder" in errors(check(folder))["spec.model.source"]
+
+
+def test_chat_without_a_template_is_an_error(folder):
+    (folder / "model" / "chat_template.jinja").unlink()
+    assert "the model has no chat template; set it to text" in errors(check(folder))["spec.data.format"]
+    assert not errors(check(folder, data={"format": "text"}))
+    (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    assert not errors(check(folder))
+
+
+def test_served_models_are_checked_for_length_but_need_not_be_causal(folder):
+    write_model(folder / "rm", {"architectures": ["Qwen3ForSequenceClassification"]})
+    reward = {"name": "rm", "model": {"source": str(folder / "rm"), "maxModelLen": 65}}
+    report = check(folder, rewards=[reward])
+    assert list(errors(report)) == ["spec.rewards[0].model.maxModelLen"]
+    assert report.num_parameters["spec.rewards[0].model.source"] == 602
+    judge = {"name": "j", "judge": JUDGE["judge"] | {"model": {"source": "/no"}}}
+    assert list(errors(check(folder, rewards=[judge]))) == ["spec.rewards[0].judge.model.source"]
+
+
+def test_sources_that_are_elsewhere_are_skipped(folder):
+    report = check_inputs(make_job("pvc://c/m", "pvc://c/d"), lambda source: None, {})
+    assert (report.findings, report.lengths, report.first_prompt) == ([], [], None)
+
+
+def test_the_jobs_hub_and_token_take_precedence_over_the_shells():
+    hub = {"endpoint": "http://mirror", "tokenSecretRef": {"name": "s", "key": "MY_TOKEN"}}
+    environment = {"HF_ENDPOINT": "http://shell/", "HF_TOKEN": "shell", "MY_TOKEN": "mine"}
+    access = find_access(make_job("/m", "/d", hub=hub), environment)
+    assert (access.endpoint, access.token) == ("http://mirror", "mine")
+    assert find_access(make_job("/m", "/d"), environment).endpoint == "http://shell"
+
+
+def test_models_and_datasets_of_a_hub_are_checked_without_their_weights(folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "no-token"))
+    with run_hub(folder / "hub") as hub:
+        hub.add("models/org/model", folder / "model")
+        write_rows(hub.add("datasets/org/data") / "train.jsonl", {"prompt": "12345678", "answer": "1"})
+        report = check_inputs(make_job("hf://org/model", "hf://org/data"), str, {"HF_ENDPOINT": hub.url})
+        assert not report.findings
+        assert report.lengths[0].num_rows == 1
+        assert not any("safetensors" in request for request in hub.requests)
+        job = make_job("hf://org/model", "hf://org/data", train={"split": "nope", "prompt": "x"})
+        assert "has no split nope" in errors(check_inputs(job, str, {"HF_ENDPOINT": hub.url}))["spec.data.train.split"]
+        job = make_job("hf://org/none", "hf://org/none")
+        assert list(errors(check_inputs(job, str, {"HF_ENDPOINT": hub.url}))) == [
+            "spec.model.source", "spec.data.train.source",
+        ]  # fmt: skip

@@ -48,7 +48,7 @@ class RewardServer:
     """A reward whose score is the completion, a number, unless `fault` returns something else."""
 
     def __init__(self, address, version="v1"):
-        self.address, self.version = address, version
+        self.address, self.version, self.reads_tokens = address, version, False
         self.asked, self.groups, self.num_left = [], [], 0
         self.connections, self.most_connected = set(), 0
         self.open = asyncio.Event()
@@ -73,7 +73,7 @@ class RewardServer:
             await runner.cleanup()
 
     async def _info(self, request):
-        return web.json_response({"name": "r", "version": self.version})
+        return web.json_response({"name": "r", "version": self.version, "reads_tokens": self.reads_tokens})
 
     async def _pass(self, request):
         self.connections.add(request.transport)

@@ -21,7 +21,7 @@ SCORER_METHODS: Final = ("compute_score", "post_process_scores")
 """Methods of a class for scope: sampleThenGroup."""
 
 RUBRIC_METHODS: Final = frozenset({"_get_reward_funcs", "get_reward_funcs"})
-"""A Rubric of verifiers, by version, has one of these."""
+"""A Rubric of verifiers, has one, depending on its version."""
 
 _RUBRIC: Final = "Rubric"
 _TASK: Final = "Task"

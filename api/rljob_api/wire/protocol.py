@@ -10,7 +10,7 @@ import enum
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
 
 from rljob_api.wire.contract import MAX_COMPONENTS
 
@@ -65,6 +65,10 @@ class ScoreRequest(Wire):
     """Argument data_source of verl functions."""
     extra_info: dict[str, Any] = {}
     """Other columns of the row, and `index`, `split`, `truncated` (the token limit was reached), `num_tokens`."""
+    prompt_ids: SkipValidation[list[int] | None] = None
+    """Token ids of the prompt, only for a server whose /v1/info has `reads_tokens`."""
+    completion_ids: SkipValidation[list[int] | None] = None
+    """Token ids of the completion, with the end-of-sequence token; only for such a server."""
 
 
 class ScoreResult(Wire):

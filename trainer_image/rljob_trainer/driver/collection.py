@@ -156,4 +156,6 @@ def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) 
         ground_truth=prompt.ground_truth,
         data_source=prompt.data_source,
         extra_info={**prompt.extra_info, "truncated": trajectory.truncated, "num_tokens": trajectory.num_sampled},
+        prompt_ids=prompt.token_ids,
+        completion_ids=trajectory.token_ids[len(prompt.token_ids) :],
     )

@@ -18,7 +18,8 @@ from rljob_api.wire.retry_after import parse_retry_after
 _FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
 _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _MIN_RETRY_AFTER_SECONDS = 0.05
-_MAX_RETRY_AFTER_SECONDS = 60.0
+
+_TOKEN_FIELDS = {"prompt_ids", "completion_ids"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class RewardCall:
     def path(self) -> str:
         return (UrlPath.SCORE_GROUP if isinstance(self.request, GroupRequest) else UrlPath.SCORE).value
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self, *, with_tokens: bool = False) -> dict[str, Any]:
+        """Return the JSON of the body. Token ids are longer than the text: most rewards do not read them."""
         if self.protocol == "rljob":
-            return self.request.model_dump(mode="json")
+            return self.request.model_dump(mode="json", exclude=None if with_tokens else self._token_fields)
         prompts = [_prompt_text(sample) for sample in self.samples]
         return {
             "query": [f"{prompt}{sample.completion}" for prompt, sample in zip(prompts, self.samples, strict=True)],
@@ -46,13 +48,17 @@ class RewardCall:
             "labels": [sample.ground_truth for sample in self.samples],
         }
 
-    def encode(self) -> bytes:
+    @property
+    def _token_fields(self) -> Any:
+        return {"samples": {"__all__": _TOKEN_FIELDS}} if isinstance(self.request, GroupRequest) else _TOKEN_FIELDS
+
+    def encode(self, *, with_tokens: bool = False) -> bytes:
         """Return the body. Half surrogate pairs, which UTF-8 cannot encode, become question marks.
 
         Raise ValueError for data that has no JSON form, such as lists nested too deeply.
         """
         try:
-            return json.dumps(self.payload(), ensure_ascii=False).encode("utf-8", "replace")
+            return json.dumps(self.payload(with_tokens=with_tokens), ensure_ascii=False).encode("utf-8", "replace")
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
@@ -110,7 +116,7 @@ def busy_seconds(retry_after: str | None) -> float:
     """Return for how long to avoid a replica that answered 429 with this Retry-After."""
     seconds = parse_retry_after(retry_after)
     seconds = _DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds
-    return min(max(seconds, _MIN_RETRY_AFTER_SECONDS), _MAX_RETRY_AFTER_SECONDS)
+    return max(seconds, _MIN_RETRY_AFTER_SECONDS)
 
 
 def _flatten(value: Any) -> list[float]:

@@ -124,7 +124,7 @@ class RewardTransport:
     async def _send(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
         sent_at, call = time.monotonic(), pending.call
         try:
-            body = call.encode()
+            body = call.encode(with_tokens=self._versions is not None and self._versions.reads_tokens)
         except ValueError as error:
             lease.unused()
             return call.fail(InvalidReason.BAD_REQUEST, f"the sample cannot be sent as JSON: {error}")

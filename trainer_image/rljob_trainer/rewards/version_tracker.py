@@ -31,6 +31,17 @@ class VersionTracker:
         self._headers = headers
         self._queries: dict[str, asyncio.Task[None]] = {}
         self._is_collecting = False
+        self._token_readers: dict[str, bool] = {}
+        """By version: whether the function reads token ids."""
+
+    @property
+    def _known(self) -> set[str]:
+        return {"", *self._token_readers}
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether requests to the pinned version must have token ids."""
+        return self._token_readers.get(self.pin.version or "", False)
 
     def begin(self) -> None:
         """Start a collection: pin the version of most replicas, or of the first one that reports it."""
@@ -42,7 +53,9 @@ class VersionTracker:
         """Query replicas of unknown version, and check whether the pinned version still has a replica."""
         fleet = self._replicas.fleet
         self._queries = {address: task for address, task in self._queries.items() if not task.done()}
-        for address in fleet.list_unidentified(self._replicas.now()):
+        # A version that only a result reported: what it reads is unknown.
+        updated = [address for address, replica in fleet.replicas.items() if replica.serves not in self._known]
+        for address in (*fleet.list_unidentified(self._replicas.now()), *updated):
             if address not in self._queries:
                 self._queries[address] = asyncio.create_task(self._identify(address))
         self._update_pin()
@@ -81,15 +94,17 @@ class VersionTracker:
         try:
             async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
                 if response.status in _NO_VERSION_STATUSES:
-                    version = ""
+                    info = {}
                 else:
                     response.raise_for_status()
-                    version = str((await response.json()).get("version") or "")
+                    info = await response.json()
+                version = str(info.get("version") or "") or UNKNOWN_VERSION
+                self._token_readers[version] = bool(info.get("reads_tokens"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError) as error:
             name = self._replicas.name
             log.info("%s %s: cannot query its version: %s: %s", name, address, type(error).__name__, error)
             fleet.record_suspect(address, self._replicas.now())
             return
-        fleet.record_version(address, version or UNKNOWN_VERSION)
+        fleet.record_version(address, version)
         self._update_pin()
         self._replicas.dispatch()

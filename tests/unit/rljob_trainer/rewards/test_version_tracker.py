@@ -158,3 +158,32 @@ async def test_evaluation_after_a_step_pins_the_current_version(reward_harness, 
         plan = CollectionPlan("eval", 1, 1, Sampling(), 0, "g")
         held_out = await collect(collector.collect(PROMPTS[:2], plan))
     assert (versions_of(train), versions_of(held_out)) == ({"v1"}, {"v2"})
+
+
+async def test_token_ids_are_sent_only_to_versions_that_read_them(reward_harness):
+    server = await reward_harness.serve("v1")
+    bodies = []
+    server.fault = lambda body: bodies.append(body)  # a list has no result of its own
+    reward_harness.list(server)
+    request = make_request(1, prompt_ids=[1, 2], completion_ids=[3])
+    async with reward_harness.rewards(make_reward()) as rewards:
+        rewards.begin()
+        await score_alone(rewards, request)
+        assert not {"prompt_ids", "completion_ids"} & set(bodies[-1])
+        # An update, which the tracker learns of by a result of the new version.
+        server.version, server.reads_tokens = "v2", True
+        await score_alone(rewards, request.model_copy(update={"id": "s2"}))
+        await until(lambda: client_of(rewards).versions.reads_tokens)
+        rewards.begin()
+        await score_alone(rewards, request.model_copy(update={"id": "s3"}))
+    assert (bodies[-1]["prompt_ids"], bodies[-1]["completion_ids"]) == ([1, 2], [3])
+
+
+async def test_groups_have_token_ids_of_each_sample(reward_harness):
+    server = await reward_harness.serve("v1")
+    server.reads_tokens = True
+    reward_harness.list(server)
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
+        rewards.begin()
+        await score_alone(rewards, make_request(1, prompt_ids=[1, 2], completion_ids=[3]))
+    assert [sample.completion_ids for sample in server.groups[0].samples] == [[3]]

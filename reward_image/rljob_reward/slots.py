@@ -36,6 +36,10 @@ class SlotPool(Protocol):
     def enforces_timeout(self) -> bool:
         """Whether its slots enforce timeoutSeconds. Otherwise the caller kills a slot after that time."""
 
+    @property
+    def notice(self) -> str:
+        """What delays requests although the server is ready; empty if nothing."""
+
     def owns(self, pid: int) -> bool:
         """Whether the pool waits for that process."""
 

@@ -30,6 +30,10 @@ class ModelBackend(ABC):
     def can_serve(self) -> bool:
         return self._sidecar is None or self._sidecar.is_up
 
+    @property
+    def pause_seconds(self) -> float:
+        return self.limiter.pause_seconds
+
     @abstractmethod
     async def start(self) -> StartupReport:
         """Wait until the model's server answers. Raises UserError if the reward cannot be served."""

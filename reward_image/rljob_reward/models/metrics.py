@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 _COMMON_OUTCOMES = ("200", "429", "500", "503", "connection")
@@ -23,6 +25,12 @@ class UpstreamMetrics:
         self._replicas = Gauge(
             "rljob_reward_limit_peers", "Replicas that share the rate limits.", ("reward",), registry=registry
         )
+        self._pause = Gauge(
+            "rljob_reward_limit_pause_seconds",
+            "Time until the next request, after a 429 with Retry-After.",
+            ("reward",),
+            registry=registry,
+        )
         for outcome in _COMMON_OUTCOMES:  # exported as 0 from the start, so that rate() sees the first event
             self._requests.labels(reward, outcome)
         for kind in ("prompt", "completion"):
@@ -34,6 +42,10 @@ class UpstreamMetrics:
     def record_tokens(self, prompt: float, completion: float) -> None:
         self._tokens.labels(self._reward, "prompt").inc(prompt)
         self._tokens.labels(self._reward, "completion").inc(completion)
+
+    def watch_pause(self, seconds: Callable[[], float]) -> None:
+        """Read the rest of the pause at each scrape."""
+        self._pause.labels(self._reward).set_function(seconds)
 
     def record_wait(self, limit: str, seconds: float) -> None:
         self._waits.labels(self._reward, limit).inc(seconds)

@@ -102,6 +102,11 @@ class ModelSlotPool:
     def enforces_timeout(self) -> bool:
         return self._backend.enforces_timeout
 
+    @property
+    def notice(self) -> str:
+        seconds = self._backend.pause_seconds
+        return f"the endpoint answered 429: the next request follows in {seconds:.0f} s" if seconds else ""
+
     def owns(self, pid: int) -> bool:
         return False
 

@@ -86,6 +86,11 @@ class RateLimiter:
         if self._tokens:
             self._tokens.refund(charged - used, self._clock())
 
+    @property
+    def pause_seconds(self) -> float:
+        """The rest of the pause that the endpoint asked for; 0 without one."""
+        return max(0.0, self._paused_until - self._clock())
+
     def pause(self, seconds: float) -> None:
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 

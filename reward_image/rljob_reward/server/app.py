@@ -117,6 +117,7 @@ class App:
             "entrypoint": self._report.entrypoint,
             "scope": self._reward.config.scope,
             "slots": self._reward.config.slots,
+            "reads_tokens": self._report.reads_tokens,
             "version": self._reward.version,
             "not_enforced": self._report.missing,
         }
@@ -128,7 +129,8 @@ class App:
         elif not self._scorer.pool.can_serve:
             request.respond(503, b"no worker is ready\n", content_type=_TEXT)
         else:
-            request.respond(200, b"ready\n", content_type=_TEXT)
+            notice = self._scorer.pool.notice
+            request.respond(200, f"ready{notice and ': '}{notice}\n".encode(), content_type=_TEXT)
 
     def _live(self, request: Request) -> None:
         """That this is answered shows that the event loop is not blocked."""

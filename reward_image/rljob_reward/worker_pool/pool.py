@@ -27,7 +27,7 @@ from rljob_reward.worker_pool.process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
-_IMPORT_REPORT_SECONDS = 5.0
+_IMPORT_REPORT_SECONDS = 3.0
 _MAX_IMPORT_REPORT_SECONDS = 60.0
 _MIN_PATIENCE_SECONDS = 10.0
 _PATIENCE_PER_START = 3.0
@@ -41,6 +41,7 @@ _SCRATCH_SLACK_BYTES = 1 << 20
 
 class WorkerPool:
     enforces_timeout = False
+    notice = ""
 
     def __init__(
         self,

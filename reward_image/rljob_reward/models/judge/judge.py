@@ -56,6 +56,7 @@ class Judge(ModelBackend):
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
         self._question_limiter = limiter
+        metrics.watch_pause(lambda: limiter.pause_seconds)
         self._queue = QuestionQueue(limiter, slots, timeout_seconds, metrics.record_wait)
         self._replicas = ReplicaCounter(replicas, self._set_replicas) if limits != EndpointLimits() else None
         base, name = (judge.endpoint.url, "endpoint") if judge.endpoint else (f"{vllm_sidecar.URL}/v1", "vLLM")
@@ -63,6 +64,10 @@ class Judge(ModelBackend):
             self._session, base.rstrip("/") + _PATH, limiter, metrics, secret=key, name=f"the judge's {name}"
         )
         self._voting = Voting(judge, self._parser.response_format, upstream, metrics)
+
+    @property
+    def pause_seconds(self) -> float:
+        return self._question_limiter.pause_seconds
 
     async def start(self) -> StartupReport:
         if self._replicas is not None:

@@ -45,6 +45,7 @@ class FakeSlot:
 class FakePool:
     can_serve = True
     enforces_timeout = False
+    notice = ""
 
     def __init__(self, size: int, on_idle: Callable[[], None]) -> None:
         self.idle = [FakeSlot(self) for _ in range(size)]

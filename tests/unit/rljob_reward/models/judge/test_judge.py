@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_JUDGE_API_KEY
+from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models import upstream
 from tests.support.fake_endpoint import completion, nothing
 
@@ -46,6 +47,14 @@ def answers(*given: Any):
 
 def status(code: int, text: str = "", **headers: str):
     return lambda: web.Response(status=code, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+async def test_pause_that_the_endpoint_asks_for_is_bounded_and_shown(make_judge, endpoint):
+    judge = await make_judge(timeoutSeconds=1)
+    endpoint.reset(answers(status(429, "slow down", Retry_After="1e9")))
+    assert (await judge.score("x")).reason is InvalidReason.TIMEOUT
+    assert 50 < judge.metric('rljob_reward_limit_pause_seconds{reward="test"}') <= 60
+    assert judge.scorer.pool.notice.startswith("the endpoint answered 429: the next request follows in ")
 
 
 async def test_request_follows_the_template_and_answer_is_the_score(judge, endpoint):

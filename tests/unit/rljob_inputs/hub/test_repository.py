@@ -32,7 +32,7 @@ def test_repository_has_files_and_a_commit_per_revision(hub):
     assert find(hub, revision=main.commit).commit == main.commit
 
 
-def test_missing_and_private_repositories_and_revisions_are_told_apart_as_far_as_the_hub_does(hub):
+def test_missing_and_private_repositories_and_revisions_are_named(hub):
     hub.add("models/org/model", token="hf_right")
     for source in (MODEL, "hf://org/none", "hf://gpt2"):
         with pytest.raises(UserError, match=rf"model {source} does not exist at {hub.url}, or is private") as raised:

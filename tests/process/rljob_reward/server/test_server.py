@@ -539,7 +539,7 @@ def test_unused_slots_have_no_process(start_server: StartServer) -> None:
     [
         (
             "def compute_score(x): return 1",
-            r"function\.inline:1: compute_score: no known convention has",
+            r"function\.inline:1: compute_score\(x\) does not match a convention",
         ),
         ("import nowhere", "ModuleNotFoundError"),
         ("import os; os._exit(0)", "while it was imported, the worker process ended with exit code 0"),

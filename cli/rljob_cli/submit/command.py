@@ -27,12 +27,11 @@ from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, 
 from rljob_cli.submit.references import Need, find_needs, is_missing
 from rljob_cli.submit.sources import Tree, find_sources, read_tree
 from rljob_cli.submit.upload import build_pod, upload
-from rljob_operator.backend import Manifest, utc_now
+from rljob_operator.backend import Manifest, ObservedState, utc_now
 from rljob_operator.children.common import to_yaml
-from rljob_operator.children.reward import build_reward, service_of
-from rljob_operator.defaults import DEFAULTS
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, Resource, resources_of_kind
 from rljob_operator.plan.job import render_children
+from rljob_operator.plan.reward_model import plan_reward_model
 
 _RESOURCES: Mapping[str, Resource] = {
     "RLJob": RLJOB,
@@ -133,8 +132,8 @@ def _build_children(submission: Submission) -> list[Manifest]:
     """Return what the operator will create. Raise UserError with all problems of the job."""
     models = {m["metadata"]["name"]: RewardModel.model_validate(m) for m in submission.others if _is_model(m)}
     children = render_children(RLJob.model_validate(submission.job), "", models)
-    served = [model for model in models.values() if model.spec.is_served]
-    return children + [child for model in served for child in build_reward(service_of(model), "", DEFAULTS)]
+    plans = (plan_reward_model(model, ObservedState(), utc_now()) for model in models.values())
+    return children + [child for plan in plans for child in plan.children]
 
 
 def _is_model(manifest: Manifest) -> bool:

@@ -298,17 +298,23 @@ def build_claim_volumes(sources: list[str], run_volume: Volume | None = None) ->
     return volumes
 
 
-def build_probes(port_name: str, startup_seconds: int, failure_threshold: int = 2) -> Manifest:
-    """Readiness probes the program. Liveness probes only the port: a rollout with old weights, or a reward server with
-    a full queue, is unready but alive, and a restart would make it worse."""
+def build_probes(
+    port_name: str, startup_seconds: int, failure_threshold: int = 2, liveness_path: str | None = None
+) -> Manifest:
+    """Readiness probes the program. Liveness probes only the port, or a path that is answered whenever the program's
+    event loop runs: a rollout with old weights, or a reward server with a full queue, is unready but alive, and a
+    restart would make it worse."""
     period_seconds = 5
+    liveness: Manifest = {"tcpSocket": {"port": port_name}}
+    if liveness_path is not None:
+        liveness = {"httpGet": {"path": liveness_path, "port": port_name}, "timeoutSeconds": 5}
     return {
         "startupProbe": {
             "tcpSocket": {"port": port_name},
             "periodSeconds": period_seconds,
             "failureThreshold": startup_seconds // period_seconds,
         },
-        "livenessProbe": {"tcpSocket": {"port": port_name}, "periodSeconds": 10, "failureThreshold": 6},
+        "livenessProbe": {**liveness, "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": build_readiness(port_name) | {"failureThreshold": failure_threshold},
     }
 

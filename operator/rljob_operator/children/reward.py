@@ -129,7 +129,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(reward_vllm.SERVER_ENV if reward.served_model else {})
         + _build_judge_env(service),
-        probes=pods.build_probes("http", _startup_seconds(reward)),
+        probes=pods.build_probes("http", _startup_seconds(reward), liveness_path=contract.UrlPath.LIVE.value),
         volumes=[
             _build_config_volume(service),
             pods.Volume("scratch", {"emptyDir": {}}, contract.PATH_SCRATCH),

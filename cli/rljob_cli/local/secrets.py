@@ -4,7 +4,7 @@ Invariant: only variables that the job references are read.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
@@ -17,10 +17,22 @@ def find_reference(reward: Reward) -> SecretKeyRef | None:
     return endpoint.api_key_secret_ref if endpoint else None
 
 
+def _find_template_references(reward: Reward) -> Iterator[SecretKeyRef]:
+    """Yield the Secret keys in the env of the reward's own Pod template: how a function gets a key of the user's."""
+    spec = reward.template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for container in containers if isinstance(containers, list) else ():
+        for entry in container.get("env") or ():
+            if reference := (entry.get("valueFrom") or {}).get("secretKeyRef"):
+                yield SecretKeyRef.model_validate({name: reference[name] for name in ("name", "key")})
+
+
 def build_secrets(job: RLJob, environ: Mapping[str, str]) -> dict[str, Manifest]:
     """Return Secrets by name, with the keys whose variables are set."""
     secrets: dict[str, Manifest] = {}
-    for reference in filter(None, [job.spec.hub.token_secret_ref, *map(find_reference, job.spec.rewards)]):
+    references = [job.spec.hub.token_secret_ref, *map(find_reference, job.spec.rewards)]
+    references += [reference for reward in job.spec.rewards for reference in _find_template_references(reward)]
+    for reference in filter(None, references):
         value = environ.get(reference.key)
         if value:
             empty: Manifest = {"kind": "Secret", "metadata": {"name": reference.name}, "data": {}}

@@ -37,8 +37,6 @@ _UID_BASES = (100_000_000 + os.getpid() % 100_000 * _NUM_USERS, 20_000)
 _NEEDED_CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 _PROBE_TIMEOUT_SECONDS = 60
 _PROBE = "import os, sys; [os.stat(f'{path}/.') for path in sys.argv[1:]]; import rljob_reward.worker.main, asyncio"
-# One slot is one process on one core: libraries must not start a thread per core of the node in each worker.
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "POLARS_MAX_THREADS")
 
 
 def protect_server() -> None:
@@ -72,15 +70,6 @@ class Isolation:
             self._used_uids.add(uid)
         path = scratch.make(self._folder, mark, uid)
         return WorkerSandbox(str(path), mark, uid, os.getpid(), self._disabled)
-
-    def build_environment(self, worker_sandbox: WorkerSandbox) -> dict[str, str]:
-        """Return a worker's environment: the server's, without the token."""
-        environment = dict.fromkeys(_ONE_THREAD, "1") | dict(os.environ)
-        environment.pop(ENV_TOKEN, None)
-        home = os.environ.get("HOME")
-        if home and "HF_HOME" not in environment:
-            environment["HF_HOME"] = f"{home}/.cache/huggingface"  # downloaded models stay readable
-        return environment | dict.fromkeys(("HOME", "TMPDIR", "TMP", "TEMP"), worker_sandbox.scratch)
 
     def release(self, worker_sandbox: WorkerSandbox, had_children: bool) -> None:
         """Clean up after a dead worker: kill its remaining processes and remove its directory in the background."""

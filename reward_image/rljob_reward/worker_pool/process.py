@@ -26,6 +26,7 @@ from rljob_reward.results import ExecutionResult, StartupReport, failure
 from rljob_reward.worker import frames
 from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool import process_marks
+from rljob_reward.worker_pool.environment import build_environment
 from rljob_reward.worker_pool.health import WorkerHistory, draw_max_requests, has_failed
 from rljob_reward.worker_pool.import_watch import StackPipe
 from rljob_reward.worker_pool.isolation import Isolation
@@ -96,7 +97,7 @@ class WorkerProcess(asyncio.Protocol):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=descriptors,
-                env=self._isolation.build_environment(self._sandbox),
+                env=build_environment(os.environ, self.scratch),
                 start_new_session=True,  # its own process group: a kill also reaches what user code started
                 bufsize=0,
             )

@@ -8,10 +8,11 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rljob_api.wire.contract import ENV_TERMINATION_LOG
 from rljob_cli.local.node.podshim import SIGNAL_KILL_ALL
 from rljob_cli.local.node.podspec import ContainerConfigError, Process
 from rljob_cli.local.node.podstatus import EXIT_OF_SIGNAL, ContainerRecord
@@ -47,6 +48,10 @@ class Container:
     _process: asyncio.subprocess.Process | None = None
     _address: str = ""
 
+    @property
+    def termination_log(self) -> Path:
+        return self.cwd / f".termination-{self.manifest['name']}"
+
     async def supervise(self, address: str, restart_policy: str, grace_seconds: float) -> None:
         """Run the container repeatedly until the policy or stop() ends it."""
         self._address, backoff = address, _BACKOFF_SECONDS
@@ -80,7 +85,9 @@ class Container:
         process = await self._wait_for_config()
         if process is None:
             return None
+        process = replace(process, env={**process.env, ENV_TERMINATION_LOG: str(self.termination_log)})
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.termination_log.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             command = " ".join(process.argv).replace("\n", "\\n")[:_MAX_COMMAND_CHARACTERS]
             log.write(self._marker(f"start {self.record.restart_count + 1}: {command}"))
@@ -100,10 +107,10 @@ class Container:
         if code < 0:  # the shim itself was killed; its descendants are orphans now
             self.on_lost_shim()
             code = EXIT_OF_SIGNAL - code
-        tail = read_tail(self.log)
+        message = read_termination_log(self.termination_log) or read_tail(self.log)
         with self.log.open("ab") as log:
             log.write(self._marker(f"ended with exit code {code}"))
-        self.record.record_terminated(code, tail, datetime.now(UTC))
+        self.record.record_terminated(code, message, datetime.now(UTC))
         self.on_change()
         return code
 
@@ -207,6 +214,14 @@ class Container:
 
 def is_marker(line: str) -> bool:
     return line.startswith("--- ") and _MARKER in line
+
+
+def read_termination_log(path: Path) -> str:
+    """Return what the program wrote about its end; empty if nothing."""
+    try:
+        return path.read_bytes()[:_TAIL_BYTES].decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def read_tail(path: Path, num_lines: int = _TAIL_LINES) -> str:

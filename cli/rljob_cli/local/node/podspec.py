@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.wire.contract import ENV_HOSTS_FILE
+from rljob_api.wire.contract import ENV_CONTAINER_ENV, ENV_HOSTS_FILE
 from rljob_cli.manifests import labels_of, namespace_of
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import name_of
@@ -59,7 +59,7 @@ def build_process(container: Manifest, context: PodContext) -> Process:
         argv[0] = sys.executable
     local = {name: replace_mounts(value, context.mounts) for name, value in env.items()}
     hosts = {ENV_HOSTS_FILE: str(context.hosts_file), "HOSTNAME": name_of(context.pod)}
-    return Process(tuple(argv), {**context.base_env, **hosts, **local})
+    return Process(tuple(argv), {**context.base_env, **hosts, **local, ENV_CONTAINER_ENV: " ".join(local)})
 
 
 def build_env(container: Manifest, context: PodContext) -> dict[str, str]:

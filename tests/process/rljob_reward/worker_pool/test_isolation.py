@@ -255,6 +255,14 @@ def test_excessive_output_is_cut_and_disturbs_nothing(server: Server) -> None:
     assert server.log.stat().st_size < 4 << 20
 
 
+def test_secrets_of_the_shell_do_not_reach_a_function(start_server: StartServer) -> None:
+    source = "import os\ndef compute_score(solution_str): return float(solution_str in os.environ)"
+    secrets = dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OPENAI_API_KEY"), "s")
+    server = start_server(source, slots=1, environment=secrets | {"RLJOB_CONTAINER_ENV": "OPENAI_API_KEY"})
+    assert [server.score(name)["score"] for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "RLJOB_TOKEN")] == [0.0] * 3
+    assert server.score("OPENAI_API_KEY")["score"] == 1.0, "the job's env names it"
+
+
 def test_files_elsewhere_cannot_be_written(server: Server, disabled: list[str], tmp_path: Path) -> None:
     _skip_without(disabled, "landlock")
     kept = tmp_path / "kept"

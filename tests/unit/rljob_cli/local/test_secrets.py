@@ -24,3 +24,12 @@ def test_token_of_the_hub_comes_from_the_variable_that_its_key_names():
     spec = {"model": {"source": "hf://o/m"}, "data": {"train": {"source": "/d"}}, "rewards": rewards, "hub": hub}
     job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
     assert list(build_secrets(job, {"HF_TOKEN": "hf_x"})["hub"]["data"]) == ["HF_TOKEN"]
+
+
+def test_variable_replaces_a_secret_that_a_template_passes_to_a_function():
+    env = [{"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "OPENAI_API_KEY"}}}]
+    template = {"spec": {"containers": [{"name": "reward", "env": [*env, {"name": "PLAIN", "value": "x"}]}]}}
+    rewards = [{"name": "r", "function": {"inline": "x"}, "template": template}]
+    spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": rewards}
+    job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
+    assert list(build_secrets(job, {"OPENAI_API_KEY": "sk"})["keys"]["data"]) == ["OPENAI_API_KEY"]

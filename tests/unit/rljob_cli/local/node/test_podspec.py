@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.wire.contract import ENV_HOSTS_FILE
+from rljob_api.wire.contract import ENV_CONTAINER_ENV, ENV_HOSTS_FILE
 from rljob_cli.local.node.podspec import ContainerConfigError, Mount, PodContext, build_process, expand, replace_mounts
 
 OBJECTS = {
@@ -83,6 +83,7 @@ def test_python_is_this_interpreter_and_container_env_overrides_base_env():
     built = process(command=["python", "-m", "x"], env=[{"name": "LEVEL", "value": "own"}])
     assert built.argv[0] == sys.executable
     assert (built.env["LEVEL"], built.env["PATH"], built.env[ENV_HOSTS_FILE]) == ("own", "/bin", "/run/hosts")
+    assert built.env[ENV_CONTAINER_ENV] == "LEVEL", "functions see only these of the shell's"
 
 
 def test_container_without_a_command_is_an_error():

@@ -36,6 +36,8 @@ from rljob_operator.plan.observed_job import container_statuses, name_of
 
 _TOKEN = "test-reward"
 _POLL_SECONDS = 0.05
+_OWN_FIELDS = ("completion", "answer", "prompt", "ground_truth", "prompt_ids", "completion_ids")
+"""Columns of --file that are not in extra_info."""
 _STOP_SECONDS = 3.0
 _MAX_CHARACTERS = 60
 """Of a completion or an answer in the table on a terminal."""
@@ -145,7 +147,7 @@ def build_groups(rows: list[dict[str, Any]], data_source: str, *, in_groups: boo
 
 
 def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreRequest:
-    extra = {key: value for key, value in row.items() if key not in ("completion", "answer", "prompt", "ground_truth")}
+    extra = {key: value for key, value in row.items() if key not in _OWN_FIELDS}
     return ScoreRequest(
         id=f"test-{index}",
         lane="eval",
@@ -153,6 +155,8 @@ def build_request(row: dict[str, Any], index: int, data_source: str) -> ScoreReq
         completion=row["completion"],
         ground_truth=row.get("answer", row.get("ground_truth")),
         data_source=data_source,
+        prompt_ids=row.get("prompt_ids"),
+        completion_ids=row.get("completion_ids"),
         extra_info={"index": index, "split": "test", "truncated": False, **extra},
     )
 

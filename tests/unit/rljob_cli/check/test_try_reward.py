@@ -35,3 +35,9 @@ def test_samples_are_numbered_within_their_groups():
     groups = build_groups(ROWS, "", in_groups=True)
     results = [[ScoreResult(id=request.id, valid=True, score=0.0) for request in group] for group in groups]
     assert [outcome.label for outcome in label_outcomes(groups, results, in_groups=True)] == ["1.1", "1.2", "2.1"]
+
+
+def test_rows_may_have_token_ids_for_rewards_that_read_them():
+    [[request]] = build_groups([{"completion": "a", "prompt_ids": [1], "completion_ids": [2, 3]}], "", in_groups=False)
+    assert (request.prompt_ids, request.completion_ids) == ([1], [2, 3])
+    assert "completion_ids" not in request.extra_info

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
+from rljob_api.wire.termination import end_program
 
 if TYPE_CHECKING:
     from rljob_reward.server.served_reward import ServedReward
@@ -27,8 +28,8 @@ def main() -> int:
     try:
         _serve(options)
     except RLJobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return contract.ExitCode.USER if isinstance(error, UserError) else contract.ExitCode.INFRASTRUCTURE
+        is_user_error = isinstance(error, UserError)
+        return end_program(str(error), contract.ExitCode.USER if is_user_error else contract.ExitCode.INFRASTRUCTURE)
     return contract.ExitCode.SUCCEEDED
 
 

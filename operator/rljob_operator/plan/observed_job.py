@@ -4,6 +4,7 @@ Interprets Kubernetes statuses and decides nothing. Invariants: objects of an ea
 count. A child is stale only if such a job is its controller; other objects with that name belong to another owner.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
+from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
 
@@ -19,8 +21,8 @@ _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
 _MAX_ERROR_LENGTH = 1000
 _MAX_SHORT_LINES = 5
-_ERROR_PREFIX = "error: "
-"""Starts the last line that RLJob's programs print when they give up."""
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failure)(: |$)")
+"""The line of a traceback that says what is wrong. Further lines may follow."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +234,18 @@ def _join(reason: str, message: str | None) -> str:
 
 
 def extract_error_message(message: str | None) -> str:
-    """The error in a termination message: everything after its last `error: `, else a short message as a whole (the
-    head writes such ones), else the last line of a log or traceback."""
+    """The error in a termination message: everything after its last `error: `, else a short message as a whole, else
+    the last exception of a log with the first line of its details, else the last line."""
     lines = [line.rstrip() for line in (message or "").splitlines() if line.strip()]
-    errors = [index for index, line in enumerate(lines) if line.startswith(_ERROR_PREFIX)]
+    errors = [index for index, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
     is_short = 0 < len(lines) <= _MAX_SHORT_LINES and not lines[0].startswith("Traceback")
-    relevant = lines[errors[-1] :] if errors else lines if is_short else lines[-1:]
-    return "\n".join(relevant).removeprefix(_ERROR_PREFIX).strip()[:_MAX_ERROR_LENGTH]
+    relevant = lines[errors[-1] :] if errors else lines if is_short else _last_exception(lines) or lines[-1:]
+    return "\n".join(relevant).removeprefix(ERROR_PREFIX).strip()[:_MAX_ERROR_LENGTH]
+
+
+def _last_exception(lines: list[str]) -> list[str]:
+    found = [index for index, line in enumerate(lines) if _EXCEPTION.match(line)]
+    if not found:
+        return []
+    first = found[-1]
+    return lines[first : first + 1] + [line for line in lines[first + 1 : first + 2] if line.startswith(" ")]

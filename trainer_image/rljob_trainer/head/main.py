@@ -1,31 +1,28 @@
 """`python -m rljob_trainer.head`: the head Pod's program.
 
-Owns signals, exit codes and the termination message. Invariants: Ray's environment is set before the first import of
+Owns signals and exit codes. Invariants: Ray's environment is set before the first import of
 Ray, which otherwise never sends the token; a signal ends the process within the Pod's grace period.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import resource
 import signal
-import sys
 import threading
-from pathlib import Path
 from types import FrameType
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.termination import end_program
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.ranks.ray_node import ray_environment
 
 log = logging.getLogger(__name__)
 
-_TERMINATION_LOG = Path("/dev/termination-log")
-"""Where Kubernetes reads a container's termination message."""
 _STOP_SECONDS = 45.0
 """Maximum time from a signal to the exit, within the Pod's grace period of 60 s. Without it, the exit would wait for a
 library's thread, such as a download."""
@@ -62,7 +59,7 @@ async def _run_until_signalled(environment: Environment) -> None:
 
 def force_exit_after(seconds: float, message: str, code: ExitCode) -> None:
     """Exit with this termination message after `seconds`, unless the process ends before."""
-    timer = threading.Timer(seconds, lambda: os._exit(_write_termination_message(message, code)))
+    timer = threading.Timer(seconds, lambda: os._exit(end_program(message, code)))
     timer.daemon = True
     timer.start()
 
@@ -83,7 +80,7 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, RLJobError):
             log.exception("unexpected error")
-        return _write_termination_message(*_explain(error))
+        return end_program(*_explain(error))
     return ExitCode.SUCCEEDED
 
 
@@ -98,12 +95,5 @@ def _explain(error: Exception) -> tuple[str, ExitCode]:
     """Return the termination message and exit code. An unexpected error is retried within the role's backoff limit."""
     if isinstance(error, UserError):
         return str(error), ExitCode.USER
-    message = str(error) if isinstance(error, TransientError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, TransientError) else summarize(ErrorFacts.of(error))
     return message, ExitCode.INFRASTRUCTURE
-
-
-def _write_termination_message(message: str, code: ExitCode) -> int:
-    with contextlib.suppress(OSError):
-        _TERMINATION_LOG.write_text(message[:4000])
-    print(message, file=sys.stderr, flush=True)
-    return code

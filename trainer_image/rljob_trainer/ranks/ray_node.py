@@ -27,6 +27,7 @@ def ray_environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN": os.environ.get(ENV_TOKEN, ""),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",  # the output is a log file, not a terminal
         # Time for a node's helper processes to start; on a busy machine the default of 30 s is too short.
         "RAY_agent_register_timeout_ms": "120000",
     }

@@ -5,12 +5,16 @@ Every vLLM process pays for it, so it does not import the weight-transfer engine
 
 from __future__ import annotations
 
+from rljob_trainer.rollout.startup import install_recorder
+
 BACKEND = "rljob-http"
 WORKER_EXTENSION = "rljob_trainer.rollout.engine.WorkerExtension"
 
 
 def register() -> None:
-    """Make `--weight-transfer-config {"backend": "rljob-http"}` known. May be called more than once."""
+    """Make `--weight-transfer-config {"backend": "rljob-http"}` known, and record why this process fails to start. May
+    be called more than once."""
+    install_recorder()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:

@@ -12,16 +12,19 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from rljob_api.errors import TransientError, UserError
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_job
 from rljob_api.wire import contract
+from rljob_api.wire.termination import end_program
 from rljob_inputs.hub.repository import repository_name
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
+from rljob_trainer.rollout.startup import startup_errors
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.scratch import open_scratch_folder
 
@@ -81,7 +84,7 @@ def _cpu_arguments(kv_cache_gib: float) -> list[str]:
 
 def build_environment(job: RLJob) -> dict[str, str]:
     """Return defaults for unset variables. Set them before vLLM is imported."""
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
     if not job.spec.rollout.gpus_per_replica:
         # auto binds each replica to the same first cores. With nobind, only OMP_NUM_THREADS sets the threads.
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -161,14 +164,16 @@ async def _serve(job: RLJob, args: Namespace) -> int:
             access_log=not args.disable_uvicorn_access_log,
             timeout_graceful_shutdown=_ANSWER_SECONDS,
         )
-        failed = puller.done()
+        failure = puller.exception() if puller.done() else None
         puller.cancel()
         await asyncio.gather(puller, return_exceptions=True)
     finally:
         engine.shutdown()
     await shutdown
     socket.close()
-    return contract.ExitCode.INFRASTRUCTURE if failed else contract.ExitCode.SUCCEEDED
+    if failure is not None:
+        raise failure
+    return contract.ExitCode.SUCCEEDED
 
 
 def _start_engine(args: Namespace) -> Any:

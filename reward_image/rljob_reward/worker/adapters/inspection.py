@@ -101,9 +101,8 @@ def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:
 
 
 def _read_method(cls: type, name: str, raw: Any) -> dict[str, Function]:
-    if isinstance(raw, (staticmethod, classmethod)):
-        return {name: read_parameters(name, getattr(cls, name))}
+    is_bound = isinstance(raw, (staticmethod, classmethod))
     try:
-        return {name: read_parameters(name, raw, is_method=True)} if raw is not None else {}
+        return {name: read_parameters(name, getattr(cls, name) if is_bound else raw, is_method=not is_bound)}
     except FormError:  # a compiled method, such as of an extension class
         return {}

@@ -60,11 +60,15 @@ class ErrorFacts(NamedTuple):
         return json.dumps(self)
 
 
+def is_infrastructure_error(error: ErrorFacts) -> bool:
+    """Whether it is known to come from a network, a device or a disk."""
+    return bool(set(error.types) & _INFRASTRUCTURE_TYPES) or _INFRASTRUCTURE_TEXTS.search(error.message) is not None
+
+
 def is_configuration_error(error: ErrorFacts) -> bool:
-    types = set(error.types)
-    if types & _INFRASTRUCTURE_TYPES or _INFRASTRUCTURE_TEXTS.search(error.message):
+    if is_infrastructure_error(error):
         return False
-    return bool(types & _USER_TYPES) or _USER_TEXTS.search(error.message) is not None
+    return bool(set(error.types) & _USER_TYPES) or _USER_TEXTS.search(error.message) is not None
 
 
 def summarize(error: ErrorFacts) -> str:

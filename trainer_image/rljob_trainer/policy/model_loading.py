@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.config import HEAD_TRANSFORMS
+from rljob_trainer.failures.configuration import ErrorFacts, is_infrastructure_error, summarize
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.selected_logprobs import selected_logprobs
 
@@ -64,10 +65,14 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
         network = AutoModelForCausalLM.from_pretrained(
             repository_name(source), dtype=dtype, attn_implementation=attention, **options
         )
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and the hub's client raise dozens of types
+        facts = ErrorFacts.of(error)
+        if is_infrastructure_error(facts):
+            raise TransientError(f"cannot load the model from {source}: {summarize(facts)}") from error
         raise UserError(
-            f"spec.model.source: cannot load a causal language model from {source}: {reason}; "
+            f"spec.model.source: cannot load a causal language model from {source}: {summarize(facts)}; "
             "use a Hugging Face folder with config.json and safetensors"
         ) from error
     changed = [name for name in HEAD_TRANSFORMS if getattr(network.config, name, None) not in (None, 1, 1.0)]

@@ -5,6 +5,7 @@ Ray passes on only the text of an unknown error, so a rank separates lost peers 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -16,6 +17,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
+
+log = logging.getLogger(__name__)
 
 _COLLECTIVE_ERRORS = re.compile(
     "gloo|nccl|connection closed by peer|connection reset|broken pipe|tcpstore|timed out", re.IGNORECASE
@@ -49,14 +53,16 @@ def typed_errors(method: Method) -> Method:
 
 
 def group_failure(method: str, errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to raise for failures in `method`: a user error, else an unknown one, else the group's death."""
+    """Return the error to raise for failures in `method`: a user error, else the first one that is not a lost rank, in
+    one line, else the group's death."""
     causes = [error.cause if isinstance(error, RayTaskError) and error.cause else error for error in errors]
     for cause in causes:
         if isinstance(cause, RLJobError) and not isinstance(cause, TransientError):
             return cause
     for error, cause in zip(errors, causes, strict=True):
         if not _is_lost_rank(cause):
-            return error
+            log.error("a trainer rank failed in %s", method, exc_info=error)
+            return TransientError(f"a trainer rank failed in {method}: {summarize(ErrorFacts.of(cause))}")
     reason = next(filter(str.strip, str(causes[0]).splitlines()), type(causes[0]).__name__)
     return TrainerGroupDiedError(f"a trainer rank died ({method}): {reason}")
 

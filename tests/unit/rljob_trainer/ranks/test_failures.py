@@ -4,7 +4,7 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
-from rljob_api.errors import UserError
+from rljob_api.errors import TransientError, UserError
 from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.ranks.failures import RankLostError, group_failure, typed_errors
 
@@ -18,9 +18,13 @@ def test_group_failure_is_a_dead_group_when_ranks_are_lost():
     assert isinstance(group_failure("update", [RayActorError(), RankLostError("gloo")]), TrainerGroupDiedError)
 
 
-def test_group_failure_keeps_an_unknown_error():
-    bug = KeyError("x")
-    assert group_failure("update", [RankLostError("gloo"), bug]) is bug
+def test_group_failure_reports_an_unknown_error_in_one_line_and_logs_its_traceback(caplog):
+    bug = RuntimeError("mat1 and mat2\nshapes")
+    failure = group_failure("update", [RankLostError("gloo"), bug])
+    assert isinstance(failure, TransientError)
+    assert not isinstance(failure, TrainerGroupDiedError), "a new group would fail likewise"
+    assert str(failure) == "a trainer rank failed in update: mat1 and mat2"
+    assert caplog.records[0].exc_info[1] is bug
 
 
 @pytest.mark.parametrize(

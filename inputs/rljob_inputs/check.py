@@ -9,10 +9,10 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rljob_api.errors import RLJobError, UserError
+from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.scorers import ServedModel
@@ -22,7 +22,7 @@ from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.errors import InputError
 from rljob_inputs.findings import Finding, LengthTable
-from rljob_inputs.hub.repository import HubAccess
+from rljob_inputs.hub.repository import HubAccess, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
 from rljob_inputs.models.files import ModelFiles, open_model
@@ -52,6 +52,17 @@ class InputsReport:
     def add(self, path: str, message: str, *, is_warning: bool = False) -> None:
         self.findings.append(Finding(path, message, is_warning))
 
+    def add_error(self, error: RLJobError, path: str) -> None:
+        """Add an error of reading, at `path` unless it names its field."""
+        is_transient, is_refused = (
+            any(isinstance(cause, kind) for cause in (error, error.__cause__))
+            for kind in (TransientError, RefusedError)
+        )
+        if isinstance(error, InputError):
+            self.findings.append(Finding(error.path, error.message, False, is_transient, is_refused))
+        else:
+            self.findings.append(Finding(path, str(error), False, is_transient, is_refused))
+
 
 @dataclass(frozen=True)
 class _Model:
@@ -61,14 +72,31 @@ class _Model:
 
 
 def check_inputs(
-    job: RLJob, locate: Callable[[str], str | None], environment: Mapping[str, str] = os.environ
+    job: RLJob,
+    locate: Callable[[str], str | None],
+    environment: Mapping[str, str] = os.environ,
+    *,
+    runs_here: bool = True,
 ) -> InputsReport:
     """Check all models and datasets of a job.
 
     `locate` returns where this process finds a source: a path, or hf://org/name; None skips the source. `environment`
-    may have HF_ENDPOINT and HF_TOKEN; the job's own settings take precedence.
+    may have HF_ENDPOINT and HF_TOKEN; the job's own settings take precedence. With `runs_here` false, the job runs on
+    machines that may reach another Hub with another token, so what the Hub refuses is a warning.
     """
-    access = find_access(job, environment)
+    report = _check_all(job, locate, find_access(job, environment))
+    if not runs_here:
+        report.findings = [
+            replace(found, is_warning=found.is_warning or found.is_transient or found.is_refused)
+            for found in report.findings
+        ]
+    elif (token := job.spec.hub.token_secret_ref) and not environment.get(token.key):
+        message = f"refers to a cluster's Secret, which ${token.key} replaces on this machine; set that variable"
+        report.add("spec.hub.tokenSecretRef.key", message)
+    return report
+
+
+def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAccess) -> InputsReport:
     with ThreadPoolExecutor() as pool:  # each may wait for the Hub
         served = [
             pool.submit(_check_served_model, model, path, locate(model.source), access)
@@ -168,7 +196,7 @@ def _open(
     try:
         files = open_model(location, revision, access)
     except RLJobError as error:
-        report.add(f"{path}.revision" if "has no revision" in str(error) else source, str(error))
+        report.add_error(error, f"{path}.revision" if "has no revision" in str(error) else source)
         return None
     if "config.json" not in files.sizes:
         remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"
@@ -224,7 +252,7 @@ def _check_data(
     if sample is None:
         return report
     if sample.error is not None:
-        _add_error(report, sample.error, f"{path}.source")
+        report.add_error(sample.error, f"{path}.source")
     elif not sample.rows:
         report.add(f"{path}.source", f"{source.source} has no rows")
     problems: dict[str, InputError] = {}
@@ -244,15 +272,8 @@ def _check_data(
         try:
             _measure_prompts(report, data, source, path, split, sample, tokenizer, limit)
         except InputError as error:
-            _add_error(report, error, path)
+            report.add_error(error, path)
     return report
-
-
-def _add_error(report: InputsReport, error: RLJobError, path: str) -> None:
-    if isinstance(error, InputError):
-        report.add(error.path, error.message)
-    else:
-        report.add(path, str(error))
 
 
 def _check_answers(report: InputsReport, source: DataSource, path: str, rows: list[Row]) -> None:

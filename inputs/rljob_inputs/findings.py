@@ -17,6 +17,10 @@ class Finding:
     message: str
     """What is wrong, where in the files, and the fix."""
     is_warning: bool = False
+    is_transient: bool = False
+    """Nothing is known to be wrong: the Hub cannot be reached from here."""
+    is_refused: bool = False
+    """The Hub does not have it, or not for this machine's token."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ _MARKERS = {"model": "config.json", "dataset": "README.md"}
 """A file that nearly every repository of a kind has: found in the cache, it names the cached commit."""
 
 
+class RefusedError(UserError):
+    """The Hub does not have the repository, or not for this token."""
+
+
 @dataclass(frozen=True)
 class HubAccess:
     """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`)."""
@@ -76,8 +80,8 @@ class Repository:
 def find_repository(source: str, kind: Kind, revision: str | None, access: HubAccess) -> Repository:
     """Return the repository of hf://org/name at a revision.
 
-    Raise UserError if it is missing or forbidden, and TransientError if the Hub cannot be reached and the local cache
-    does not have it."""
+    Raise RefusedError if it is missing or forbidden, and TransientError if the Hub cannot be reached and the cache does
+    not have it."""
     from huggingface_hub import errors
 
     name = repository_name(source)
@@ -88,7 +92,7 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
         raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
     except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
         if _status_of(error) in _REFUSALS:
-            raise UserError(_describe_refusal(error, source, kind, revision, access)) from error
+            raise RefusedError(_describe_refusal(error, source, kind, revision, access)) from error
         if cached := _find_cached(name, kind, revision, access):
             return cached
         raise TransientError(

@@ -153,6 +153,23 @@ def test_the_jobs_hub_and_token_take_precedence_over_the_shells():
     assert find_access(make_job("/m", "/d"), environment).endpoint == "http://shell"
 
 
+def test_token_of_a_secret_must_be_set_only_where_the_job_runs(folder):
+    job = make_job(folder / "model", folder / "train.jsonl", hub={"tokenSecretRef": {"name": "s", "key": "MY_TOKEN"}})
+    assert "$MY_TOKEN replaces on this machine" in errors(check_inputs(job, str, {}))["spec.hub.tokenSecretRef.key"]
+    assert not errors(check_inputs(job, str, {"MY_TOKEN": "x"}))
+    assert not errors(check_inputs(job, str, {}, runs_here=False))
+
+
+def test_what_the_hub_refuses_is_a_warning_for_a_job_that_runs_elsewhere(folder):
+    job = make_job("hf://org/model", "hf://org/data", hub={"endpoint": "http://127.0.0.1:1"})
+    fields = ["spec.model.source", "spec.data.train.source"]
+    assert list(errors(check_inputs(job, str, {}))) == fields
+    report = check_inputs(job, str, {}, runs_here=False)
+    assert (list(errors(report)), list(warnings(report))) == ([], fields)
+    job = make_job("/no", folder / "train.jsonl")
+    assert errors(check_inputs(job, str, {}, runs_here=False)), "a folder that is missing here is an error"
+
+
 def test_models_and_datasets_of_a_hub_are_checked_without_their_weights(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "no-token"))

@@ -56,7 +56,7 @@ def test_submitted_scaffold_trains_and_its_files_are_deleted_with_it(cluster: Cl
     [files] = [m["name"] for m in again["objects"] if m["kind"] == "ConfigMap"]
     cluster.kubectl("delete", "rljob", "-n", NAMESPACE, NAME)
 
-    def are_gone() -> bool:
+    def were_deleted() -> bool:
         return not cluster.kubectl("get", "configmap", "-n", NAMESPACE, files, "--ignore-not-found").strip()
 
-    wait_for(f"ConfigMap {files} is deleted with its job", are_gone, 120)
+    wait_for(f"ConfigMap {files} is deleted with its job", were_deleted, 120)

@@ -26,10 +26,9 @@ from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
 from rljob_reward.worker.adapters.inspection import name_of
 from rljob_reward.worker.sandbox import seccomp
-from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker.settings import MODULE_NAME, FunctionSettings
 
 _MAX_CAUSES = 100
-_MODULE_NAME = "rljob_reward_function"
 _BOM = "\ufeff"
 
 
@@ -92,10 +91,10 @@ def _execute(settings: FunctionSettings) -> types.ModuleType:
 def _run(settings: FunctionSettings) -> types.ModuleType:
     path = settings.path
     code = compile(settings.source.removeprefix(_BOM), path, "exec", dont_inherit=True)
-    module = types.ModuleType(_MODULE_NAME)
+    module = types.ModuleType(MODULE_NAME)
     module.__file__ = path
     # Pickling (multiprocessing), dataclasses and tracebacks need these entries.
-    sys.modules[_MODULE_NAME] = module
+    sys.modules[MODULE_NAME] = module
     linecache.cache[path] = (len(settings.source), None, settings.source.splitlines(keepends=True), path)
     if os.path.isabs(path):
         sys.path.insert(0, os.path.dirname(path))
@@ -155,7 +154,7 @@ def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, An
 
 def _own(module: types.ModuleType, settings: FunctionSettings) -> list[tuple[str, Any]]:
     """Return what a module defines, in its order, without what it imports."""
-    own = settings.module or _MODULE_NAME
+    own = settings.module or MODULE_NAME
     named = [(name, value, getattr(value, "__module__", None) or "") for name, value in vars(module).items()]
     return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
 

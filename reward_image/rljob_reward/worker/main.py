@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
     with socket.socket(fileno=handover) as sock:
         missing = sandbox.enter(settings, worker_sandbox, sock)
     _limit_cpu(settings)
+    sys.path.append(worker_sandbox.modules)
     try:
         bound = load(settings)
     except UserError as error:

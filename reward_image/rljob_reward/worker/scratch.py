@@ -27,6 +27,17 @@ def prepare(root: Path) -> Path:
     return folder
 
 
+def write_module(folder: Path, name: str, source: str) -> Path:
+    """Write a module that all workers can import, and return its directory."""
+    path = folder / "modules"
+    path.mkdir()
+    path.chmod(0o755)
+    file = path / f"{name}.py"
+    file.write_text(source, encoding="utf-8")
+    file.chmod(0o644)
+    return path
+
+
 def make(folder: Path, mark: int, uid: int | None) -> Path:
     path = folder / f"{mark:x}"
     path.mkdir(mode=0o700)

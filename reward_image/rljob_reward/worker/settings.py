@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+MODULE_NAME = "rljob_reward_function"
+"""Name of the module that a function's source becomes. A file of that name lets other processes import it."""
+
 
 class FunctionSettings(NamedTuple):
     """Everything that a worker needs to load a function. Field names enter the reward's version: do not rename them."""

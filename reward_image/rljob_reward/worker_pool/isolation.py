@@ -21,7 +21,7 @@ from rljob_api.wire.contract import ENV_TOKEN
 from rljob_reward.worker import sandbox, scratch
 from rljob_reward.worker.sandbox import WorkerSandbox
 from rljob_reward.worker.sandbox.system import libc_prctl
-from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker.settings import MODULE_NAME, FunctionSettings
 from rljob_reward.worker_pool import process_marks
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Isolation:
             os.chmod(self._temporary_root, 0o711)  # workers of other users must be able to traverse it
         # Resolved: /var/run is a link, and a function expects its working directory to equal $TMPDIR.
         self._folder = scratch.prepare(Path(self._temporary_root or settings.scratch).resolve())
+        self._modules = scratch.write_module(self._folder, MODULE_NAME, settings.source)
         first, self._no_uid = self._find_users()
         self._users = None if first is None else itertools.cycle(range(first, first + _NUM_USERS))
         self._used_uids: set[int] = set()
@@ -69,7 +70,7 @@ class Isolation:
             uid = next(user for user in self._users if user not in self._used_uids)
             self._used_uids.add(uid)
         path = scratch.make(self._folder, mark, uid)
-        return WorkerSandbox(str(path), mark, uid, os.getpid(), self._disabled)
+        return WorkerSandbox(str(path), mark, uid, str(self._modules), os.getpid(), self._disabled)
 
     def release(self, worker_sandbox: WorkerSandbox, had_children: bool) -> None:
         """Clean up after a dead worker: kill its remaining processes and remove its directory in the background."""

@@ -224,7 +224,7 @@ class WorkerProcess(asyncio.Protocol):
         self._close_handover()
         if descriptors:
             self._supervisor = SeccompSupervisor(
-                descriptors[0], self._sandbox.mark, self._function.max_processes, self._kill_excessive
+                descriptors[0], self._sandbox.mark, self.scratch, self._function.max_processes, self._kill_excessive
             )
 
     def _close_handover(self) -> None:

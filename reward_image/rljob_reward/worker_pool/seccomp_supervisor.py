@@ -1,4 +1,4 @@
-"""Answers to a worker's seccomp notifications: may this process start another, may it signal or adjust that one.
+"""Answers to a worker's seccomp notifications: may this process start another, signal or adjust that one, or connect.
 
 Owns one listener (seccomp_unotify(2)). Each start counts against the worker's limit until a scan of /proc shows which
 processes have ended. Over the limit the whole worker is killed: its request then fails with a clear reason, unlike
@@ -17,21 +17,25 @@ from collections.abc import Callable
 
 from rljob_reward.worker.sandbox import seccomp
 from rljob_reward.worker.sandbox.syscall_numbers import numbers
-from rljob_reward.worker_pool import process_marks
+from rljob_reward.worker_pool import process_marks, unix_connections
 
-_IOCTL_RECEIVE, _IOCTL_SEND = 0xC0502100, 0xC0182101
+_IOCTL_RECEIVE, _IOCTL_SEND, _IOCTL_ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # id, pid, flags, nr, arch, ip, arguments
 _RESPONSE = struct.Struct("=QqiI")  # id, value, error, flags
-_CONTINUE = 1
+_DESCRIPTOR = struct.Struct("=QIIII")  # id, flags, the server's descriptor, the process's, its flags
+_CONTINUE, _REPLACE = 1, 1
 _CLONE_THREAD = 0x10000
 
 _NAMES = {number: name for name, number in numbers().items()}
 
 
 class SeccompSupervisor:
-    def __init__(self, listener: int, mark: int, max_processes: int, on_excess: Callable[[], None]) -> None:
+    def __init__(
+        self, listener: int, mark: int, scratch: str, max_processes: int, on_excess: Callable[[], None]
+    ) -> None:
         self._listener = listener
         self._mark = mark
+        self._scratch = scratch
         self._max_processes = max_processes
         self._on_excess = on_excess
         self._upper_bound = 0
@@ -52,9 +56,14 @@ class SeccompSupervisor:
             fcntl.ioctl(self._listener, _IOCTL_RECEIVE, notification)
         except OSError:
             return  # the caller was killed meanwhile
-        number, _, _, call, _, _, *arguments = _NOTIFICATION.unpack(notification)
-        error = self._decide(_NAMES.get(call, ""), arguments)
-        response = _RESPONSE.pack(number, 0, -error, 0 if error else _CONTINUE)
+        number, pid, _, call, _, _, *arguments = _NOTIFICATION.unpack(notification)
+        name = _NAMES.get(call, "")
+        if name == "connect":
+            error, flags = self._connect(number, pid, arguments), 0
+        else:
+            error = self._decide(name, arguments)
+            flags = 0 if error else _CONTINUE
+        response = _RESPONSE.pack(number, 0, -error, flags)
         with contextlib.suppress(OSError):  # a signal interrupted the call; the process may repeat it
             fcntl.ioctl(self._listener, _IOCTL_SEND, bytearray(response))
 
@@ -66,6 +75,17 @@ class SeccompSupervisor:
             return self._decide_spawn()
         target = struct.unpack("=i", struct.pack("=I", arguments[seccomp.PID_ARGUMENT[call]] & 0xFFFFFFFF))[0]
         return 0 if self._is_own(target) else errno.EPERM
+
+    def _connect(self, notification: int, pid: int, arguments: list[int]) -> int:
+        """Connect in place of the process. Return 0, or the errno that its call fails with."""
+        descriptor, address, num_bytes = arguments[:3]
+        try:
+            with unix_connections.connect_below(self._scratch, pid, address, num_bytes) as connection:
+                fields = notification, _REPLACE, connection.fileno(), descriptor & 0xFFFFFFFF, os.O_CLOEXEC
+                fcntl.ioctl(self._listener, _IOCTL_ADD_DESCRIPTOR, bytearray(_DESCRIPTOR.pack(*fields)))
+        except OSError as error:
+            return error.errno or errno.EPERM
+        return 0
 
     def _decide_spawn(self) -> int:
         self.has_spawned = True

@@ -36,6 +36,8 @@ class WorkerSandbox(NamedTuple):
     """Identifies the worker's processes for the server."""
     uid: int | None
     """A dedicated user; None where that is not possible."""
+    modules: str
+    """Directory with the function's source as a module, for the processes that multiprocessing starts."""
     server_pid: int
     disabled: list[str]
 

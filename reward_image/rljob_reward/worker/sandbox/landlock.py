@@ -23,7 +23,8 @@ _MAKE = sum(1 << bit for bit in range(6, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+"""Not terminals: what is written to one can control it, and the user may have started the server there."""
 _SHARED_MEMORY = "/dev/shm"
 """Semaphores and shared memory of multiprocessing are files here."""
 

@@ -34,6 +34,8 @@ RLIMIT_LOCKS = 10
 BLOCKED_ERRNO = errno.ENETDOWN
 """Error of socket() without function.network; no other cause produces it."""
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_TERMINAL_INPUT = (0x5412, 0x541C, 0x540E)
+"""TIOCSTI, TIOCLINUX, TIOCSCTTY."""
 
 _REFUSED = (
     # Other processes' memory and files.
@@ -100,9 +102,21 @@ def build_rules(
         Rule("prlimit64", touch, (Case(1, EQUAL, RLIMIT_LOCKS, denied), *_allow_on_itself(0, own_pid))),
         Rule("setrlimit", ALLOW, (Case(0, EQUAL, RLIMIT_LOCKS, denied),)),
     ]
-    if not network:
-        rules.append(Rule("socket", refuse(BLOCKED_ERRNO), (Case(0, EQUAL, socket.AF_UNIX, ALLOW),)))
-    return rules
+    # Fake input of a terminal, and its adoption as the controlling one.
+    rules.append(Rule("ioctl", ALLOW, tuple(Case(1, EQUAL, request, denied) for request in _TERMINAL_INPUT)))
+    return rules if network else [*rules, *_build_socket_rules(supervised)]
+
+
+def _build_socket_rules(supervised: bool) -> list[Rule]:
+    """Allow Unix sockets within the worker: one with a path reaches any server of this machine."""
+    blocked = refuse(BLOCKED_ERRNO)
+    # Datagrams name a path with each message.
+    datagrams = Case(1, ANY_BIT, socket.SOCK_DGRAM, blocked)
+    rules = [Rule("socketpair", ALLOW, (datagrams,))]
+    if not supervised:
+        return [*rules, Rule("socket", blocked)]
+    family = Case(0, NOT_EQUAL, socket.AF_UNIX, blocked)
+    return [*rules, Rule("socket", ALLOW, (family, datagrams)), Rule("connect", NOTIFY)]
 
 
 def _allow_on_itself(argument: int, own_pid: int) -> tuple[Case, ...]:

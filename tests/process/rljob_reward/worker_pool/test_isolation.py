@@ -6,6 +6,7 @@ as on one without a seccomp listener.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -132,6 +133,40 @@ def ordinary_work(_):
     left.send(b"x")
     return float(right.recv(1) == b"x")
 
+def manager(_):
+    with multiprocessing.Manager() as manager:
+        return float(len(manager.list([1, 2])))
+
+def unix_by_link(path):
+    os.symlink(path, f"{SCRATCH}/link")
+    socket.socket(socket.AF_UNIX).connect(f"{SCRATCH}/link")
+
+def unix_after_the_check(path):
+    # Exchange the path in memory while it is connected.
+    own = socket.socket(socket.AF_UNIX)
+    own.bind(f"{SCRATCH}/own")
+    own.listen(128)
+    allowed, wanted = f"{SCRATCH}/own".encode(), path.encode()
+    address = ctypes.create_string_buffer(110)
+    address[:2] = b"\x01\x00"
+    stopped = threading.Event()
+    def exchange():
+        while not stopped.is_set():
+            for each in (allowed, wanted):
+                ctypes.memmove(ctypes.addressof(address) + 2, each + b"\0", len(each) + 1)
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    until = time.monotonic() + 0.2
+    num_connected = 0
+    while time.monotonic() < until:
+        with socket.socket(socket.AF_UNIX) as client:
+            num_connected += libc.connect(client.fileno(), address, 110) == 0
+        if num_connected > 100:
+            break
+    stopped.set()
+    thread.join()
+    socket.socket(socket.AF_UNIX).connect(path)
+
 def connect(address):
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), 5) as connection:
@@ -148,6 +183,7 @@ BEHAVIOURS = {
     "inet": lambda _: socket.socket(socket.AF_INET),
     "inet6": lambda _: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
     "netlink": lambda _: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "unix": lambda path: socket.socket(socket.AF_UNIX).connect(path),
     "name": lambda _: socket.create_connection(("localhost", 80)),
     "io_uring": lambda _: float(libc.syscall(425, 8, ctypes.create_string_buffer(256)) == -1),
     "namespace": lambda _: float(libc.unshare(0x10000000) == -1),
@@ -305,12 +341,57 @@ def test_ordinary_work_of_functions_still_works(server: Server) -> None:
         assert result["score"] == 1.0, result["message"]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing_imports_a_function_that_is_given_as_text(start_server: StartServer, method: str) -> None:
+    source = f"""
+import multiprocessing
+
+def square(number):
+    return number * number
+
+def compute_score(solution_str):
+    with multiprocessing.get_context("{method}").Pool(1) as pool:
+        return pool.map(square, [3])[0]
+"""
+    result = start_server(source, slots=1).score("x")
+    assert result["score"] == 9.0, result["message"]
+
+
+def test_manager_works_without_network_and_sockets_elsewhere_are_refused(
+    server: Server, disabled: list[str], tmp_path: Path
+) -> None:
+    _skip_without(disabled, "seccomp-listener")
+    assert server.score("manager")["score"] == 2.0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        listener.setblocking(False)
+        for behaviour in ("unix", "unix_by_link", "unix_after_the_check"):
+            result = server.score(behaviour, ground_truth=str(tmp_path / "socket"))
+            assert "function.network is false" in result["message"], behaviour
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def test_scratch_directories_are_removed_with_the_server(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server(SOURCE, arguments=["--scratch", str(tmp_path)], **FIELDS)
     server.score("leave_files")
     assert list((tmp_path / "workers").iterdir())
     server.stop()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_terminal_of_the_user_cannot_be_written(server: Server, disabled: list[str]) -> None:
+    _skip_without(disabled, "landlock")
+    controller, terminal = os.openpty()
+    path = os.ttyname(terminal)
+    os.chmod(path, 0o666)
+    try:
+        assert server.score("write", ground_truth=path)["reason"] == "exception"
+        assert server.score("write", ground_truth="/dev/tty")["reason"] == "exception"
+    finally:
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_function_with_network_can_connect(networked_server: Server) -> None:

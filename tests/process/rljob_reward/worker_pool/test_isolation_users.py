@@ -30,7 +30,7 @@ PACKAGES = (
     *("markupsafe", "jsonschema", "psutil", "cachetools"),
 )
 SOURCE = r"""
-import os, signal, socket, subprocess
+import multiprocessing, os, signal, socket, subprocess
 
 def refused(call, *arguments):
     try:
@@ -53,6 +53,10 @@ def fork_bomb(_):
 def daemon(_):
     command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     return float(subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout)
+
+def manager(_):
+    with multiprocessing.Manager() as manager:
+        return float(len(manager.list([1, 2])))
 
 def files(_):
     folder = os.environ["TMPDIR"]
@@ -161,13 +165,15 @@ def test_fork_bomb_costs_one_result(server: Server) -> None:
     assert server.score("read", ground_truth=str(server.pid))["score"] == 1.0
 
 
-def test_daemon_of_another_user_ends_with_its_worker(server: Server) -> None:
+def test_daemon_of_another_user_ends_with_its_sample(server: Server) -> None:
     result = server.score("daemon")
     assert result["valid"], result["message"]
-    daemon = psutil.Process(int(result["score"]))
-    for _ in range(2):
-        server.score("exit")
-    wait_for(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to end")
+    wait_for(lambda: not psutil.pid_exists(int(result["score"])), "the daemon to end")
+
+
+def test_multiprocessing_connects_to_its_own_socket(server: Server) -> None:
+    result = server.score("manager")
+    assert result["score"] == 2.0, result["message"]
 
 
 def test_token_is_not_in_the_environment_of_workers(server: Server) -> None:

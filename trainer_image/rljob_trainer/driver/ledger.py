@@ -34,6 +34,7 @@ from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
 from rljob_trainer.history.tracking import Trackers
 from rljob_trainer.history.trajectory_log import TrajectoryLog
+from rljob_trainer.history.versions import find_model_commit
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,13 @@ class Ledger:
 
     def write_summary(self) -> None:
         self._close_phases()
-        write_summary(self._run_dir, self.history, weight_digests=self.weight_digests, export=self.export)
+        write_summary(
+            self._run_dir,
+            self.history,
+            weight_digests=self.weight_digests,
+            export=self.export,
+            model_commit=find_model_commit(self._spec.model),
+        )
 
     def _commit(self, record: Record) -> None:
         history = self.history

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import Lane
+from rljob_trainer.history.versions import find_versions
 
 FILE_DRIVER = "driver.json"
 FILE_COMPLETE = "COMPLETE"
@@ -210,7 +211,9 @@ def check_disk_space(run_dir: Path, model: Path, *, keep: int) -> None:
         )
 
 
-def write_summary(run_dir: Path, history: History, *, weight_digests: dict[str, str], export: Path | None) -> None:
+def write_summary(
+    run_dir: Path, history: History, *, weight_digests: dict[str, str], export: Path | None, model_commit: str | None
+) -> None:
     """Write driver-summary.json, from which `rljob run` builds summary.json."""
     pauses, transfers = history.pause_seconds, history.transfer_seconds
     summary = history.model_dump(
@@ -223,6 +226,8 @@ def write_summary(run_dir: Path, history: History, *, weight_digests: dict[str, 
     summary |= {
         "weight_digests": weight_digests,
         "export": str(export) if export else None,
+        "versions": find_versions(),
+        "model_commit": model_commit,
         "pause_seconds": sum(pauses) / len(pauses) if pauses else None,
         "transfer_seconds": sum(transfers) / len(transfers) if transfers else None,
     }

@@ -29,8 +29,17 @@ def test_counts_are_of_the_run_and_messages_of_the_samples():
     assert (second.reason, second.count, second.first_step) == ("timeout", 4, 1)
 
 
+def test_messages_that_differ_in_a_quoted_text_or_number_are_one_kind():
+    texts = ["r.py:8: KeyError: 'x'", "r.py:8: KeyError: 'y'", 'r.py:9: KeyError: "z"', "r.py:9: ValueError"]
+    [failure] = summarize_failures([], [sample(1, "a", "exception", text) for text in texts])
+    assert [(message.text, message.count) for message in failure.messages] == [
+        ("r.py:8: KeyError: 'x'", 3),
+        ("r.py:9: ValueError", 1),
+    ]
+
+
 def test_only_the_first_messages_are_kept():
-    samples = [sample(3, "a", "exception", f"row {number}") for number in range(100)]
+    samples = [sample(3, "a", "exception", f"row {'x' * number}") for number in range(1, 101)]
     [failure] = summarize_failures([], samples)
-    assert [message.text for message in failure.messages] == [f"row {number}" for number in range(5)]
+    assert [message.text for message in failure.messages] == [f"row {'x' * number}" for number in range(1, 6)]
     assert (failure.num_more, failure.count, failure.first_step) == (95, 100, 3)

@@ -94,5 +94,5 @@ def test_long_runs_have_the_mean_of_several_steps():
 def test_picture_is_drawn_for_any_names(tmp_path):
     path = tmp_path / "curves.png"
     assert not draw_curves([], path)
-    assert draw_curves([*ROWS, step(4, reward=0.1, components={"$x_{": 1.0, "<b>": 2.0})], path)
+    assert draw_curves([step(4, components={"$x_{": 1.0}, phase_seconds={"$y_{": 2.0})], path)
     assert path.stat().st_size > 10_000

@@ -211,7 +211,8 @@ class DriverProblem(Wire):
 
     reward: str
     """Name of the reward."""
-    reason: InvalidReason
+    reason: str
+    """An InvalidReason, or one of a newer driver."""
     message: str = Field(default="", max_length=MAX_PROBLEM_LENGTH)
     """Of the first sample: for an exception its file, line, type and text."""
     step: int = 0
@@ -220,13 +221,22 @@ class DriverProblem(Wire):
     """Samples so far."""
 
 
+class LearningReason(enum.StrEnum):
+    """Reasons of the condition Learning."""
+
+    ADVANTAGES_FOUND = "AdvantagesFound"
+    NO_ADVANTAGES = "NoAdvantages"
+    """The samples of each group have the same score."""
+    NO_VALID_SAMPLES = "NoValidSamples"
+
+
 class Learning(Wire):
     """Whether the last steps gave the model anything to learn from."""
 
     is_learning: bool | None = None
     """Null: not known before the first step. False: not for schedule.maxStepsWithoutSignal steps in a row."""
     reason: str = ""
-    """CamelCase, as the reason of the condition Learning. Empty if null."""
+    """A LearningReason, or one of a newer driver. Empty if null."""
     message: str = ""
     """Why not, and what to do."""
 

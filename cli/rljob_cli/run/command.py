@@ -21,6 +21,7 @@ from rljob_api.wire.contract import LABEL_REWARD, PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network
+from rljob_cli.local.node.kubelet import log_path
 from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
 from rljob_cli.run import runfolder
 from rljob_cli.run.live import PlainOutput
@@ -52,8 +53,8 @@ class Run:
     ) -> None:
         self._job = job
         self._folder = folder
-        self.history = RunHistory()
         self._cluster = LocalCluster(job, network, folder, claims)
+        self.history = RunHistory(partial(log_path, self._cluster.paths))
         self._output = output
         self._started = time.monotonic()
         self._interrupted = asyncio.Event()
@@ -142,6 +143,7 @@ class Run:
             total_steps=job.spec.schedule.steps,
             elapsed_seconds=self.wall_seconds,
             failures=tuple(self.history.failures),
+            problems=tuple(job.status.progress.problems),
             events=tuple(f"{event.reason}: {event.message}" for event in store.events if event.type == "Warning"),
         )
 

@@ -34,7 +34,8 @@ class PlainOutput:
         self._last = snapshot
 
     def _report(self, change: Change, snapshot: Snapshot) -> None:
-        self.say(f"[{format_seconds(snapshot.elapsed_seconds):>6}] {change.text}")
+        if change.text:
+            self.say(f"[{format_seconds(snapshot.elapsed_seconds):>6}] {change.text}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -52,7 +53,7 @@ class JsonOutput(PlainOutput):
 
 
 class LiveOutput(PlainOutput):
-    """A view that is updated in place; failures scroll above it."""
+    """A view that is updated in place; failures and warnings scroll above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -65,9 +66,9 @@ class LiveOutput(PlainOutput):
         self._live.update(render(snapshot, self._recent))
 
     def _report(self, change: Change, snapshot: Snapshot) -> None:
-        if change.data["type"] == "failure":
-            self.say(change.text)
-        elif change.data["type"] not in ("step", "eval"):
+        if change.is_urgent:
+            super()._report(change, snapshot)
+        elif change.text and change.data["type"] not in ("step", "eval"):
             self._recent.append(f"{format_seconds(snapshot.elapsed_seconds)}  {change.text}")
 
     def close(self) -> None:
@@ -113,6 +114,8 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
         p95 = driver.reward_latency_p95_seconds or 0.0
         latency = f"p50 {1000 * driver.reward_latency_p50_seconds:.0f} ms, p95 {1000 * p95:.0f} ms"
         table.add_row("reward latency", latency, f"{driver.num_invalid} invalid")
+    if driver and driver.learning.is_learning is False:
+        table.add_row("learning", Text("no", style="yellow"), driver.learning.message)
     return table
 
 

@@ -4,18 +4,21 @@ Invariant: each step, state and failure is reported exactly once.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from rljob_api.manifest.status import RLJobStatus
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.manifest.status import RewardProblem, RLJobStatus
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.protocol import DriverStatus, LearningReason
 from rljob_cli.manifests import is_ready, role_of
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.runfolder import Row
 from rljob_operator.backend import Manifest
-from rljob_operator.plan.observed_job import is_terminating, name_of
+from rljob_operator.plan import conditions
+from rljob_operator.plan.observed_job import extract_error_message, is_terminating, name_of
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward")
-_MAX_FAILURE_LINES = 8
 _STEP_NUMBERS = (("reward", "reward {:.3f}"), ("tokens_per_second", "{:.0f} tokens/s"), ("step_seconds", "{:.1f} s"))
 
 
@@ -35,7 +38,13 @@ class Failure:
     exit_code: int
     reason: str
     message: str
-    """The last lines of its log."""
+    """What it wrote about its end, or the last lines of its log."""
+    log: str = ""
+    """Path of its log."""
+
+    @property
+    def error(self) -> str:
+        return extract_error_message(self.message)
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,10 @@ class Snapshot:
     total_steps: int = 0
     elapsed_seconds: float = 0.0
     failures: tuple[Failure, ...] = ()
+    problems: tuple[RewardProblem, ...] = ()
+    """The first reasons for which samples have no valid score."""
     events: tuple[str, ...] = ()
+    """Warnings: their reason and message."""
 
     @property
     def step(self) -> int:
@@ -78,21 +90,25 @@ class Change:
     """One thing to report: a line of text, and an object for programs."""
 
     text: str
+    """Empty: another change shows it."""
     data: Row
+    is_urgent: bool = False
+    """Whether it must stay on the screen."""
 
 
 def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     changes: list[Change] = []
     if new.phase != old.phase:
-        text = new.phase + (f": {new.message}" if new.message else "")
-        changes.append(Change(text, {"type": "phase", "phase": new.phase, "message": new.message}))
+        changes.append(_format_phase(new))
     before = {role.name: (role.ready, role.desired) for role in old.roles}
     for role in new.roles:
         if before.get(role.name) != (role.ready, role.desired):
             data = {"type": "role", **role.__dict__}
             changes.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))
-    changes += [_format_failure(failure) for failure in new.failures[len(old.failures) :]]
-    changes += [Change(event, {"type": "event", "message": event}) for event in new.events[len(old.events) :]]
+    new_failures = range(len(old.failures), len(new.failures))
+    changes += [_format_failure(new.failures[index], new.failures[:index]) for index in new_failures]
+    changes += [_format_problem(problem) for problem in new.problems if problem not in old.problems]
+    changes += [_format_event(event, {old.message, new.message}) for event in new.events[len(old.events) :]]
     reported = {row["step"] for row in old.evals}
     changes += [_format_eval(row) for row in new.evals if row["step"] not in reported]
     last = old.steps[-1]["step"] if old.steps else 0
@@ -103,10 +119,38 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     return changes
 
 
-def _format_failure(failure: Failure) -> Change:
-    lines = "".join(f"\n    {line}" for line in failure.message.splitlines()[-_MAX_FAILURE_LINES:])
-    text = f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}{lines}"
-    return Change(text, {"type": "failure", **failure.__dict__})
+def _format_phase(new: Snapshot) -> Change:
+    """The message of a failed job contains the error of the container that caused it; its log follows."""
+    text = new.phase + (f": {new.message}" if new.message else "")
+    if is_failed := new.phase == "Failed":
+        causes = [failure for failure in new.failures if failure.error and failure.error in new.message]
+        logs = [failure.log for failure in causes if failure.log]
+        text += f"\n    log: {logs[-1]}" if logs else ""
+    return Change(text, {"type": "phase", "phase": new.phase, "message": new.message}, is_urgent=is_failed)
+
+
+def _format_failure(failure: Failure, earlier: tuple[Failure, ...]) -> Change:
+    text = f"{failure.role}: {failure.pod} ended with exit code {failure.exit_code}"
+    if failure.exit_code == ExitCode.USER and failure.error:
+        text = ""  # it fails the job, whose message has the error
+    elif (failure.role, failure.error) in [(other.role, other.error) for other in earlier]:
+        text += ": the same error again"
+    else:
+        text += f": {failure.error}" if failure.error else ""
+        text += f"\n    log: {failure.log}" if failure.log else ""
+    return Change(text, {"type": "failure", **failure.__dict__}, is_urgent=True)
+
+
+def _format_problem(problem: RewardProblem) -> Change:
+    text = f"reward {problem.reward}: no valid score ({problem.reason}): {problem.message}"
+    return Change(text, {"type": "problem", **problem.model_dump()}, is_urgent=True)
+
+
+def _format_event(event: str, shown: set[str]) -> Change:
+    """`shown`: messages of phases. Events about problems of rewards, and about phases, repeat other changes."""
+    reason, _, message = event.partition(": ")
+    text = "" if message in shown or reason == conditions.REASON_INVALID_SAMPLES else event
+    return Change(text, {"type": "event", "message": event}, is_urgent=reason == LearningReason.NO_ADVANTAGES)
 
 
 def _format_eval(row: Row) -> Change:
@@ -126,7 +170,9 @@ def _format_step(row: Row, total: int) -> Change:
 class RunHistory:
     """Restarts by role, and failures, including those of deleted Pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_log: Callable[[Manifest, str], Path] | None = None) -> None:
+        """`find_log` returns the path of the log of a Pod's container."""
+        self._find_log = find_log
         self.failures: list[Failure] = []
         self._restarts: dict[str, tuple[str, int]] = {}
         self._seen: set[tuple[str, str, str]] = set()
@@ -151,7 +197,8 @@ class RunHistory:
         if key not in self._seen:
             self._seen.add(key)
             how = (terminated["exitCode"], terminated["reason"], terminated["message"])
-            self.failures.append(Failure(name_of(pod), role_of(pod), container, *how))
+            log = str(self._find_log(pod, container)) if self._find_log else ""
+            self.failures.append(Failure(name_of(pod), role_of(pod), container, *how, log))
 
     @property
     def restarts(self) -> dict[str, int]:

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import DriverProblem, Learning
+from rljob_api.wire.protocol import DriverProblem, Learning, LearningReason
 from rljob_trainer.history.metrics import Record
 
-REASON_LEARNING = "AdvantagesFound"
-REASON_NO_ADVANTAGES = "NoAdvantages"
-REASON_NO_VALID_SAMPLES = "NoValidSamples"
 _MAX_REASONS = 3
 """Problems in the message of a failed job."""
 
@@ -53,13 +50,14 @@ def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
     """Return the verdict after `step` steps. Its message is the same in each step of a series."""
     limit = spec.schedule.max_steps_without_signal
     if step > 0 and counts.without_advantage == 0:
-        return Learning(is_learning=True, reason=REASON_LEARNING, message="the last step had advantages")
+        message = "the last step had advantages"
+        return Learning(is_learning=True, reason=LearningReason.ADVANTAGES_FOUND, message=message)
     if limit == 0 or counts.without_advantage < limit:
         return Learning()
     if counts.without_valid >= limit:
         first = step - counts.without_valid + 1
         message = f"since step {first} no sample has had a valid score"
-        return Learning(is_learning=False, reason=REASON_NO_VALID_SAMPLES, message=message)
+        return Learning(is_learning=False, reason=LearningReason.NO_VALID_SAMPLES, message=message)
     first = step - counts.without_advantage + 1
     message = (
         f"since step {first} no sample has had an advantage, so the model learns nothing: the scores of each group are "
@@ -67,7 +65,7 @@ def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
         f"({spec.algorithm.zero_std_threshold:g}); change the rewards or their weights so that they distinguish "
         "answers, use easier prompts, or raise algorithm.groupSize"
     )
-    return Learning(is_learning=False, reason=REASON_NO_ADVANTAGES, message=message)
+    return Learning(is_learning=False, reason=LearningReason.NO_ADVANTAGES, message=message)
 
 
 def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:

@@ -23,12 +23,12 @@ from pathlib import Path
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Schedule
-from rljob_api.wire.protocol import DriverStatus, Lane
+from rljob_api.wire.protocol import DriverStatus, Lane, LearningReason
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.evaluation import evaluate, plan_evaluation
-from rljob_trainer.driver.learning import REASON_NO_VALID_SAMPLES, describe_failure, judge
+from rljob_trainer.driver.learning import describe_failure, judge
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
@@ -163,7 +163,7 @@ class Driver:
         board, counts, step = self._components.board, ledger.steps_without_signal, ledger.history.step
         before, learning = board.status.learning, judge(counts, step, self._spec)
         board.update(learning=learning, problems=self._problems.failures)  # their counts, too
-        if learning.reason == REASON_NO_VALID_SAMPLES:
+        if learning.reason == LearningReason.NO_VALID_SAMPLES:
             await self._save_useful_steps(trainer, ledger, step - counts.without_valid)
             ledger.write_summary()
             raise UserError(describe_failure(counts, find_problems(step, outcome.groups), self._spec))

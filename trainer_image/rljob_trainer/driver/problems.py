@@ -29,7 +29,7 @@ class ProblemLog:
     @property
     def failures(self) -> list[DriverProblem]:
         """Those to show: a reward that abstains does so on purpose."""
-        return [problem for problem in self.all if problem.reason is not InvalidReason.ABSTAINED]
+        return [problem for problem in self.all if problem.reason != InvalidReason.ABSTAINED]
 
     def record(self, step: int, trajectory: Trajectory) -> list[DriverProblem]:
         """Count the invalid results of a trajectory. Return those of a new kind."""

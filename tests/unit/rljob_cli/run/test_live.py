@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from rljob_api.wire.protocol import DriverStatus
+from rljob_api.wire.protocol import DriverStatus, Learning
 from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output, render
 from rljob_cli.run.snapshot import Failure, RoleRow, Snapshot
 
@@ -31,8 +31,7 @@ def test_plain_output_prints_one_line_per_change_once():
     assert output.file.getvalue().splitlines() == [
         "[    0s] Running",
         "[    0s] head: 1 of 1 ready",
-        "[    0s] head: sums-head-0 ended with exit code 75",
-        "    no space left",
+        "[    0s] head: sums-head-0 ended with exit code 75: no space left",
         "[    0s] step 1/2  reward 0.500",
     ]
 
@@ -65,6 +64,22 @@ def test_live_output_scrolls_failures_above_the_view():
     text = output.file.getvalue()
     assert "ended with exit code 75" in text
     assert "step 1/2" in text
+
+
+def test_live_output_keeps_the_reason_of_a_failed_job_on_the_screen():
+    output = console(force_terminal=True)
+    live = LiveOutput(output)
+    live.show(Snapshot(phase="Failed", message="rollout: spec.rollout.maxModelLen: too long"))
+    live.close()
+    assert "Failed: rollout: spec.rollout.maxModelLen: too long" in output.file.getvalue()
+
+
+def test_live_view_shows_that_the_model_learns_nothing():
+    learning = Learning(is_learning=False, reason="NoAdvantages", message="since step 2 ...")
+    drawn = console()
+    drawn.print(render(Snapshot(driver=DriverStatus(learning=learning)), []))
+    [line] = [line for line in drawn.file.getvalue().splitlines() if line.startswith("learning")]
+    assert line.split() == ["learning", "no", "since", "step", "2", "..."]
 
 
 @pytest.mark.parametrize(

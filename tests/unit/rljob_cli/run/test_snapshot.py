@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from rljob_api.manifest.status import RewardProblem
+from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.run.live import render, sparkline
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.runfolder import read_rows
-from rljob_cli.run.snapshot import RoleRow, RunHistory, Snapshot, diff_snapshots
+from rljob_cli.run.snapshot import Failure, RoleRow, RunHistory, Snapshot, diff_snapshots
 
 
 def step(number, **row):
@@ -79,3 +81,59 @@ def test_narrow_terminal_cuts_invalid_reasons_and_no_number(width):
     [line] = [line for line in drawn.get().splitlines() if line.startswith("correct")]
     numbers = ["correct", "function", "12/12", "320", "192", "192", "1024", "12s", "0.8s", "31s", "3", "timeout,"]
     assert line.split()[: len(numbers)] == numbers
+
+
+def failed(code, message, *, pod="p-1", role="rollout"):
+    return Failure(pod, role, "c", code, "Error", message, f"/run/logs/{pod}.log")
+
+
+def test_user_error_is_shown_once_with_its_log_whichever_snapshot_sees_it_first():
+    error = failed(78, "INFO loading\nerror: spec.rollout.maxModelLen: vLLM does not start: too long")
+    running, ended = Snapshot(phase="Pending"), Snapshot(phase="Pending", failures=(error,))
+    message = "rollout: spec.rollout.maxModelLen: vLLM does not start: too long"
+    final = Snapshot(phase="Failed", message=message, failures=(error,), events=(f"UserError: {message}",))
+    shown = [text for text in texts(running, ended) + texts(ended, final) if text]
+    assert shown == [f"Failed: {message}\n    log: /run/logs/p-1.log"]
+    assert [text for text in texts(running, final) if text] == shown
+    assert [change.data["type"] for change in diff_snapshots(running, ended)] == ["failure"], "programs get each end"
+
+
+def test_crash_is_one_line_with_its_log_and_repetitions_are_short():
+    first = failed(1, "INFO a\n" * 9 + "Traceback (most recent call last):\n  x\nRuntimeError: boom\nINFO bye\n")
+    second = failed(1, first.message, pod="p-2")
+    before, after = Snapshot(failures=(first,)), Snapshot(failures=(first, second))
+    assert texts(Snapshot(), before) == [
+        "rollout: p-1 ended with exit code 1: RuntimeError: boom\n    log: /run/logs/p-1.log"
+    ]
+    assert texts(before, after) == ["rollout: p-2 ended with exit code 1: the same error again"]
+
+
+def test_problem_of_a_reward_is_shown_once_and_its_event_not_at_all():
+    problem = RewardProblem(reward="correct", reason="exception", message="f.py:3: KeyError: 'a'", step=2)
+    event = "InvalidSamples: reward correct: no valid score (exception): f.py:3: KeyError: 'a'"
+    after = Snapshot(problems=(problem,), events=(event,))
+    assert [change.text for change in diff_snapshots(Snapshot(), after) if change.text] == [
+        "reward correct: no valid score (exception): f.py:3: KeyError: 'a'"
+    ]
+    assert texts(after, after) == []
+
+
+def test_warning_that_the_job_learns_nothing_stays_on_the_screen():
+    [change] = diff_snapshots(Snapshot(), Snapshot(events=("NoAdvantages: since step 2 ...",)))
+    assert change.is_urgent
+    assert change.text == "NoAdvantages: since step 2 ..."
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [
+        (Snapshot(driver=DriverStatus(waits_for="waits for 3 of 8 completions")), "waits for 3 of 8 completions"),
+        (Snapshot(roles=(RoleRow("rollout", 2, 1, 0),)), "rollout 1/2"),
+    ],
+)
+def test_what_a_job_waits_for_is_composed_once(snapshot, expected):
+    assert snapshot.waits_for == expected
+    console = Console(width=120)
+    with console.capture() as drawn:
+        console.print(render(snapshot, []))
+    assert drawn.get().count("waits for") == expected.count("waits for")

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverProblem
+from rljob_api.wire.protocol import DriverProblem, LearningReason
 from rljob_trainer.driver.learning import (
-    REASON_NO_ADVANTAGES,
-    REASON_NO_VALID_SAMPLES,
     StepSignal,
     StepsWithoutSignal,
     classify_step,
@@ -45,12 +43,12 @@ def test_step_is_classified_by_its_record(masked, zero_signal_share, expected):
 def test_invalid_steps_fail_the_job_at_the_limit():
     assert judge_all([LEARNS, INVALID, INVALID]).is_learning is None
     verdict = judge_all([LEARNS, INVALID, INVALID, INVALID])
-    assert (verdict.is_learning, verdict.reason) == (False, REASON_NO_VALID_SAMPLES)
+    assert (verdict.is_learning, verdict.reason) == (False, LearningReason.NO_VALID_SAMPLES)
 
 
 def test_a_step_with_equal_scores_between_invalid_ones_only_warns():
     verdict = judge_all([INVALID, INVALID, EQUAL, INVALID, INVALID])
-    assert (verdict.is_learning, verdict.reason) == (False, REASON_NO_ADVANTAGES)
+    assert (verdict.is_learning, verdict.reason) == (False, LearningReason.NO_ADVANTAGES)
 
 
 def test_warning_keeps_its_message_until_signal_returns():
@@ -72,7 +70,7 @@ def test_verdict_depends_only_on_the_last_steps_in_a_row(signals, limit):
     assert count(signals) == (invalid, without)
     assert (verdict.is_learning is True) == (bool(signals) and without == 0)
     assert (verdict.is_learning is False) == (0 < limit <= without)
-    assert (verdict.reason == REASON_NO_VALID_SAMPLES) == (0 < limit <= invalid)
+    assert (verdict.reason == LearningReason.NO_VALID_SAMPLES) == (0 < limit <= invalid)
 
 
 def test_failure_begins_with_the_field_and_has_the_most_frequent_reasons():

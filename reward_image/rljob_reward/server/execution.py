@@ -6,12 +6,13 @@ Invariant: each sample gets one result.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from rljob_api.wire.protocol import GroupRequest, GroupResult, Lane, ScoreRequest, ScoreResult
+from pydantic_core import to_json
+
+from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest
 from rljob_reward.results import ExecutionResult
 from rljob_reward.slots import Slot
 
@@ -32,8 +33,13 @@ class Waiter(Protocol):
 
 
 class Response(NamedTuple):
-    results: list[ScoreResult]  # [samples]
+    replies: ExecutionResult  # [samples]
     encoded: bytes
+    """A ScoreResult or a GroupResult as JSON."""
+
+    @property
+    def is_valid(self) -> bool:
+        return all(reply.reason is None for reply in self.replies)
 
 
 class Execution:
@@ -58,7 +64,6 @@ class Execution:
         """Where it runs."""
         self.arrived = time.perf_counter()
         self.started: float | None = None
-        self.timeout: asyncio.TimerHandle | None = None
         self.add_waiter(waiter)
 
     def add_waiter(self, waiter: Waiter) -> None:
@@ -91,18 +96,17 @@ def build_response(
     execute_seconds: float = 0.0,
 ) -> Response:
     results = [
-        ScoreResult(
-            id=sample_id,
-            valid=reply.reason is None,
-            score=reply.score,
-            components=reply.components,
-            reason=reply.reason,
-            message=reply.message,
-            queue_seconds=queue_seconds,
-            execute_seconds=execute_seconds,
-            version=version,
-        )
+        {  # the fields of a ScoreResult; its validation would cost more than the rest of the response
+            "id": sample_id,
+            "valid": reply.reason is None,
+            "score": reply.score,
+            "components": reply.components,
+            "reason": reply.reason,
+            "message": reply.message,
+            "queue_seconds": queue_seconds,
+            "execute_seconds": execute_seconds,
+            "version": version,
+        }
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
-    response = GroupResult(id=request_id, results=results) if is_group else results[0]
-    return Response(results, response.model_dump_json().encode())
+    return Response(replies, to_json({"id": request_id, "results": results} if is_group else results[0]))

@@ -2,12 +2,14 @@
 
 A request with the key of a pending execution joins it. Responses with only valid results are remembered for a while, so
 a retry after a lost response costs nothing and cannot differ. With a cache, an equal sample under another id gets the
-same valid result; a failure is always retried. Bounded: both drop what was used least recently.
+same valid result; a failure is always retried. Bounded: responses drop the oldest, the cache what was used least
+recently.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 
 from cachetools import LRUCache
@@ -25,7 +27,7 @@ class KnownRequests:
         self._metrics = metrics
         self._pending: dict[RequestKey, Execution] = {}
         self._pending_by_content: dict[bytes, Execution] = {}
-        self._responses: LRUCache[RequestKey, bytes] = LRUCache(_MAX_RESPONSES)
+        self._responses: OrderedDict[RequestKey, bytes] = OrderedDict()
         self._cache: LRUCache[bytes, ScoreResult] | None = LRUCache(max_cached_results) if cache else None
 
     @property
@@ -70,10 +72,12 @@ class KnownRequests:
         del self._pending[execution.key]
         if execution.content and self._pending_by_content.get(execution.content) is execution:
             del self._pending_by_content[execution.content]
-        if all(result.valid for result in response.results):  # a retry could not improve them
+        if response.is_valid:  # a retry could not improve it
             self._responses[execution.key] = response.encoded
+            if len(self._responses) > _MAX_RESPONSES:
+                self._responses.popitem(last=False)
             if self._cache is not None and execution.content:
-                self._cache[execution.content] = response.results[0]
+                self._cache[execution.content] = ScoreResult.model_validate_json(response.encoded)
 
 
 def digest_content(request: ScoreRequest) -> bytes:

@@ -31,6 +31,7 @@ class Lanes(Generic[Item]):
         self._waiting: dict[Lane, OrderedDict[Item, None]] = {lane: OrderedDict() for lane in LANES}
         self._running: dict[Item, Lane] = {}
         self._num_running_in = dict.fromkeys(LANES, 0)
+        self._num_waiting = 0
         self._last_started: Lane = "eval"
 
     def num_running_in(self, lane: Lane) -> int:
@@ -40,12 +41,23 @@ class Lanes(Generic[Item]):
         return len(self._waiting[lane])
 
     @property
+    def has_waiting(self) -> bool:
+        return self._num_waiting > 0
+
+    @property
     def num_demanded(self) -> int:
         """Requests that run or wait."""
-        return len(self._running) + sum(map(len, self._waiting.values()))
+        return len(self._running) + self._num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     def running_newest_first(self) -> Iterator[Item]:
         return reversed(self._running)
+
+    def running_oldest_first(self) -> Iterator[Item]:
+        return iter(self._running)
 
     def waiting(self, lane: Lane) -> list[Item]:
         """Items that wait, the oldest first."""
@@ -60,15 +72,19 @@ class Lanes(Generic[Item]):
         if len(waiting) >= self._queue_length + self._num_free(lane):
             return False
         waiting[item] = None
+        self._num_waiting += 1
         return True
 
     def start_next(self) -> Item | None:
         """Return the item to run now and count it as running. None: nothing waits, or no slot is free for it."""
+        if not self._num_waiting:
+            return None
         ready = [lane for lane in LANES if self._waiting[lane] and self._num_free(lane)]
         if not ready:
             return None
         lane = ready[0] if len(ready) == 1 else min(ready, key=self._precedence)
         item, _ = self._waiting[lane].popitem(last=False)
+        self._num_waiting -= 1
         self._running[item] = lane
         self._num_running_in[lane] += 1
         self._last_started = lane
@@ -82,6 +98,7 @@ class Lanes(Generic[Item]):
         if item not in self._waiting[lane]:
             return False
         del self._waiting[lane][item]
+        self._num_waiting -= 1
         return True
 
     def _num_free(self, lane: Lane) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from rljob_api.wire.protocol import Lane
 from rljob_reward.server.execution import Execution
 from rljob_reward.server.lanes import LANES, Lanes
+from rljob_reward.server.tallies import CounterVector, Histogram, HistogramVector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VALID = "valid"
@@ -24,8 +25,11 @@ class ServerMetrics:
         self._queue = self._histogram("rljob_reward_queue_seconds", "From arrival to the start of execution.")
         self._execute = self._histogram("rljob_reward_execute_seconds", "From the start of execution to its end.")
         self._refused = self._counter("rljob_reward_refused", "Requests answered 429.", "lane")
-        self._responses = self._counter("rljob_reward_responses", "Responses of the server, by HTTP status.", "status")
-        self._by_status: dict[int, Counter] = {}
+        responses = CounterVector(
+            "rljob_reward_responses", "Responses of the server, by HTTP status.", ("reward", "status"), [reward]
+        )
+        self.registry.register(responses)
+        self.record_response = responses.increment
         self._restarts = self._counter("rljob_reward_worker_restarts", "Workers that were replaced.")
         self._restarts.labels(reward)
         self._cache = self._counter(
@@ -40,9 +44,10 @@ class ServerMetrics:
         self._gauge("rljob_reward_slots_total", "Maximum number of concurrent executions.").labels(reward).set(slots)
         self._histograms: dict[tuple[Lane, str], tuple[Histogram, Histogram]] = {}
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        labels = ("reward", "lane", "outcome")
-        return Histogram(name, text, labels, buckets=_BUCKETS_SECONDS, registry=self.registry)
+    def _histogram(self, name: str, text: str) -> HistogramVector:
+        vector = HistogramVector(name, text, ("reward", "lane", "outcome"), _BUCKETS_SECONDS)
+        self.registry.register(vector)
+        return vector
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("reward", *labels), registry=self.registry)
@@ -67,12 +72,6 @@ class ServerMetrics:
             pair = self._histograms[lane, outcome] = (self._queue.labels(*labels), self._execute.labels(*labels))
         pair[0].observe(queue_seconds)
         pair[1].observe(execute_seconds)
-
-    def record_response(self, status: int) -> None:
-        counter = self._by_status.get(status)
-        if counter is None:
-            counter = self._by_status[status] = self._responses.labels(self.reward, str(status))
-        counter.inc()
 
     def record_refused(self, lane: Lane) -> None:
         self._refused.labels(self.reward, lane).inc()

@@ -18,11 +18,13 @@ _STARTS_PER_PROCESSOR = 2
 _NUM_PROCESSORS = len(os.sched_getaffinity(0))
 
 
-def may_start(
-    started_newest_first: Iterable[float], mean_seconds: float, now: float, num_processors: int = _NUM_PROCESSORS
-) -> bool:
-    """Return whether one more execution may start; `mean_seconds` is how long executions took recently."""
-    limit = max(_STARTS_PER_PROCESSOR * num_processors, mean_seconds * _STARTS_PER_SECOND)
+def start_limit(mean_seconds: float, num_processors: int = _NUM_PROCESSORS) -> float:
+    """Return how many executions may be started at once; `mean_seconds` is how long they took recently."""
+    return max(_STARTS_PER_PROCESSOR * num_processors, mean_seconds * _STARTS_PER_SECOND)
+
+
+def may_start(started_newest_first: Iterable[float], limit: float, now: float) -> bool:
+    """Return whether one more execution may start."""
     for number, started in enumerate(started_newest_first, start=1):
         if now - started >= START_WINDOW_SECONDS:
             return True

@@ -21,7 +21,7 @@ from rljob_reward.server.execution import Execution, Request, Waiter, build_resp
 from rljob_reward.server.known_requests import KnownRequests
 from rljob_reward.server.lanes import LANES, Lanes
 from rljob_reward.server.metrics import VALID, ServerMetrics
-from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start
+from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
 from rljob_reward.server.served_reward import ServedReward
 from rljob_reward.slots import Slot, SlotPool
 from rljob_reward.worker.settings import FunctionSettings
@@ -55,6 +55,7 @@ class Scorer:
         self._known = KnownRequests(metrics, cache=self._config.cache)
         self._mean_seconds = 0.0
         self._next_dispatch: asyncio.TimerHandle | None = None
+        self._next_timeout: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.fatal_error: asyncio.Future[TransientError] = self._loop.create_future()
@@ -88,8 +89,9 @@ class Scorer:
 
     async def close(self) -> None:
         """Cancel what waits, kill what runs, end all slots."""
-        if self._next_dispatch:
-            self._next_dispatch.cancel()
+        for timer in (self._next_dispatch, self._next_timeout):
+            if timer is not None:
+                timer.cancel()
         for lane in LANES:
             for execution in self._lanes.waiting(lane):
                 self._cancel(execution, _SHUT_DOWN)
@@ -120,9 +122,8 @@ class Scorer:
 
     def _dispatch(self) -> None:
         """Start what may start."""
-        while self.pool.has_idle:
-            starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
-            if not may_start(starts, self._mean_seconds, time.perf_counter()):
+        while self._lanes.has_waiting and self.pool.has_idle:
+            if not self._may_start():
                 # Usually an execution ends, and dispatches, before the window has passed.
                 if self._next_dispatch is None:
                     self._next_dispatch = self._loop.call_later(START_WINDOW_SECONDS, self._dispatch_again)
@@ -133,6 +134,13 @@ class Scorer:
             self._start(execution, self.pool.acquire())
         self.pool.ensure(self._lanes.num_demanded)
 
+    def _may_start(self) -> bool:
+        limit = start_limit(self._mean_seconds)
+        if self._lanes.num_running < limit:
+            return True
+        starts = (execution.started or 0.0 for execution in self._lanes.running_newest_first())
+        return may_start(starts, limit, time.perf_counter())
+
     def _dispatch_again(self) -> None:
         self._next_dispatch = None
         self._dispatch()
@@ -140,18 +148,26 @@ class Scorer:
     def _start(self, execution: Execution, slot: Slot) -> None:
         execution.started = time.perf_counter()
         execution.slot = slot
-        if not self.pool.enforces_timeout:
-            execution.timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late, slot)
+        if self._next_timeout is None and not self.pool.enforces_timeout:
+            self._next_timeout = self._loop.call_later(self._config.timeout_seconds, self._kill_late)
         slot.execute(execution.body, len(execution.sample_ids), partial(self._finish, execution))
 
-    def _kill_late(self, slot: Slot) -> None:
+    def _kill_late(self) -> None:
+        """Kill what has run too long. One timer serves all: they have the same time, in the order of their starts."""
+        self._next_timeout = None
         seconds = self._config.timeout_seconds
         message = f"the {self._config.kind} ran longer than {seconds:g} s (timeoutSeconds) and was killed"
-        slot.kill(InvalidReason.TIMEOUT, message)
+        now = time.perf_counter()
+        for execution in list(self._lanes.running_oldest_first()):
+            assert execution.started is not None
+            assert execution.slot is not None
+            left = execution.started + seconds - now
+            if left > 0:
+                self._next_timeout = self._loop.call_later(left, self._kill_late)
+                return
+            execution.slot.kill(InvalidReason.TIMEOUT, message)
 
     def _finish(self, execution: Execution, result: ExecutionResult) -> None:
-        if execution.timeout is not None:
-            execution.timeout.cancel()
         execution.slot = None
         self._lanes.finish(execution)
         self._deliver(execution, result)
@@ -165,7 +181,7 @@ class Scorer:
         self._known.finish(execution, response)
         if execution.started is not None:
             self._mean_seconds += _MEAN_WEIGHT * (execute_seconds - self._mean_seconds)
-        for each in response.results:
+        for each in response.replies:
             outcome = VALID if each.reason is None else each.reason.value
             self._metrics.record_result(execution.lane, outcome, queue_seconds, execute_seconds)
         for waiter in execution.waiters:

@@ -34,6 +34,10 @@ class FrameBuffer:
         """What is still to come of a frame that is skipped."""
 
     def feed(self, data: bytes) -> list[bytes | None]:
+        if not self._bytes and not self._num_skipped_bytes and len(data) > _HEADER.size:
+            (length,) = _HEADER.unpack_from(data)
+            if length == len(data) - _HEADER.size and length <= self.max_bytes:
+                return [data[_HEADER.size :]]  # usually one whole frame arrives
         frames: list[bytes | None] = []
         self._bytes += data
         start = 0

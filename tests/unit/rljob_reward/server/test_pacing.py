@@ -1,13 +1,13 @@
 """How many executions may start at once."""
 
-from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start
+from rljob_reward.server.pacing import START_WINDOW_SECONDS, may_start, start_limit
 
 
 def count_starts(mean_seconds, now, started=(), num_processors=2):
     """How many more may start at once, of at most 100; `started` are earlier start times, the newest first."""
     newest_first = list(started)
     for count in range(100):
-        if not may_start(newest_first, mean_seconds, now, num_processors):
+        if not may_start(newest_first, start_limit(mean_seconds, num_processors), now):
             return count
         newest_first.insert(0, now)
     return 100

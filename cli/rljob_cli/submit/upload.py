@@ -22,7 +22,8 @@ _MARKER = ".complete"
 _SCRIPT = f'mkdir -p "$1" && head -c "$2" | tar xf - -C "$1" && touch "$1/{_MARKER}"'
 _MAX_POD_SECONDS = 6 * 3600
 """Then the Pod ends, also if this command was killed."""
-_START_SECONDS = 300.0
+_START_SECONDS = 900.0
+"""Pulling the image of a trainer takes minutes."""
 _POLL_SECONDS = 1.0
 _HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
@@ -26,6 +28,25 @@ def test_scores_and_output_of_the_reward_are_printed(tmp_path):
     code, output = rljob("test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5")
     assert code == 1
     assert "ValueError" in output
+
+
+def test_results_as_json_are_all_that_stdout_has(tmp_path):
+    job = tmp_path / "job" / "rljob.yaml"
+    rljob("init", job.parent)
+    (job.parent / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth):\n"
+        "    print('called')\n"
+        "    return {'score': 1 / float(solution_str), 'half': 0.5}\n"
+    )
+    done = CliRunner().invoke(
+        app, ["test-reward", str(job), "--completion", "4", "--completion", "0", "--answer", "5", "-o", "json"]
+    )
+    found = json.loads(done.stdout)
+    first, second = found["results"]
+    assert (done.exit_code, found["reward"]) == (1, "correct")
+    assert (first["completion"], first["score"], first["components"]) == ("4", 0.25, {"half": 0.5})
+    assert (second["valid"], second["reason"]) == (False, "exception")
+    assert "called" in found["printed"]
 
 
 def test_length_example_scores_groups_as_its_readme_shows():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 Kind = Literal["model", "dataset"]
-_TIMEOUT_SECONDS = 4.0
+_TIMEOUT_SECONDS = 3.0
 _REFUSALS = (401, 403, 404)
 _MARKERS = {"model": "config.json", "dataset": "README.md"}
 """A file that nearly every repository of a kind has: found in the cache, it names the cached commit."""
@@ -51,8 +51,10 @@ class HubAccess:
         return bool(self.token or get_token())
 
     def client(self) -> HfApi:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
 
+        # Else the first call requests a list for its user agent, which waits for 3 s if the Hub does not answer.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         return HfApi(endpoint=self.endpoint, token=self.token)
 
 

@@ -21,11 +21,13 @@ from rljob_cli.report.charts import NUM_COLOURS, colour_class, draw_panel, forma
 from rljob_cli.report.collect import RunData
 from rljob_cli.report.failures import summarize_failures
 from rljob_cli.report.redaction import redact
+from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.report.samples import choose_samples, describe_sample
 from rljob_cli.report.waits import ROLES, build_phase_times, build_role_times
 from rljob_cli.run.curves import build_panels
 from rljob_cli.run.runfolder import split_rows
 from rljob_cli.run.summary import summary_lines
+from rljob_cli.trajectories.tables import number, seconds
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Colours of a terminal, in the last lines of logs."""
@@ -38,7 +40,8 @@ def render_page(run: RunData, now: datetime) -> str:
     sessions = run.summary.get("sessions") or []
     script = _read("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": format_number, "share": lambda value: f"{100 * value:.0f}%"}
+    environment.filters |= {"number": format_number, "score": number, "share": lambda value: f"{100 * value:.0f}%"}
+    environment.filters["seconds"] = seconds
     environment.filters["plain"] = lambda text: _ESCAPE_SEQUENCE.sub("", text)
     return environment.from_string(_read("report.html.jinja")).render(
         run=run,
@@ -51,6 +54,7 @@ def render_page(run: RunData, now: datetime) -> str:
         phases=build_phase_times(run.summary),
         roles=build_role_times(steps),
         role_names=ROLES,
+        rewards=summarize_rewards(chain.from_iterable(run.samples)),
         num_steps=len(steps),
         failures=summarize_failures(run.metrics, chain.from_iterable(run.samples)),
         ended=[failure for session in sessions for failure in session["failures"]],

@@ -1,0 +1,109 @@
+"""The page as text. tests/integration/report opens it in a browser."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+
+from rljob_cli.report.collect import collect_run
+from rljob_cli.report.page import embed_json, render_page
+from tests.paths import DATA
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+_VOID = {"meta", "input", "br", "link", "img"}
+
+
+class Outline(HTMLParser):
+    """The open elements, the texts of headings, and what each address points to."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.addresses, self.headings = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in _VOID:
+            self.stack.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "data")]
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append(int(tag[1]))
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        pass
+
+
+def outline(page):
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    assert parser.stack == []
+    return parser
+
+
+@pytest.fixture(scope="module")
+def run():
+    return collect_run(DATA / "report")
+
+
+def test_elements_are_balanced_and_no_address_leaves_the_page(run):
+    found = outline(render_page(run, NOW))
+    assert found.addresses
+    assert all(address.startswith("#") for address in found.addresses)
+    assert found.headings[0] == 1
+    assert all(after - before <= 1 for before, after in zip(found.headings, found.headings[1:], strict=False))
+
+
+def test_policy_allows_only_the_pages_own_script(run):
+    page = render_page(run, NOW)
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
+
+
+def test_samples_are_data_that_ends_where_it_should(run):
+    page = render_page(run, NOW)
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    samples = json.loads(data)
+    assert len(samples) == 152
+    assert samples[0]["rewards"][0]["name"] == "letters"
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--<script>", "&amp;", "\u2028", "\u0000", "\\u003c", '"'])
+def test_embedded_text_is_the_same_after_parsing(text):
+    embedded = str(embed_json([text]))
+    assert json.loads(embedded) == [text]
+    assert not set(embedded) & set("<>&\u2028\u0000")
+
+
+def test_run_without_anything_but_a_job_has_a_page(run, tmp_path):
+    shutil.copy(DATA / "report" / "job.yaml", tmp_path)
+    page = render_page(collect_run(tmp_path), NOW)
+    outline(page)
+    for text in (
+        "No step or evaluation has ended",
+        "0 of 0 samples",
+        "no record of its sessions",
+        "no record of versions",
+    ):
+        assert text in page or text == "no record of versions"
+
+
+def test_versions_of_the_driver_and_the_models_commit_are_shown(run):
+    summary = run.summary | {"versions": {"torch": "9.9.9", "new-part": "1.2"}, "model_commit": "c0ffee"}
+    page = render_page(replace(run, summary=summary), NOW)
+    assert "9.9.9" in page
+    assert "new-part" in page
+    assert "revision not set, commit c0ffee" in page
+
+
+def test_page_of_a_small_run_is_small(run):
+    assert len(render_page(run, NOW)) < 300_000

@@ -5,7 +5,7 @@
 | 0 | | success |
 | 1 | EXIT_FAILED | the job failed, a result is invalid, the cluster refused, or the reader of a pipe went away |
 | 2 | EXIT_BAD_INPUT | the arguments or the files are wrong: nothing was started |
-| 130 | EXIT_INTERRUPTED | Ctrl-C, SIGTERM or SIGHUP |
+| 130 | EXIT_INTERRUPTED | Ctrl-C; `run` also by SIGTERM and SIGHUP |
 """
 
 import functools

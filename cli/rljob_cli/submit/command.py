@@ -1,8 +1,8 @@
 """`rljob submit`: from a job's file to a job in the cluster.
 
 Everything that may refuse the job comes first: the file, its sources, the API server's dry run, and the Secrets and
-claims that its Pods need. Invariant: a refused job leaves nothing in the cluster. A copy
-that fails leaves a new claim, which the next call completes.
+claims that its Pods need. Invariant: a refused job leaves nothing in the cluster. A copy that fails leaves a new claim,
+which the next call completes.
 """
 
 import asyncio

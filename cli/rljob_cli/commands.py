@@ -3,17 +3,14 @@
 import functools
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
-from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.jobfile import JobFile, check_file, load, load_partial
-from rljob_cli.check.preflight import Machine, run_checks
+from rljob_cli.check.jobfile import JobFile, Target, load, load_partial
+from rljob_cli.check.verdict import describe_unused, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.output import print_error, print_json
@@ -35,17 +32,30 @@ def parse_claims(volumes: list[str]) -> dict[str, Path]:
 
 @guard
 def run_command(
-    path: Path, directory: Path, overrides: list[str], volumes: list[str], fresh: bool, output: str, block: str | None
+    path: Path,
+    directory: Path,
+    overrides: list[str],
+    volumes: list[str],
+    fresh: bool,
+    output: str,
+    block: str | None,
+    should_call: bool,
 ) -> int:
     claims = parse_claims(volumes)
     file = load_partial(path, overrides)
     folder = (directory / file.job.metadata.name).resolve()
     with runfolder.lock(folder):
-        return _run_locked(file, folder, claims, fresh, output, block)
+        return _run_locked(file, folder, claims, fresh, output, block, should_call)
 
 
 def _run_locked(
-    file: JobFile, folder: Path, claims: dict[str, Path], fresh: bool, output: str, block: str | None
+    file: JobFile,
+    folder: Path,
+    claims: dict[str, Path],
+    fresh: bool,
+    output: str,
+    block: str | None,
+    should_call: bool,
 ) -> int:
     problems: list[Problem] = []
     if not fresh:
@@ -61,11 +71,15 @@ def _run_locked(
         network = claim_block(str(folder), block)
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
-    check_file(file, run_checks(file.job, folder, claims, Machine()), problems)
+    verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
+    verdict.print_warnings()
+    verdict.raise_problems()
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
 
+    if file.unused:
+        print(describe_unused(file), file=sys.stderr)
     console = Console(stderr=True) if output == "json" else make_console()
     say = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
     if fresh and (old := runfolder.set_aside(folder)):
@@ -95,36 +109,29 @@ def _print_result(folder: Path, phase: str, output: str) -> None:
 
 
 @guard
-def validate_command(paths: list[Path], overrides: list[str], volumes: list[str], output: str) -> int:
-    claims = parse_claims(volumes)
-    errors = {path: error for path in paths if (error := _validate(path, overrides, claims, output))}
-    if output == "json":
-        print_json({"valid": not errors, "files": [describe_error(path, errors.get(path)) for path in paths]})
-    return EXIT_BAD_INPUT if errors else 0
-
-
-def _validate(path: Path, overrides: list[str], claims: dict[str, Path], output: str) -> UserError | None:
-    """Return what is wrong with a file, which is printed unless the output is JSON."""
-    try:
-        file = load_partial(path, overrides)
-        folder = Path("runs").resolve() / file.job.metadata.name
-        check_file(file, run_checks(file.job, folder, claims, Machine()))
-    except UserError as error:
-        if output != "json":
+def validate_command(
+    paths: list[Path], overrides: list[str], volumes: list[str], output: str, target: Target | None, should_call: bool
+) -> int:
+    claims, found = parse_claims(volumes), []
+    for path in paths:
+        verdict, error = None, None
+        try:
+            file = load_partial(path, overrides)
+            folder = Path("runs").resolve() / file.job.metadata.name
+            verdict = judge(file, folder, claims, target=target, should_call=should_call)
+            verdict.print_warnings()
+            verdict.raise_problems()
+        except UserError as caught:
+            error = caught
+        if output != "json" and error is not None:
             print_error(error, EXIT_BAD_INPUT)
-        return error
-    if output != "json":
-        print(f"{path}: RLJob {file.job.metadata.name} is valid")
-    return None
-
-
-def describe_error(path: Path, error: UserError | None) -> dict[str, Any]:
-    problems: list[dict[str, Any]] = []
-    if isinstance(error, InvalidManifestError):
-        problems = [asdict(problem) for problem in error.problems]
-    elif error:
-        problems = [{"path": "", "line": 1, "message": str(error)}]
-    return {"file": str(path), "valid": error is None, "problems": problems}
+        elif output != "json" and verdict is not None:
+            print_verdict(verdict, target)
+        found.append(to_json(path, verdict, error))
+    is_valid = all(one["valid"] for one in found)
+    if output == "json":
+        print_json({"valid": is_valid, "files": found})
+    return 0 if is_valid else EXIT_BAD_INPUT
 
 
 @guard

@@ -68,6 +68,9 @@ VolumeOption = Annotated[
     list[str] | None,
     typer.Option("--volume", metavar="CLAIM=DIR", help="Local folder to use for a claim (pvc://); repeatable."),
 ]
+NoCallOption = Annotated[
+    bool, typer.Option("--no-call", help="Do not call each reward function once before anything starts.")
+]
 NetworkOption = Annotated[
     str | None, typer.Option(metavar="127.X.Y.0", help="Loopback block of the run's Pods. Default: a free one.")
 ]
@@ -128,12 +131,13 @@ def run(
         typer.Option("-o", "--output", help="live needs a terminal, else it is plain. json: one object per line."),
     ] = "live",
     network: NetworkOption = None,
+    no_call: NoCallOption = False,
 ) -> None:
     """Run a job on this machine. A second run resumes from the last checkpoint."""
     from rljob_cli.commands import run_command
 
     job = file_of(jobs, filenames)
-    raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network))
+    raise typer.Exit(run_command(job, directory, overrides or [], volumes or [], fresh, output, network, not no_call))
 
 
 @app.command()
@@ -142,12 +146,21 @@ def validate(
     filenames: FilenameOption = None,
     overrides: SetOption = None,
     volumes: VolumeOption = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="For `kubectl apply`: needs no GPU, memory or file of this machine.")
+    ] = False,
+    local: Annotated[bool, typer.Option("--local", help="For `rljob run` on this machine.")] = False,
+    no_call: NoCallOption = False,
     output: OutputOption = "text",
 ) -> None:
-    """Check job files, their rewards, data and models; start nothing."""
+    """Check job files, their rewards, data and models. Calls each function once, and starts nothing else."""
     from rljob_cli.commands import validate_command
 
-    raise typer.Exit(validate_command(files_of(jobs, filenames), overrides or [], volumes or [], output))
+    if cluster and local:
+        raise typer.BadParameter("pass --cluster or --local; without both, validate says what differs")
+    target: Literal["local", "cluster"] | None = "cluster" if cluster else "local" if local else None
+    files = files_of(jobs, filenames)
+    raise typer.Exit(validate_command(files, overrides or [], volumes or [], output, target, not no_call))
 
 
 @app.command()
@@ -375,7 +388,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding does not have
     try:
         try:
-            app()
+            app(prog_name="kubectl rljob" if Path(sys.argv[0]).name == "kubectl-rljob" else None)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # `rljob trajectories | head`

@@ -62,11 +62,15 @@ class _Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
         if kind is yaml.ScalarNode and implicit[0] and value != "<<":
             return scalars.resolve(value or "")
-        return super().resolve(kind, value, implicit)  # type: ignore[no-any-return]
+        return super().resolve(kind, value, implicit)
+
+
+def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    return scalars.construct(node)
 
 
 for _name in ("bool", "int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", lambda loader, node: scalars.construct(node))
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", _construct_scalar)
 
 
 def format_path(location: Location) -> str:

@@ -51,8 +51,10 @@ def load_job(path: str | Path) -> RLJob:
 
 
 def load_manifests(text: str, source: str) -> list[Manifest]:
-    """Return all manifests of a YAML text; `source` names it in messages. Raises InvalidManifestError."""
+    """Return all manifests of a YAML text; `source` names it in messages. Objects of other APIs are left out. Raises
+    InvalidManifestError."""
     documents, problems = read_documents(text)
+    documents = [document for document in documents if not is_other_object(document)]
     if not documents and not problems:
         problems.append(Problem("", 1, "is empty; it must contain an RLJob or a RewardModel"))
     manifests: list[Manifest] = []
@@ -64,6 +66,17 @@ def load_manifests(text: str, source: str) -> list[Manifest]:
     if problems:
         raise InvalidManifestError(source, problems)
     return manifests
+
+
+def is_other_object(document: Document) -> bool:
+    """Whether a document is a Kubernetes object of another API, such as a ConfigMap, which kubectl takes as well."""
+    data = document.data
+    if not isinstance(data, dict):
+        return False
+    api_version, kind = data.get("apiVersion"), data.get("kind")
+    if not (isinstance(api_version, str) and isinstance(kind, str) and api_version and kind):
+        return False
+    return kind not in _KINDS and api_version.partition("/")[0] != API_VERSION.partition("/")[0]
 
 
 def read_manifest(document: Document) -> tuple[Manifest | None, list[Problem]]:

@@ -3,24 +3,29 @@
 Invariant: every problem points to a line of the user's own file, even if --set changed the value.
 """
 
+import contextlib
 import itertools
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
-from rljob_api.read.load import InvalidManifestError, read_manifest
+from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
+from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
+from rljob_operator.plan.validate import find_model_sources
 
 _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
+Target = Literal["local", "cluster"]
+"""local: `rljob run` on this machine."""
 _PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -40,6 +45,10 @@ class JobFile:
     """The file's RewardModels in the job's namespace, by name."""
     others: tuple[Document, ...] = ()
     """The file's other documents."""
+    unused: tuple[Document, ...] = ()
+    """Objects of other APIs that only kubectl uses."""
+    relative: dict[str, str] = field(default_factory=dict)
+    """By field: paths as written, which start at the file's folder."""
 
     def problem(self, path: str, message: str, line_within: int = 0) -> Problem:
         """Build a problem at a field; `line_within` counts from the first line of a block of text."""
@@ -65,6 +74,8 @@ class Finding:
     is_warning: bool = False
     line_within: int = 0
     """The line of a multi-line text at `path`, from 1."""
+    only: Target | None = None
+    """Where it matters. None: on this machine and on a cluster."""
 
 
 def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Problem] = ()) -> None:
@@ -93,7 +104,10 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
     """Read a job file with errors as far as possible, so that other checks can add theirs."""
     text = _read_text(path)
     document, others = _read_documents(path, text)
-    models, problems = read_reward_models(others)
+    objects = [other for other in others if is_other_object(other)]
+    models, problems = read_reward_models(other for other in others if not is_other_object(other))
+    invalid = list(find_object_problems(objects))
+    problems += invalid
     for override in overrides:
         apply_override(document.data, override)
     job, found = read_manifest(document)
@@ -104,9 +118,22 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
     if not keep_references:
         job, sources, found = inline_reward_models(job, document, models)
         problems += found
+        if not invalid:
+            job, objects, found = inline_config_maps(job, document, objects)
+            problems += found
     own = {name: model for (namespace, name), (model, _) in models.items() if namespace == job.metadata.namespace}
-    job = resolve(job, path.parent)
-    return JobFile(path, job, document, text.splitlines(), tuple(problems), sources, own, tuple(others))
+    return JobFile(
+        path=path,
+        job=resolve(job, path.parent),
+        document=document,
+        lines=text.splitlines(),
+        problems=tuple(problems),
+        sources=sources,
+        reward_models=own,
+        others=tuple(others),
+        unused=tuple(objects),
+        relative=find_relative_paths(job),
+    )
 
 
 def _read_text(path: Path) -> str:
@@ -181,6 +208,28 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
         if reward.function is not None and reward.function.file is not None:
             reward.function.file = str((folder / reward.function.file).resolve())
     return job
+
+
+def find_relative_paths(job: RLJob) -> dict[str, str]:
+    """Return the paths that `resolve` makes absolute, by field."""
+    spec = job.spec
+    sources = {"spec.model.source": spec.model.source, "spec.data.train.source": spec.data.train.source}
+    if spec.data.eval:
+        sources["spec.data.eval.source"] = spec.data.eval.source
+    files = {}
+    for index, reward in enumerate(spec.rewards):
+        sources |= find_model_sources(f"spec.rewards[{index}]", reward)
+        if reward.function is not None and reward.function.file is not None:
+            files[f"spec.rewards[{index}].function.file"] = reward.function.file
+    return {path: source for path, source in sources.items() if _is_relative(source)} | {
+        path: file for path, file in files.items() if not Path(file).is_absolute()
+    }
+
+
+def _is_relative(source: str) -> bool:
+    with contextlib.suppress(UserError):
+        return parse_source(source).kind == "relative"
+    return False
 
 
 def _resolve_source(source: str, folder: Path) -> str:

@@ -20,7 +20,7 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.preflight import check_reward
+from rljob_cli.check.rewards import check_reward
 from rljob_cli.check.score_client import score_all
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LocalCluster
@@ -34,7 +34,7 @@ from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
 from rljob_operator.plan.job import render_children
 from rljob_operator.plan.observed_job import container_statuses, name_of
 
-_TOKEN = "test-reward"
+TOKEN = "test-reward"
 _POLL_SECONDS = 0.05
 _OWN_FIELDS = ("completion", "answer", "prompt", "ground_truth", "prompt_ids", "completion_ids")
 """Columns of --file that are not in extra_info."""
@@ -166,7 +166,7 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
-    children = render_children(job, _TOKEN)
+    children = render_children(job, TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
     own = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
     return [child for child in children if child["kind"] == "Secret"] + own
@@ -184,7 +184,7 @@ async def _score(
                 await cluster.store.apply(child)
             pod = await _wait_until_ready(cluster)
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            results = await score_all(url, _TOKEN, reward, groups)
+            results = await score_all(url, TOKEN, reward, groups)
         finally:
             await cluster.stop(_STOP_SECONDS)
     return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
@@ -207,13 +207,18 @@ async def _wait_until_ready(cluster: LocalCluster) -> Manifest:
         for pod in cluster.store.pods.values():
             if is_ready(pod):
                 return pod
-            for status in container_statuses(pod):
-                ended = status["state"].get("terminated") or status["lastState"].get("terminated")
-                if ended:
-                    message = ended["message"] or "it printed nothing"
-                    code = ended["exitCode"]
-                    raise UserError(f"{status['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
+            if ended := find_ended_container(pod):
+                message, code = ended["message"] or "it printed nothing", ended["exitCode"]
+                raise UserError(f"{ended['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def find_ended_container(pod: Manifest) -> dict[str, Any] | None:
+    """Return how a container of the Pod ended, with the container's name; None if none has ended."""
+    for status in container_statuses(pod):
+        if ended := status["state"].get("terminated") or status["lastState"].get("terminated"):
+            return ended | {"name": status["name"]}
+    return None
 
 
 def _collect_output(logs: Path) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_cli import main
 from rljob_cli.local.node.podshim import descendants
+from tests.support.model_folder import write_model
 
 _DEADLINE_SECONDS = 30.0
 # The head starts a grandchild in a new session; the other roles only sleep. Templates replace the real programs.
@@ -47,7 +49,8 @@ def template(role, script):
 
 @pytest.fixture
 def job(tmp_path):
-    """A job whose roles only sleep. Its model is on the hub, so preflight does not check it."""
+    """A job whose roles only sleep."""
+    write_model(tmp_path / "model", {"max_position_embeddings": 2048})
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1.0\n")
     forks = _FORKS.replace("'", '\\"').replace('\\"', "'")
@@ -58,7 +61,7 @@ apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata: {{name: sleepy}}
 spec:
-  model: {{source: hf://org/model}}
+  model: {{source: ./model}}
   data: {{train: {{source: train.jsonl}}}}
   rewards:
   - name: r
@@ -85,7 +88,7 @@ spec:
 
 def start(job):
     """A run whose Pods are up, and the pids of its descendants."""
-    process = rljob("run", job, "--dir", job.parent / "runs", start_new_session=True)
+    process = rljob("run", job, "--no-call", "--dir", job.parent / "runs", start_new_session=True)
     up = job.parent / "runs" / "sleepy" / "up"
     until(lambda: up.exists() or process.poll() is not None, "the head runs")
     assert process.poll() is None, process.communicate()[0]
@@ -106,7 +109,7 @@ def test_sigkill_leaves_no_process(job):
 
 def test_ctrl_c_ends_every_process_and_prints_how_to_resume(job):
     process, pids = start(job)
-    code, output = finish(rljob("run", job, "--dir", job.parent / "runs"))
+    code, output = finish(rljob("run", job, "--no-call", "--dir", job.parent / "runs"))
     assert code == 2
     assert f"pid {process.pid}" in output, "a second run of the same folder names the first"
     os.kill(process.pid, signal.SIGINT)
@@ -120,7 +123,7 @@ def test_ctrl_c_ends_every_process_and_prints_how_to_resume(job):
 def test_run_fails_and_ends_all_roles_when_the_head_exits_with_a_user_error(job):
     text = job.read_text()
     job.write_text(text.replace("time.sleep(300)\n  trainer", "sys.exit(78)\n  trainer"))
-    code, output = finish(rljob("run", job, "--dir", job.parent / "runs", "--output", "plain"))
+    code, output = finish(rljob("run", job, "--no-call", "--dir", job.parent / "runs", "--output", "plain"))
     assert code == 1, output
     assert "exit code 78" in output
     assert Path(output.strip().splitlines()[-1]).is_file(), "the last line is the path of summary.json"
@@ -143,9 +146,17 @@ def test_reader_that_has_left_the_pipe_ends_the_command_silently(tmp_path, argum
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_usage_names_the_command_that_was_typed(tmp_path):
+    plugin = tmp_path / "kubectl-rljob"
+    plugin.symlink_to(Path(main.__file__))
+    for program, name in ((plugin, "kubectl rljob"), (Path(main.__file__), "main.py")):
+        done = subprocess.run([sys.executable, program, "top", "-h"], capture_output=True, text=True)
+        assert done.stdout.startswith(f"Usage: {name} top [OPTIONS]")
+
+
 def test_no_colour_in_a_pipe_or_with_no_color(job):
     for extra in ({}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
-        run = rljob("run", job, "--set", "spec.model.source=none", env=os.environ | extra)
+        run = rljob("run", job, "--no-call", "--set", "spec.model.source=none", env=os.environ | extra)
         assert "\x1b[" not in finish(run)[1]
 
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.support.model_folder import write_model
+
 _DEADLINE_SECONDS = 60.0
 _SLEEP = "import time; time.sleep(300)"
 # In place of the driver: resumes from its checkpoint, adds a step with a checkpoint, and waits.
@@ -34,11 +36,12 @@ def _container(role, script):
 
 @pytest.fixture
 def job(tmp_path):
+    write_model(tmp_path / "model", {"max_position_embeddings": 2048})
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1.0\n")
     function = {"name": "r", "function": {"file": "reward.py"}, "template": _container("reward", _SLEEP)}
     spec = {
-        "model": {"source": "hf://org/model"},
+        "model": {"source": "./model"},
         "data": {"train": {"source": "train.jsonl"}},
         "rewards": [function],
         "schedule": {"steps": 4},
@@ -53,7 +56,18 @@ def job(tmp_path):
 
 def run_until(job, text):
     """Run the job, stop it with Ctrl-C once it has printed `text`, and return all that it printed."""
-    command = [sys.executable, "-m", "rljob_cli.main", "run", str(job), "--dir", str(job.parent), "--output", "plain"]
+    command = [
+        sys.executable,
+        "-m",
+        "rljob_cli.main",
+        "run",
+        str(job),
+        "--no-call",
+        "--dir",
+        str(job.parent),
+        "--output",
+        "plain",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines = []
         for line in process.stdout:

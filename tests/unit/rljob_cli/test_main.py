@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
+from tests.support.model_folder import write_model
 
 _NAMES = [command.name or command.callback.__name__ for command in app.registered_commands]
 
@@ -22,6 +23,7 @@ def rljob(*arguments, stdin=""):
 def job(tmp_path, monkeypatch):
     """A valid job in the current folder."""
     monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1.0\n")
     path = tmp_path / "job.yaml"
@@ -31,7 +33,8 @@ apiVersion: rljob.dev/v1alpha1
 kind: RLJob
 metadata: {name: sleepy}
 spec:
-  model: {source: hf://org/model}
+  model: {source: ./model}
+  rollout: {sampling: {maxTokens: 8}}
   data: {train: {source: train.jsonl}}
   rewards: [{name: r, function: {file: reward.py}}]
 """
@@ -43,7 +46,7 @@ def test_run_with_a_missing_data_file_prints_line_and_field(job):
     job.write_text(job.read_text().replace("train.jsonl", "none.jsonl"))
     code, output = rljob("run", job, "--dir", job.parent / "runs")
     assert code == 2
-    assert output.startswith(f"{job}:6: spec.data.train.source file {job.parent}/none.jsonl not found")
+    assert output.startswith(f"{job}:7: spec.data.train.source file {job.parent}/none.jsonl not found")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_invalid_argument_is_one_line_and_exit_code_2(job, arguments, message):
 def test_init_writes_a_valid_job_once(tmp_path):
     folder = tmp_path / "My first job"
     assert rljob("init", folder)[0] == 0
-    code, output = rljob("validate", folder / "rljob.yaml")
+    code, output = rljob("validate", folder / "rljob.yaml", "--no-call")
     assert code == 0, output
     code, output = rljob("init", folder)
     assert code == 2
@@ -112,7 +115,7 @@ def test_error_is_an_object_with_its_problems_in_each_form_of_the_option(job, op
     code, output = rljob("render", job, *option)
     error = json.loads(output)
     assert (code, error["exit_code"], error["file"]) == (2, 2, str(job))
-    assert [(problem["line"], problem["path"]) for problem in error["problems"]] == [(8, "spec.shedule")]
+    assert [(problem["line"], problem["path"]) for problem in error["problems"]] == [(9, "spec.shedule")]
 
 
 def test_unknown_output_is_refused_with_the_choices(job):
@@ -122,17 +125,40 @@ def test_unknown_output_is_refused_with_the_choices(job):
 
 
 def test_validate_checks_arguments_and_filenames_and_stdin(job):
-    assert rljob("validate", job, "-f", "job.yaml", "-f", "-", stdin=job.read_text()) == (
-        0,
-        f"{job}: RLJob sleepy is valid\njob.yaml: RLJob sleepy is valid\n-: RLJob sleepy is valid\n",
-    )
+    code, output = rljob("validate", job, "-f", "job.yaml", "-f", "-", "--no-call", stdin=job.read_text())
+    valid = [line for line in output.splitlines() if not line.startswith(" ")]
+    assert (code, valid) == (0, [f"{name}: RLJob sleepy is valid" for name in (job, "job.yaml", "-")])
 
 
 def test_validate_reports_each_file_as_json_and_exits_with_2_if_one_is_invalid(job):
-    code, output = rljob("validate", job, "none.yaml", "-o", "json")
+    code, output = rljob("validate", job, "none.yaml", "--no-call", "-o", "json")
     result = json.loads(output)
     assert (code, result["valid"], [file["valid"] for file in result["files"]]) == (2, False, [True, False])
+    assert result["files"][0]["relative_paths"]["spec.model.source"] == "./model"
+    assert result["files"][0]["prompt_lengths"][0]["max"] > 1
     assert "not found" in result["files"][1]["problems"][0]["message"]
+
+
+def test_validate_says_where_a_job_can_run(job):
+    job.write_text(job.read_text().replace("  rollout: {", "  rollout: {gpusPerReplica: 1, "))
+    code, output = rljob("validate", job, "--no-call")
+    assert code == 0
+    assert "is valid\n" in output
+    assert "not on this machine, only on a cluster:\n    " in output
+    assert "requests 1 GPUs, this machine has 0" in output
+    assert f"`rljob submit {job}` takes ./model, train.jsonl, reward.py along" in output
+    assert rljob("validate", job, "--no-call", "--local")[0] == 2
+    code, output = rljob("validate", job, "--no-call", "--cluster")
+    assert (code, output.count("is a path on this machine, which no cluster has")) == (2, 3)
+    assert rljob("validate", job, "--local", "--cluster")[0] == 2
+
+
+def test_objects_of_other_kinds_are_accepted_and_named(job):
+    others = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: keys}\n---\napiVersion: v1\nkind: ConfigMap\n"
+    job.write_text(job.read_text() + others + "metadata: {name: functions}\ndata: {}\n")
+    code, output = rljob("validate", job, "--no-call")
+    assert code == 0
+    assert "ignores Secret keys (line 10), ConfigMap functions (line 14); kubectl applies them" in output
 
 
 def test_render_prints_the_objects_of_all_files_as_one_json_list(job):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import struct
-
 import pytest
 import yaml
 
 from rljob_api.read.load import InvalidManifestError
 from rljob_cli.check.jobfile import check_file, load, load_partial
-from rljob_cli.check.preflight import Machine, run_checks
+from rljob_cli.check.machine import Machine
+from rljob_cli.check.preflight import run_checks
+from tests.support.model_folder import write_model, write_weights
 
 MACHINE = Machine(
     num_gpus=0, free_disk_bytes=lambda path: 2**40, available_memory_bytes=2**40, has_package=lambda n: True
@@ -21,12 +20,8 @@ REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=
 @pytest.fixture
 def folder(tmp_path):
     """A job with everything in place."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [1000, 1000], "data_offsets": [0, 0]}}).encode()
-    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_model(tmp_path / "model", {"max_position_embeddings": 2048})
+    write_weights(tmp_path / "model" / "model.safetensors", {"w": [1000, 1000]})
     (tmp_path / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     (tmp_path / "reward.py").write_text(REWARD)
     write_job(tmp_path)
@@ -44,10 +39,10 @@ def write_job(folder, **changes):
     (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
 
 
-def messages(folder, machine=MACHINE, claims=None, overrides=()):
-    job = load(folder / "job.yaml", overrides).job
-    found = run_checks(job, folder / "runs" / "j", claims or {}, machine)
-    return [f"{finding.path} {finding.message}" for finding in found]
+def messages(folder, machine=MACHINE, claims=None, overrides=(), target=None):
+    file = load(folder / "job.yaml", overrides)
+    found = run_checks(file, folder / "runs" / "j", claims or {}, machine, target).findings
+    return [f"{finding.path} {finding.message}" for finding in found if target or finding.only != "cluster"]
 
 
 def only_message(*args, **kwargs):
@@ -69,6 +64,8 @@ def test_model_folder_without_config_is_rejected(folder):
 @pytest.mark.parametrize(("missing", "word"), [("model.safetensors", "no weights"), ("tokenizer.json", "no tokenizer")])
 def test_model_without_weights_or_tokenizer_is_rejected(folder, missing, word):
     (folder / "model" / missing).unlink()
+    if missing == "tokenizer.json":
+        (folder / "model" / "tokenizer_config.json").unlink()
     assert word in only_message(folder)
 
 
@@ -88,15 +85,15 @@ def test_missing_column_is_reported_with_the_existing_ones(folder):
 
 def test_template_with_an_unknown_column_is_rejected(folder):
     write_job(folder, data={"train": {"source": "train.jsonl", "prompt": "question"}, "template": "{{x}} {nothing}"})
-    assert only_message(folder).startswith("spec.data.template refers to nothing,")
+    assert only_message(folder).startswith("spec.data.template {nothing} is not a column")
 
 
 @pytest.mark.parametrize(
     ("text", "word"),
     [
         ("", "has no rows"),
-        ('{"question": 1}\n{oops\n', "train.jsonl:2: is not JSON"),
-        ("[1]\n", "train.jsonl:1: must be"),
+        ('{"question": "1", "answer": "1"}\n{oops\n', "train.jsonl:2: not JSON"),
+        ("[1]\n", "train.jsonl:1: each line must be"),
     ],
 )
 def test_invalid_data_file_is_reported_with_its_line(folder, text, word):
@@ -156,7 +153,7 @@ def test_missing_packages_are_reported_with_the_command(folder):
 
 def test_too_little_memory_is_a_warning(folder):
     machine = Machine(0, lambda path: 2**40, 2**20, lambda name: True)
-    (found,) = run_checks(load(folder / "job.yaml").job, folder, {}, machine)
+    (found,) = run_checks(load(folder / "job.yaml"), folder, {}, machine, "local").findings
     assert found.is_warning
 
 
@@ -164,7 +161,7 @@ def test_errors_of_the_manifest_and_its_files_are_reported_together(folder):
     write_job(folder, model={"source": "./none"}, schedule={"steps": -1}, rolout={}, algorithm={"groupSize": "x"})
     file = load_partial(folder / "job.yaml")
     with pytest.raises(InvalidManifestError) as caught:
-        check_file(file, run_checks(file.job, folder / "runs" / "j", {}, MACHINE))
+        check_file(file, run_checks(file, folder / "runs" / "j", {}, MACHINE, "local").findings)
     lines_by_path = {problem.path: problem.line for problem in caught.value.problems}
     lines = (folder / "job.yaml").read_text().splitlines()
     for path, key in {
@@ -181,6 +178,54 @@ def test_error_of_an_inline_reward_has_its_own_line(folder):
     (folder / "job.yaml").write_text(text)
     file = load_partial(folder / "job.yaml")
     with pytest.raises(InvalidManifestError) as caught:
-        check_file(file, run_checks(file.job, folder / "runs" / "j", {}, MACHINE))
+        check_file(file, run_checks(file, folder / "runs" / "j", {}, MACHINE, "local").findings)
     (problem,) = caught.value.problems
     assert "def f(:" in text.splitlines()[problem.line - 1]
+
+
+def test_what_only_one_target_refuses_is_marked(folder):
+    write_job(folder, model={"source": "pvc://models/m"}, trainer={"gpusPerReplica": 2})
+    found = run_checks(load(folder / "job.yaml"), folder, {}, MACHINE).findings
+    assert {finding.path: finding.only for finding in found} == {
+        "spec.model.source": "local",
+        "spec.trainer.gpusPerReplica": "local",
+        "spec.data.train.source": "cluster",
+        "spec.rewards[0].function.file": "cluster",
+    }
+
+
+def test_cluster_needs_no_gpu_claim_or_absolute_path_of_this_machine(folder):
+    data = {"train": {"source": "/not/here.jsonl", "prompt": "question"}}
+    rewards = [{"name": "r", "function": {"inline": REWARD}}]
+    write_job(folder, model={"source": "pvc://models/m"}, data=data, rewards=rewards, trainer={"gpusPerReplica": 2})
+    assert messages(folder, target="cluster") == []
+    assert len(messages(folder, target="local")) == 3
+
+
+def test_relative_path_is_refused_for_a_cluster_with_what_to_do_instead(folder):
+    assert messages(folder, target="local") == []
+    found = messages(folder, target="cluster")
+    assert len(found) == 3, "model, data, reward"
+    assert found[0].startswith("spec.model.source is a path on this machine, which no cluster has, got ./model")
+    assert all("`rljob submit` takes it along" in message for message in found)
+
+
+def test_hub_that_cannot_be_reached_is_a_warning_unless_the_job_runs_here(folder, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    write_job(folder, model={"source": "hf://org/model"})
+    for target, is_warning in ((None, True), ("cluster", True), ("local", False)):
+        found = run_checks(load(folder / "job.yaml"), folder, {}, MACHINE, target).findings
+        (hub,) = [finding for finding in found if finding.path == "spec.model.source"]
+        assert "cannot reach the Hub" in hub.message
+        assert hub.is_warning == is_warning
+
+
+def test_module_is_not_checked_without_importing_it(folder):
+    write_job(folder, rewards=[{"name": "r", "function": {"module": "trl.rewards", "entrypoint": "accuracy_reward"}}])
+    assert messages(folder) == []
+
+
+def test_pod_that_a_cluster_refuses_is_refused_here(folder):
+    write_job(folder, trainer={"env": {"A=B": "1"}})
+    for target in (None, "local", "cluster"):
+        assert any(message.startswith("spec.trainer.env.A=B must be") for message in messages(folder, target=target))

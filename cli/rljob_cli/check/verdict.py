@@ -1,0 +1,136 @@
+"""Whether a job is valid, where it can run, and what to print about it."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rljob_api.read.documents import Problem
+from rljob_api.read.load import InvalidManifestError
+from rljob_cli.check.jobfile import Finding, JobFile, Target
+from rljob_cli.check.machine import Machine
+from rljob_cli.check.other_objects import describe
+from rljob_cli.check.preflight import Preflight, run_checks
+from rljob_cli.check.trial import Trial, call_rewards, find_problems
+from rljob_inputs.findings import LengthTable
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of all checks of one file."""
+
+    file: JobFile
+    problems: list[Problem]
+    """Errors. Empty: valid."""
+    warnings: list[Problem] = field(default_factory=list)
+    local: list[Problem] = field(default_factory=list)
+    """Without a target: why it cannot run on this machine."""
+    lengths: list[LengthTable] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+
+    def raise_problems(self) -> None:
+        """Raise InvalidManifestError if there are errors."""
+        if self.problems:
+            raise InvalidManifestError(str(self.file.path), self.problems)
+
+    def print_warnings(self) -> None:
+        for problem in self.warnings:
+            print(f"warning: {self.file.path}:{problem.line}: {problem}", file=sys.stderr)
+
+
+def judge(
+    file: JobFile,
+    run_dir: Path,
+    claims: dict[str, Path],
+    *,
+    target: Target | None = None,
+    extra: Iterable[Problem] = (),
+    should_call: bool = True,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> Verdict:
+    """Check a job for `target` (None: both), and then call its rewards once, unless there are errors."""
+    preflight = run_checks(file, run_dir, claims, Machine(), target)
+    verdict = build_verdict(file, preflight, target, extra)
+    if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
+        return verdict
+    trials = call_rewards(file.job, preflight.first_prompt, say)
+    found = list(find_problems(file.job, trials))
+    local = [_locate(file, finding) for finding in found if finding.only == "local" and target is None]
+    problems = [_locate(file, finding) for finding in found if finding.only is None or target is not None]
+    return replace(verdict, problems=problems, local=verdict.local + local, trials=trials)
+
+
+def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, extra: Iterable[Problem] = ()) -> Verdict:
+    """Sort findings into errors, warnings, and what keeps a job from running on this machine alone."""
+    verdict = Verdict(file, [*file.problems, *extra], lengths=preflight.lengths)
+    for finding in preflight.findings:
+        if file.has_problem(finding.path):
+            continue
+        problem = _locate(file, finding)
+        if finding.is_warning:
+            verdict.warnings.append(problem)
+        elif target is None and finding.only == "local":
+            verdict.local.append(problem)
+        elif target is not None or finding.only is None:
+            verdict.problems.append(problem)
+    return verdict
+
+
+def _locate(file: JobFile, finding: Finding) -> Problem:
+    return file.problem(finding.path, finding.message, finding.line_within)
+
+
+def print_verdict(verdict: Verdict, target: Target | None) -> None:
+    """Print a valid file: what was found out about it, and where it can run."""
+    file, where = verdict.file, {"cluster": " for a cluster", "local": " for this machine", None: ""}[target]
+    print(f"{file.path}: RLJob {file.job.metadata.name} is valid{where}")
+    for table in verdict.lengths:
+        print(f"  {describe_lengths(table)}")
+    for trial in verdict.trials:
+        print(f"  {trial.describe()}")
+    if verdict.local:
+        print("  not on this machine, only on a cluster:")
+        for problem in verdict.local:
+            print(f"    {file.path}:{problem.line}: {problem}")
+    if target is None and file.relative:
+        print(f"  on a cluster: `rljob submit {file.path}` takes {', '.join(file.relative.values())} along")
+    if target is None and file.unused:
+        print(f"  {describe_unused(file)}")
+
+
+def describe_unused(file: JobFile) -> str:
+    return f"`rljob run` ignores {', '.join(map(describe, file.unused))}; kubectl applies them"
+
+
+def describe_lengths(table: LengthTable) -> str:
+    limit = f"; at most {table.limit} ({table.limit_reason})" if table.limit is not None else ""
+    left_out = f", {table.num_too_long} are left out" if table.num_too_long else ""
+    sizes = f"min {table.min}, median {table.median}, p95 {table.p95}, max {table.max}"
+    return f"{table.path}: {table.num_rows} prompts of tokens {sizes}{limit}{left_out}"
+
+
+def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None) -> dict[str, Any]:
+    """Return the verdict of one file, or why it cannot be read."""
+    if verdict is None:
+        problems = [asdict(problem) for problem in getattr(error, "problems", [])]
+        problems = problems or [{"path": "", "line": 1, "message": str(error)}]
+        return {"file": str(path), "valid": False, "problems": problems}
+    return {
+        "file": str(path),
+        "valid": not verdict.problems,
+        "problems": [asdict(problem) for problem in verdict.problems],
+        "warnings": [asdict(problem) for problem in verdict.warnings],
+        "local_problems": [asdict(problem) for problem in verdict.local],
+        "relative_paths": verdict.file.relative,
+        "prompt_lengths": [asdict(table) for table in verdict.lengths],
+        "rewards": [
+            {
+                "name": trial.name,
+                "start_seconds": round(trial.start_seconds, 3),
+                "result": trial.result.model_dump(mode="json", exclude={"id"}) if trial.result else None,
+                "error": trial.error,
+            }
+            for trial in verdict.trials
+        ],
+    }

@@ -1,0 +1,118 @@
+"""One call of each reward before anything starts: what it finds, where, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import yaml
+
+from rljob_cli.check.jobfile import load
+from rljob_cli.check.trial import call_rewards, find_problems
+from rljob_inputs.prompts import Prompt
+
+PROMPT = Prompt(3, "1 + 1 =", [], "2", "sums", {"level": 1})
+_HEADER = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+
+
+def body(*lines):
+    return _HEADER + "".join(f"    {line}\n" for line in lines)
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Return the trials and findings of rewards by their sources."""
+
+    def call(*sources, limit=60.0, **reward):
+        rewards = []
+        for index, source in enumerate(sources):
+            (tmp_path / f"reward{index}.py").write_text(textwrap.dedent(source))
+            rewards.append({"name": f"r{index}", "function": {"file": f"reward{index}.py"}, **reward})
+        spec = {
+            "model": {"source": "hf://org/m"},
+            "data": {"train": {"source": "train.jsonl"}},
+            "rewards": rewards,
+        }
+        job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        loaded, reports = load(tmp_path / "job.yaml").job, []
+        trials = call_rewards(loaded, PROMPT, reports.append, limit)
+        found = [f"{finding.path} {finding.message}" for finding in find_problems(loaded, trials)]
+        return trials, found, reports
+
+    return call
+
+
+def test_each_reward_is_called_once_with_the_rows_answer(call):
+    score = "return {'score': 1, 'same': solution_str == ground_truth, 'level': extra_info['level']}"
+    trials, found, _ = call(body(score), body("return 0.25"))
+    assert found == []
+    assert [trial.result.score for trial in trials] == [1, 0.25]
+    assert trials[0].result.components == {"same": 1, "level": 1}
+    assert trials[0].describe().startswith("reward r0: score 1 (same 1, level 1), ready after ")
+
+
+def test_calls_without_a_valid_result_are_reported_with_their_places(call, tmp_path):
+    expected = {
+        body("x = {}", "return x['k']"): f"exception: {tmp_path}/reward0.py:3: KeyError: 'k'",
+        body("import os", "os._exit(3)"): "worker_died: ",
+        body("return float('nan')"): "not_finite: ",
+        body("return 'good'"): "bad_return: ",
+    }
+    _, found, _ = call(*expected)
+    for index, message in enumerate(expected.values()):
+        assert found[index].startswith(f"spec.rewards[{index}].function is invalid for the first row")
+        assert message in found[index]
+        assert found[index].endswith("skip this call with --no-call")
+
+
+def test_failed_import_is_reported_with_its_place(call, tmp_path):
+    _, found, _ = call("import json\nimport no_such_module\n" + body("return 1"), body("return 1"))
+    (found,) = found
+    assert found.startswith(f"spec.rewards[0].function cannot be called: {tmp_path}/reward0.py:2: ModuleNotFoundError")
+
+
+def test_import_that_hangs_is_reported_while_it_lasts_and_ends_at_the_limit(call, tmp_path):
+    _, (found,), reports = call("import time\ntime.sleep(600)\n" + body("return 1"), limit=5.0)
+    assert "cannot be called: its import did not end within 5 s" in found
+    assert f"at {tmp_path}/reward0.py:2" in found
+    assert reports[0].startswith("waits for the import of reward r0 (2 s")
+
+
+def test_call_that_hangs_ends_at_the_limit(call):
+    _, (found,), _ = call(body("import time", "time.sleep(600)"), limit=4.0)
+    assert "cannot be called: its call did not return within 4 s" in found
+
+
+def test_accuracy_must_be_a_component_that_a_reward_returned(call, tmp_path):
+    trials, found, _ = call(body("return {'score': 1, 'acc': 1}"))
+    assert found == []
+    for accuracy in ("acc", "r0/acc", "score"):
+        assert list(find_problems(load_with(tmp_path, accuracy), trials)) == []
+    (finding,) = find_problems(load_with(tmp_path, "exact"), trials)
+    assert finding.path == "spec.evaluation.accuracy"
+    assert finding.message == "must be a component that a reward returns, got exact; returned: acc, score"
+    assert list(find_problems(load_with(tmp_path, "exact"), [])) == [], "not all rewards were called"
+
+
+def load_with(tmp_path, accuracy):
+    return load(tmp_path / "job.yaml", [f"spec.evaluation.accuracy={accuracy}"]).job
+
+
+def test_abstention_is_accepted(call):
+    trials, found, _ = call(body("return None"))
+    assert (found, trials[0].describe()) == ([], "reward r0: no score")
+
+
+def test_group_reward_is_called_with_a_group(call):
+    source = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos=None):\n"
+    trials, found, _ = call(source + "    return [len(solution_strs)] * len(solution_strs)\n", scope="group")
+    assert (found, trials[0].result.score) == ([], 2)
+
+
+def test_reward_with_another_image_is_a_problem_of_this_machine_alone(call, tmp_path):
+    (tmp_path / "x").touch()
+    call("import no_such_module\n" + body("return 1"), image="own:1")
+    job = load(tmp_path / "job.yaml").job
+    (finding,) = find_problems(job, call_rewards(job, PROMPT, print))
+    assert finding.only == "local"

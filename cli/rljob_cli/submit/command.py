@@ -195,7 +195,8 @@ async def _wait(cluster: Cluster, job: Manifest, options: Options) -> str:
             await follow_logs(cluster, Selection(name))
             has_followed = True
             continue
-        if is_current and (line := _describe(row)) != last:
+        line = _describe(row) if is_current else "not reconciled yet; is the operator running?"
+        if line != last:
             _say(f"[{time.monotonic() - start:4.0f}s] {line}")
             last = line
         if is_current and row.phase in _FINAL_PHASES:

@@ -1,0 +1,88 @@
+"""The Pod that copies files to a claim."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.manifest.job import RLJob
+from rljob_api.read.load import load_manifests
+from rljob_cli.cluster.client import ClusterError
+from rljob_cli.cluster.pod_exec import Ended
+from rljob_cli.submit import upload
+from rljob_operator.plan.job import render_children
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: sums}
+spec:
+  model: {source: "pvc://sums-files/model"}
+  data: {train: {source: "hf://org/data"}}
+  rewards: [{name: r, function: {inline: "def compute_score(data_source, solution_str, ground_truth): return 1"}}]
+  head:
+    image: registry/trainer:1
+    nodePool: {nodeSelector: {pool: cpu}, tolerations: [{key: pool, value: cpu, effect: NoSchedule}]}
+    template: {spec: {imagePullSecrets: [{name: registry}]}}
+"""
+
+
+@pytest.fixture
+def pod():
+    [job] = load_manifests(JOB, "job.yaml")
+    assert isinstance(job, RLJob)
+    head = next(child for child in render_children(job, "token") if child["kind"] == "Job")
+    return upload.build_pod(head["spec"]["template"], "sums", "sums-files")
+
+
+def test_pod_starts_where_the_head_does_and_writes_to_the_claim(pod):
+    spec, [container] = pod["spec"], pod["spec"]["containers"]
+    assert (container["image"], spec["nodeSelector"]) == ("registry/trainer:1", {"pool": "cpu"})
+    assert spec["tolerations"][0]["key"] == "pool"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["volumes"] == [{"name": "claim", "persistentVolumeClaim": {"claimName": "sums-files"}}]
+    assert container["volumeMounts"] == [{"name": "claim", "mountPath": "/claim"}]
+
+
+def test_pod_has_the_rights_of_the_head_and_no_token(pod):
+    spec, [container] = pod["spec"], pod["spec"]["containers"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["restartPolicy"] == "Never"
+
+
+class FakeCluster:
+    """Has one Pod, whose states are given."""
+
+    def __init__(self, *states):
+        self.states, self.deleted = list(states), []
+
+    async def apply(self, resource, manifest):
+        return manifest
+
+    async def find(self, resource, name):
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    async def delete(self, resource, name):
+        self.deleted.append(name)
+
+    async def execute(self, pod, command, stdin=()):
+        return Ended(0, "")
+
+
+PULL = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+BROKEN = {
+    "metadata": {},
+    "spec": {},
+    "status": {"phase": "Pending", "containerStatuses": [{"name": "u", "state": PULL}]},
+}
+
+
+@pytest.mark.parametrize(("state", "reason"), [(BROKEN, "ErrImagePull: not found"), (None, "it was deleted")])
+async def test_pod_that_does_not_start_is_reported_with_its_state_and_deleted(pod, monkeypatch, state, reason):
+    monkeypatch.setattr(upload, "_START_SECONDS", 0.0)
+    cluster, said = FakeCluster(state), []
+    with pytest.raises(ClusterError, match=f"did not start: {reason}; pass --claim"):
+        await upload.upload(cluster, pod, [], said.append)
+    assert cluster.deleted == [pod["metadata"]["name"]]
+    assert reason in said[0]

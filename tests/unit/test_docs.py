@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from rljob_api.functions.conventions import CONVENTIONS
 from rljob_api.functions.static_check import check_function
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_manifests
@@ -82,3 +83,10 @@ def test_contributing_shows_ten_walks():
 @pytest.mark.parametrize(("task", "package", "folder", "file"), WALKS)
 def test_walk_of_contributing_leads_to_a_file(task, package, folder, file):
     assert len(list((ROOT / package).glob(f"rljob_*/{folder}/{file}"))) == 1, task
+
+
+def test_the_guide_to_rewards_lists_every_form_of_the_table():
+    text = (ROOT / "docs" / "rewards.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| `")]
+    missing = [c.form for c in CONVENTIONS if not any(f"`{c.form}`" in r and f"| `{c.name}` |" in r for r in rows)]
+    assert sorted(set(missing)) == []

@@ -201,7 +201,7 @@ def call(completion, answer):
     assert ((None, "abstained") in expected) == (name == "accuracy"), "the samples must include unreadable answers"
 
 
-def test_trl_overlong_punishment_needs_only_the_number_of_tokens(start_server: StartServer) -> None:
+def test_trl_overlong_punishment_is_made_by_its_factory(start_server: StartServer) -> None:
     function = documented("length")
     server = start(start_server, function)
     lengths = [0, 1, 895, 896, 897, 960, 1023, 1024, 1025, 100_000]
@@ -211,7 +211,7 @@ punish = get_soft_overlong_punishment(max_completion_len=1024, soft_punish_cache
 def call(completion, answer):
     return punish([[7] * int(answer)])[0]
 """
-    found = [server.score("x", extra_info={"num_tokens": num})["score"] for num in lengths]
+    found = [server.score("x", prompt_ids=[1], completion_ids=[7] * num)["score"] for num in lengths]
     assert [(score, None) for score in found] == score_directly(function, call, [("x", str(num)) for num in lengths])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from rljob_cli.tables import build_table, to_text
+from rljob_cli.tables import build_table, make_console, to_text
 
 WIDE = [["数学", "b"], ["x", "等待" * 40]]
 
@@ -45,3 +45,15 @@ def test_control_characters_of_a_program_are_removed():
 def test_only_the_last_column_is_cut_and_uses_the_remaining_width():
     lines = lines_of(["A", "B", "C"], [["a" * 10, "b" * 10, "c" * 10]], width=30)
     assert lines[1] == f"{'a' * 10}   {'b' * 10}   ccc…"
+
+
+@pytest.mark.parametrize(("columns", "width"), [("50", 50), (None, 100_000)])
+def test_console_of_a_pipe_is_as_wide_as_columns_or_cuts_nothing(monkeypatch, capsys, columns, width):
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    else:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    console = make_console()
+    assert console.width == width
+    console.print("x" * 60)
+    assert len(capsys.readouterr().out.splitlines()) == (2 if columns else 1)

@@ -61,6 +61,7 @@ class Run:
         self._phase = self._message = ""
         self._metrics = RewardMetrics()
         self.session = SessionLog(folder, runfolder.last_checkpoint(folder) or 0)
+        self._rows = runfolder.RowReader(folder / runfolder.FILE_METRICS)
         self._recorded_at = -math.inf
 
     async def execute(self) -> str:
@@ -123,7 +124,7 @@ class Run:
         )
 
     def _read_history(self) -> tuple[list[runfolder.Row], list[runfolder.Row]]:
-        return runfolder.split_rows(runfolder.read_rows(self._folder / runfolder.FILE_METRICS))
+        return runfolder.split_rows(self._rows.read())
 
     def take_snapshot(self) -> Snapshot:
         store = self._cluster.store

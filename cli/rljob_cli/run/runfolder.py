@@ -98,8 +98,9 @@ def prepare(folder: Path, job: RLJob) -> None:
     (folder / FILE_JOB).write_text(to_yaml(_dump(job)))
     for name in (FILE_DRIVER_SUMMARY, FILE_SUMMARY, FILE_CURVES, FILE_REPORT):
         (folder / name).unlink(missing_ok=True)
-    if not has_checkpoint(folder):  # the run starts over
-        (folder / FILE_SESSIONS).unlink(missing_ok=True)
+    if not has_checkpoint(folder):  # the run starts over, and the driver would delete its rows
+        for name in (FILE_SESSIONS, FILE_METRICS):
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_driver_summary(folder: Path) -> dict[str, Any]:
@@ -118,6 +119,24 @@ def read_rows(path: Path) -> list[Row]:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     return rows
+
+
+class RowReader:
+    """Reads a file of rows that is polled, and again only if it has changed: a long run has thousands."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: tuple[int, int] | None = None
+        self._rows: list[Row] = []
+
+    def read(self) -> list[Row]:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return []
+        if (state := (found.st_size, found.st_mtime_ns)) != self._state:
+            self._state, self._rows = state, read_rows(self._path)
+        return self._rows
 
 
 def split_rows(rows: list[Row]) -> tuple[list[Row], list[Row]]:

@@ -33,3 +33,41 @@ def test_only_mutable_fields_may_change_before_a_resume(tmp_path, change, refuse
     (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-000001" / "COMPLETE").touch()
     assert runfolder.changed_fields(tmp_path, build_job(**change)) == refused
+
+
+def complete(folder, step):
+    checkpoint = folder / "checkpoints" / f"step-{step:06d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+
+
+def test_last_checkpoint_is_the_newest_complete_one(tmp_path):
+    assert runfolder.last_checkpoint(tmp_path) is None
+    for step in (9, 1_000_000, 200_000):
+        complete(tmp_path, step)
+    (tmp_path / "checkpoints" / "step-2000000").mkdir()
+    assert runfolder.last_checkpoint(tmp_path) == 1_000_000
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_history_of_a_run_that_starts_over_is_removed(tmp_path, has_checkpoint):
+    if has_checkpoint:
+        complete(tmp_path, 1)
+    for name in ("metrics.jsonl", "sessions.json", "summary.json", "report.html", "driver-summary.json"):
+        (tmp_path / name).touch()
+    runfolder.prepare(tmp_path, build_job())
+    left = {path.name for path in tmp_path.iterdir()} - {"job.yaml", "checkpoints"}
+    assert left == ({"metrics.jsonl", "sessions.json"} if has_checkpoint else set())
+
+
+def test_reader_follows_a_file_that_grows_and_is_truncated(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    reader = runfolder.RowReader(path)
+    assert reader.read() == []
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert reader.read() == [{"step": 1}, {"step": 2}]
+    assert reader.read() is reader.read(), "an unchanged file is not read again"
+    path.write_text('{"step": 1}\n')
+    assert reader.read() == [{"step": 1}]
+    path.unlink()
+    assert reader.read() == []

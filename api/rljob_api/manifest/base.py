@@ -61,6 +61,8 @@ class Rule:
     """The check in Python, on a validated object."""
     cel: str
     """The same check in CEL, over `self`. Empty if the field's schema already enforces it."""
+    find_offenders: Callable[[Any], str] | None = None
+    """Returns which entries of a list violate the rule, for Python's message."""
 
 
 def exactly_one(*fields: str, remedy: str = "set one and remove the others") -> Rule:
@@ -143,7 +145,8 @@ def describe_violation(rule: Rule, model: Spec) -> str:
     """Return the rule's message with the offending values, and its remedy."""
     values = {path: _lookup(model, path) for path in rule.fields if path}
     reported, *others = rule.fields
-    got = f", got {values[reported]}" if reported and values[reported] is not None else ""
+    value = rule.find_offenders(model) if rule.find_offenders else values[reported] if reported else None
+    got = f", got {value}" if value is not None else ""
     related = ", ".join(f"{path} is {values[path]}" for path in others if values[path] is not None)
     return f"{rule.message}{got}{f' ({related})' if related else ''}; {rule.remedy}"
 

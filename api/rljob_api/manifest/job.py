@@ -35,6 +35,12 @@ def _evaluation_fits(spec: RLJobSpec) -> bool:
     return limit is None or sampling is None or sampling.max_tokens < limit
 
 
+def _find_duplicates(names: list[str]) -> str:
+    """`acc in rewards[0] and rewards[2]`."""
+    places = {name: [f"rewards[{i}]" for i, other in enumerate(names) if other == name] for name in names}
+    return ", ".join(f"{name} in {' and '.join(found)}" for name, found in places.items() if len(found) > 1)
+
+
 _RULES: Final = (
     Rule(
         ("schedule.miniBatches", "schedule.promptsPerStep"),
@@ -64,6 +70,7 @@ _RULES: Final = (
         "rename one of them",
         lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
         "",  # x-kubernetes-list-type: map enforces it
+        lambda spec: _find_duplicates([reward.name for reward in spec.rewards]),
     ),
     Rule(
         ("rewards",),
@@ -85,6 +92,7 @@ _RULES: Final = (
         "set replicas to 1 or more, or autoscaling with minReplicas 0, or suspend: true",
         lambda spec: spec.suspend or all(r.http or r.autoscaling or r.replicas > 0 for r in spec.rewards),
         "self.suspend || self.rewards.all(reward, has(reward.http) || has(reward.autoscaling) || reward.replicas > 0)",
+        lambda spec: "0 for " + ", ".join(r.name for r in spec.rewards if not (r.http or r.autoscaling or r.replicas)),
     ),
     Rule(
         ("rollout.sampling.maxTokens", "rollout.maxModelLen", "data.maxPromptTokens"),

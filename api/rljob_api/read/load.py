@@ -21,7 +21,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
 from rljob_api.read.field_types import placeholder, type_at
-from rljob_api.read.validation_messages import describe_choice, describe_error, find_similar_field, format_value
+from rljob_api.read.validation_messages import describe_choice, describe_error, find_intended_field, format_value
 from rljob_api.wire.contract import API_VERSION
 
 Manifest = RLJob | RewardModel
@@ -114,7 +114,7 @@ def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -
     except ValidationError as error:
         details = error.errors(include_url=False)
         invalid = [detail["loc"] for detail in details]
-        misspelled = {find_similar_field(model, location) for location in invalid}
+        misspelled = {meant for location in invalid if (meant := find_intended_field(model, location))}
         problems = [
             Problem(
                 format_path(detail["loc"]),
@@ -122,7 +122,7 @@ def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -
                 describe_error(model, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {})),
             )
             for detail in details
-            # A required field with a misspelled name is one problem, not two.
+            # A required field with a misspelled name is one problem, not two; so is a rule over a misspelled field.
             if detail["type"] != "missing" or detail["loc"] not in misspelled
         ]
         # Check the rules over the other fields, too. Without placeholders for some values, this is impossible.
@@ -131,6 +131,7 @@ def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -
             _substitute(model, repaired, location)
         with contextlib.suppress(ValidationError):
             manifest = _parse(model, repaired)
+        invalid += misspelled
     if manifest is not None:
         problems += _check_rules(manifest, invalid, document)
     return manifest, problems

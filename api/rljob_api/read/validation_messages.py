@@ -88,10 +88,17 @@ def format_value(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}..."
 
 
-def find_similar_field(root: type[Spec], location: Location) -> Location | None:
-    """Return the location of the sibling field that an unknown name resembles; None if there is none."""
-    near = _nearest(_camel(location[-1]), field_names(type_at(root, location[:-1])))
-    return (*location[:-1], near) if near and near != location[-1] else None
+def find_intended_field(root: type[Spec], location: Location) -> Location | None:
+    """Return the field that an unknown name was probably meant to be: a similar sibling, or the same name elsewhere."""
+    known = field_names(type_at(root, location[:-1]))
+    if not known or location[-1] in known:
+        return None
+    near = _nearest(_camel(location[-1]), known)
+    return (*location[:-1], near) if near else _find_elsewhere(root, _camel(location[-1]))
+
+
+def _find_elsewhere(root: type[Spec], name: str) -> Location | None:
+    return next((path for path in all_paths(root) if path[-1] == name and path[0] == "spec"), None)
 
 
 def _camel(key: str | int) -> str:
@@ -103,7 +110,7 @@ def _describe_unknown(root: type[Spec], location: Location) -> str:
     camel = _camel(location[-1])
     near = _nearest(camel, known)
     differs_in_case_only = near is not None and near.lower() == camel.lower()
-    elsewhere = next((path for path in all_paths(root) if path[-1] == camel and path[0] == "spec"), None)
+    elsewhere = _find_elsewhere(root, camel)
     if elsewhere and not differs_in_case_only:
         return f"is unknown here; {camel} belongs in {format_path(elsewhere[:-1])}"
     if near:

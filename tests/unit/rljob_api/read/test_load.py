@@ -172,3 +172,35 @@ def test_load_job_raises_user_error_when_the_file_is_unreadable(tmp_path: Path) 
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read: 'utf-8'"):
         load_job(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ("trainer: {env: {FLAG: y}}", "spec.trainer.env.FLAG must be text, got true; put it in quotes"),
+        ("evaluation: {everyStep: 2}", "spec.evaluation.everyStep is unknown; did you mean everySteps?"),
+        ("rollout: {replica: 2}\n  suspended: true", "spec.rollout.replica is unknown; did you mean replicas?"),
+        ("miniBatches: 3", "spec.miniBatches is unknown here; miniBatches belongs in spec.schedule"),
+    ],
+)
+def test_first_problem_names_what_the_user_wrote(added: str, expected: str) -> None:
+    assert problems_of(f"{GOOD}  {added}\n")[0] == f"job.yaml:12: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("steps: 1, promptsPerStep: 8", "promtsPerStep: 9, miniBatches: 3"),
+        ("{source: train.jsonl}", "{source: train.jsonl}\n    evall: {source: x}\n  evaluation: {everySteps: 2}"),
+    ],
+)
+def test_rule_over_a_misspelled_field_is_skipped(old: str, new: str) -> None:
+    assert old in GOOD
+    (problem,) = problems_of(GOOD.replace(old, new))
+    assert "is unknown; did you mean" in problem
+
+
+def test_equal_names_of_rewards_are_named_with_their_places() -> None:
+    text = GOOD.replace("  rewards:\n", "  rewards:\n  - {name: correct, function: {inline: x}}\n")
+    (problem,) = problems_of(text)
+    assert "must have different names, got correct in rewards[0] and rewards[1]; rename one of them" in problem

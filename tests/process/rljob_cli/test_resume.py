@@ -54,8 +54,8 @@ def job(tmp_path):
     return path
 
 
-def run_until(job, text):
-    """Run the job, stop it with Ctrl-C once it has printed `text`, and return all that it printed."""
+def run_until(job, text, number=signal.SIGINT):
+    """Run the job, signal it once it has printed `text`, and return all that it printed."""
     command = [
         sys.executable,
         "-m",
@@ -73,8 +73,9 @@ def run_until(job, text):
         for line in process.stdout:
             lines.append(line)
             if text in line:
-                os.kill(process.pid, signal.SIGINT)
-        assert process.wait(_DEADLINE_SECONDS) == 130, "".join(lines)
+                os.kill(process.pid, number)
+        code = process.wait(_DEADLINE_SECONDS)
+    assert code == (130 if number == signal.SIGINT else -number), "".join(lines)
     return "".join(lines)
 
 
@@ -97,3 +98,12 @@ def test_resumed_run_prints_only_new_steps_and_counts_all_sessions(job):
     assert (summary["restarts"]["head"], later["failures"]) == (0, []), "Pods that Ctrl-C stops have not failed"
     page = (job.parent / "again" / "report.html").read_text()
     assert "2 of 4; the same `rljob run` resumes after step 2" in page
+
+
+def test_session_that_was_killed_still_counts(job):
+    run_until(job, "step 1/4", signal.SIGKILL)
+    run_until(job, "step 2/4")
+    killed, later = json.loads((job.parent / "again" / "sessions.json").read_text())
+    assert (killed["phase"], later["phase"], later["after_step"]) == ("", "Interrupted", 1)
+    assert killed["started"] <= later["started"]
+    assert "no: it runs, or was killed" in (job.parent / "again" / "report.html").read_text()

@@ -36,3 +36,10 @@ def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(RLJobError, OSError, TimeoutError):
         return [name for name in asyncio.run(list_names()) if name.startswith(incomplete)]
     return []
+
+
+def complete_tasks(incomplete: str) -> list[str]:
+    """Return the tasks of `rljob init`."""
+    from rljob_cli.check.scaffold import TASKS
+
+    return [name for name in TASKS if name.startswith(incomplete)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from rljob_cli.completion import complete_jobs, complete_runs
+from rljob_cli.completion import complete_jobs, complete_runs, complete_tasks
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from rljob_cli.output import choose_format, is_json, print_error
 
@@ -180,12 +180,29 @@ def render(
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")], output: OutputOption = "text"
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", show_default=False, help="A new folder.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="What to train for. Default: sums; with --data own.", autocompletion=complete_tasks),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="hf://org/name or a folder. Default: a small chat model.")] = None,
+    data: Annotated[str | None, typer.Option(help="Your rows: a .jsonl or .parquet file, or hf://org/name.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the prompt in --data.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the answer in --data.")] = None,
+    list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Print the tasks, and write nothing.")] = False,
+    output: OutputOption = "text",
 ) -> None:
     """Write a job with a reward function and a few lines of data to start from."""
-    from rljob_cli.check.scaffold import write_scaffold
+    from rljob_cli.check import scaffold
 
-    raise typer.Exit(write_scaffold(directory, output))
+    if list_tasks:
+        raise typer.Exit(scaffold.list_tasks(output))
+    if directory is None:
+        raise typer.BadParameter("pass the folder to write: rljob init DIR")
+    if data is None and (prompt or answer):
+        raise typer.BadParameter("--prompt and --answer name columns of --data")
+    rows = scaffold.OwnData(data, prompt, answer) if data else None
+    raise typer.Exit(scaffold.write_scaffold(directory, task, model, rows, output))
 
 
 @app.command("test-reward")

@@ -1,127 +1,177 @@
-"""`rljob init`: a small valid job to start from. Owns the files' text; overwrites nothing."""
+"""`rljob init`: a small valid job to start from. Overwrites nothing; the texts are in task-templates.
+
+Invariant: every relative path in a job starts at the job's folder.
+"""
 
 import json
+import os
 import re
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from string import Template
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.sources import parse_source
+from rljob_cli.check.inspect_files import find_data_files, read_columns
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
 
-_JOB = """\
-# Try the reward, check the job, run it:
-#   rljob test-reward rljob.yaml --file data/completions.jsonl
-#   rljob validate rljob.yaml
-#   rljob run rljob.yaml
-# Relative paths start at this file.
-apiVersion: rljob.dev/v1alpha1
-kind: RLJob
-metadata:
-  name: {name}
-spec:
-  model:
-    source: hf://HuggingFaceTB/SmolLM2-135M-Instruct    # or a folder: ./my-model
-  data:
-    train: {{source: ./data/train.jsonl, prompt: question, answer: answer}}
-    eval: {{source: ./data/eval.jsonl, prompt: question, answer: answer}}
-    systemPrompt: Answer with the number alone.
-  rewards:
-  - name: correct
-    function: {{file: reward.py}}
-    timeoutSeconds: 10
-    slots: 2
-  algorithm:
-    groupSize: 8
-    optimizer: {{learningRate: 3.0e-5}}
-  schedule:
-    steps: 20
-    promptsPerStep: 8
-  trainer:
-    replicas: 1
-    gpusPerReplica: 0      # GPUs of each replica; 0 runs on CPU
-  rollout:
-    replicas: 1
-    gpusPerReplica: 0
-    maxModelLen: 512
-    sampling: {{temperature: 1.0, maxTokens: 32}}
-  evaluation:
-    accuracy: exact        # the component of the reward that counts as accuracy
-"""
-
-_REWARD = '''\
-"""The reward of a completion. Change it to train for another goal.
-
-The signature is verl's. A dict needs `score`; other numbers in it become curves. `rljob test-reward` and the logs of a
-run show what this file prints. After an exception the sample is masked: it never counts as zero.
-"""
-
-import re
+DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
+_TEMPLATES = resources.files("rljob_cli.check") / "task-templates"
+_MAX_NAME_CHARACTERS = 40
+_PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "response", "target")
 
 
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 for the right answer alone, 0.5 if it is the last number of a longer answer."""
-    numbers = re.findall(r"-?\\d+", solution_str)
-    exact = solution_str.strip() == ground_truth
-    last = bool(numbers) and numbers[-1] == ground_truth
-    return {"score": 0.5 * last + 0.5 * exact, "exact": exact, "last": last}
-'''
+@dataclass(frozen=True)
+class Task:
+    about: str
+    reward: str
+    """The template that has the reward."""
 
-_README = """\
-# {name}
 
-| file | contents |
-|---|---|
-| `rljob.yaml` | the job; every field is in docs/reference.md of RLJob |
-| `reward.py` | the reward, a Python function in verl's signature |
-| `data/train.jsonl`, `data/eval.jsonl` | one row per line; `rljob.yaml` names the columns `question` and `answer` |
-| `data/completions.jsonl` | completions to test the reward with |
+TASKS = {
+    "sums": Task("The model learns to answer sums with the number alone.", "sums"),
+    "chat": Task("Conversations of several turns; short replies with the right fact.", "chat"),
+    "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k"),
+    "judge": Task("Sums scored by a function, and by a model that judges how polite the reply is.", "sums"),
+    "own": Task("Your own rows: pass --data.", "own"),
+}
+"""The data of `judge` is that of its reward's task."""
 
-```
-rljob test-reward rljob.yaml --file data/completions.jsonl
-rljob validate rljob.yaml
-rljob run rljob.yaml
-```
-A run writes `runs/{name}/`: metrics.jsonl, logs, checkpoints, the trained model under export/, curves.png and
-summary.json.
-"""
+
+@dataclass(frozen=True)
+class OwnData:
+    """The user's rows. None: chosen by common names."""
+
+    source: str
+    prompt: str | None = None
+    answer: str | None = None
 
 
 @guard
-def write_scaffold(directory: Path, output: str) -> int:
-    name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"
-    name = name if name[0].isalpha() else f"job-{name}"
-    name = name[:40].rstrip("-")
-    files = build_files(name)
-    taken = [file for file in files if (directory / file).exists()]
-    if taken:
+def list_tasks(output: str) -> int:
+    if output == "json":
+        print_json({name: task.about for name, task in TASKS.items()})
+    else:
+        width = max(map(len, TASKS))
+        print("\n".join(f"{name.ljust(width)}  {task.about}" for name, task in TASKS.items()))
+    return 0
+
+
+@guard
+def write_scaffold(directory: Path, task: str | None, model: str | None, data: OwnData | None, output: str) -> int:
+    task = task or ("own" if data else "sums")
+    if task not in TASKS:
+        raise UserError(f"--task must be one of {', '.join(TASKS)}, got {task}")
+    if (task == "own") is not (data is not None):
+        raise UserError(f"--data is for the task own, and this one is {task}; leave out one" if data else _NEEDS_DATA)
+    values = {"name": name_job(directory), "about": TASKS[task].about, "model": _place_model(model, directory)}
+    files = build_files(task, values | (_describe_data(data, directory) if data else {}))
+    if taken := [file for file in files if (directory / file).exists()]:
         raise UserError(f"{directory} already has {', '.join(taken)}; choose another folder")
     for file, text in files.items():
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text)
     following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
     if output == "json":
-        print_json({"directory": str(directory), "files": list(files), "next": following})
+        print_json({"directory": str(directory), "task": task, "files": list(files), "next": following})
     else:
         print(f"wrote {', '.join(files)} in {directory}")
         print(f"next: {following}")
     return 0
 
 
-def build_files(name: str) -> dict[str, str]:
+_NEEDS_DATA = "the task own needs --data FILE; --list-tasks shows the tasks that bring their data"
+
+
+def name_job(directory: Path) -> str:
+    """Return the folder's name as the name of a job."""
+    name = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-") or "my-job"
+    name = name if name[0].isalpha() else f"job-{name}"
+    return name[:_MAX_NAME_CHARACTERS].rstrip("-")
+
+
+def build_files(task: str, values: dict[str, str]) -> dict[str, str]:
+    """Return the text of each file. `values` are the placeholders of the templates."""
+    reward = TASKS[task].reward
+    texts = {"rljob.yaml": _read(task, "rljob.yaml"), "README.md": (_TEMPLATES / "README.md").read_text()}
+    files = {name: Template(text).substitute(values) for name, text in texts.items()}
+    files |= {"reward.py": _read(reward, "reward.py"), "data/completions.jsonl": _read(reward, "completions.jsonl")}
+    rows = build_sums() if reward == "sums" else {}
+    if reward == "chat":
+        rows = {split: _read("chat", f"{split}.jsonl") for split in ("train", "eval")}
+    return files | {f"data/{split}.jsonl": text for split, text in rows.items()}
+
+
+def _read(task: str, name: str) -> str:
+    return (_TEMPLATES / task / name).read_text()
+
+
+def build_sums() -> dict[str, str]:
+    """Return the rows of the sums. No sum of the evaluation, nor its mirror, is in the training data."""
     sums = [(a, b) for a in range(1, 13) for b in range(1, 13)]
-    held_out = [(a, b) for a, b in sums if (a * b) % 5 == 0]
-    rows = {
-        "train": [_row(a, b) for a, b in sums if (a, b) not in held_out],
-        "eval": [_row(a, b) for a, b in held_out],
-        "completions": [
-            {"prompt": "What is 2 + 3?", "completion": "5", "answer": "5"},
-            {"prompt": "What is 2 + 3?", "completion": "The sum is 5", "answer": "5"},
-            {"prompt": "What is 2 + 3?", "completion": "6", "answer": "5"},
-        ],
+    is_held_out = {(a, b): (a * b) % 5 == 0 for a, b in sums}
+    rows = {pair: {"question": f"What is {pair[0]} + {pair[1]}?", "answer": str(sum(pair))} for pair in sums}
+    return {
+        split: "".join(json.dumps(row) + "\n" for pair, row in rows.items() if is_held_out[pair] is held_out)
+        for split, held_out in (("train", False), ("eval", True))
     }
-    data = {f"data/{stem}.jsonl": "".join(json.dumps(row) + "\n" for row in found) for stem, found in rows.items()}
-    return {"rljob.yaml": _JOB.format(name=name), "reward.py": _REWARD, "README.md": _README.format(name=name), **data}
 
 
-def _row(a: int, b: int) -> dict[str, str]:
-    return {"question": f"What is {a} + {b}?", "answer": str(a + b)}
+def _place_model(model: str | None, directory: Path) -> str:
+    """Return the model's source as the job must name it. Raise UserError if it is neither a folder nor on the hub."""
+    if model is None:
+        return DEFAULT_MODEL
+    if "://" in model:
+        parse_source(model)
+        return model
+    if not Path(model).is_dir():
+        on_hub = f"; for a model on the hub write hf://{model}" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
+        raise UserError(f"--model {model}: folder not found{on_hub or '; correct the path'}")
+    return _quote(_relative(model, directory))
+
+
+def _relative(path: str, directory: Path) -> str:
+    """Return a path that starts at the job's folder."""
+    if os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path, directory)
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def _describe_data(data: OwnData, directory: Path) -> dict[str, str]:
+    """Return the placeholders of the user's rows; check that the columns exist."""
+    if "://" in data.source:
+        parse_source(data.source)
+        prompt, answer = data.prompt or "prompt", data.answer or "answer"
+        return {"data": data.source, "prompt": _quote(prompt), "answer": _quote(answer)}
+    path = Path(data.source)
+    if not path.exists():
+        raise UserError(f"--data {path}: not found; correct the path")
+    files = find_data_files(path)
+    if not files:
+        raise UserError(f"--data {path}: has no .jsonl or .parquet file")
+    columns = read_columns(files[0])
+    prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
+    answer = _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer")
+    return {"data": _quote(_relative(data.source, directory)), "prompt": _quote(prompt), "answer": _quote(answer)}
+
+
+def _choose(given: str | None, common: tuple[str, ...], columns: list[str], option: str) -> str:
+    """Return the column of an option, or the first common name among the columns."""
+    found = given or next((name for name in common if name in columns), None)
+    # reward_model.ground_truth is a key in the column reward_model.
+    if found is None or (found not in columns and found.partition(".")[0] not in columns):
+        got = f", got {given}" if given else ""
+        raise UserError(f"{option} must be a column of the rows{got}; they have {', '.join(columns)}")
+    return found
+
+
+def _quote(text: str) -> str:
+    """Return text as a YAML scalar: plain if it can be."""
+    return text if re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.lower() not in _YAML_WORDS else json.dumps(text)
+
+
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}

@@ -1,0 +1,179 @@
+"""The tasks of `rljob init`: each is a valid job whose reward ranks completions from good to bad."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rljob_api.read.documents import read_documents
+from rljob_cli.check.jobfile import load
+from rljob_cli.check.scaffold import DEFAULT_MODEL, TASKS, name_job
+from rljob_cli.main import app
+from rljob_operator.plan.job import render_children
+
+SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.7, 0.0], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
+SCORES["judge"] = SCORES["sums"]
+
+
+def init(*arguments):
+    done = CliRunner().invoke(app, ["init", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """A file with rows of the user's, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a", "label": "b", "on": "c", "reward_model": {"ground_truth": "d"}}\n')
+    return path
+
+
+def make(task, folder):
+    arguments = ["--data", "rows.jsonl"] if task == "own" else ["--task", task]
+    done = init(folder, *arguments)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_job_of_each_task_can_be_planned(rows, tmp_path, task):
+    file = load(make(task, tmp_path / f"My {task}") / "rljob.yaml")
+    assert (file.job.metadata.name, file.job.spec.model.source) == (f"my-{task}", DEFAULT_MODEL)
+    assert render_children(file.job, "token")
+    assert file.job.spec.evaluation.accuracy or file.job.spec.data.eval is None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_of_each_task_have_the_columns_of_its_job(rows, tmp_path, task):
+    file = load(make(task, tmp_path / task) / "rljob.yaml")
+    for data in filter(None, (file.job.spec.data.train, file.job.spec.data.eval)):
+        if data.source.startswith("hf://"):
+            continue
+        found = [json.loads(line) for line in Path(data.source).read_text().splitlines()]
+        assert all({data.prompt, data.answer} <= row.keys() for row in found)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_reward_of_each_task_scores_its_completions(rows, tmp_path, task):
+    folder = make(task, tmp_path / task)
+    module = {}
+    exec((folder / "reward.py").read_text(), module)
+    found = [json.loads(line) for line in (folder / "data" / "completions.jsonl").read_text().splitlines()]
+    results = [module["compute_score"]("", row["completion"], row["answer"], {}) for row in found]
+    assert [result["score"] for result in results] == SCORES[task]
+    accuracy = load(folder / "rljob.yaml").job.spec.evaluation.accuracy
+    assert accuracy is None or accuracy in results[0]
+
+
+@pytest.mark.parametrize("task", ["sums", "chat"])
+def test_rows_of_the_evaluation_are_not_trained_on(tmp_path, task):
+    folder = make(task, tmp_path / task)
+    train, held_out = (
+        {tuple(re.findall(r"\w+", line)) for line in (folder / "data" / f"{split}.jsonl").read_text().splitlines()}
+        for split in ("train", "eval")
+    )
+    assert len(train) >= 80
+    assert len(held_out) >= 16
+    assert not train & held_out
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_readme_names_commands_that_exist_and_the_run_of_the_job(rows, tmp_path, task):
+    text = (make(task, tmp_path / task) / "README.md").read_text()
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands = {line.split()[1] for line in text.splitlines() if line.startswith("rljob ")}
+    assert commands == {"test-reward", "validate", "run", "trajectories", "submit"}
+    assert commands <= known
+    assert f"rljob trajectories {task} " in text
+    assert TASKS[task].about in text
+
+
+def test_tasks_are_listed():
+    assert json.loads(init("--list-tasks", "-o", "json").stdout) == {name: task.about for name, task in TASKS.items()}
+    assert [line.split()[0] for line in init("--list-tasks").stdout.splitlines()] == list(TASKS)
+
+
+def source_of(folder):
+    return load(folder / "rljob.yaml").job.spec.model.source
+
+
+def test_model_is_a_source_or_a_folder_that_starts_at_the_job(rows, tmp_path):
+    (tmp_path / "models" / "my model").mkdir(parents=True)
+    init("jobs/first", "--model", "models/my model")
+    assert source_of(tmp_path / "jobs" / "first") == str(tmp_path / "models" / "my model")
+    assert "../../models/my model" in (tmp_path / "jobs" / "first" / "rljob.yaml").read_text()
+    init("second", "--model", "hf://Qwen/Qwen2.5-0.5B-Instruct")
+    assert source_of(tmp_path / "second") == "hf://Qwen/Qwen2.5-0.5B-Instruct"
+    init("third", "--model", tmp_path / "models")
+    assert source_of(tmp_path / "third") == str(tmp_path / "models")
+
+
+def test_judge_has_the_same_model(tmp_path):
+    init(tmp_path / "j", "--task", "judge", "--model", "hf://org/name")
+    judge = load(tmp_path / "j" / "rljob.yaml").job.spec.rewards[1].judge
+    assert judge.model.source == "hf://org/name"
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ([], ("question", "label")),
+        (["--prompt", "on", "--answer", "question"], ("on", "question")),
+        (["--answer", "reward_model.ground_truth"], ("question", "reward_model.ground_truth")),
+    ],
+)
+def test_columns_of_own_rows_are_given_or_found_by_their_usual_names(rows, tmp_path, options, columns):
+    assert init("own", "--data", rows.name, *options).exit_code == 0
+    train = load(tmp_path / "own" / "rljob.yaml").job.spec.data.train
+    assert (train.prompt, train.answer, train.source) == (*columns, str(rows))
+
+
+def test_own_rows_on_the_hub_need_no_file(tmp_path):
+    init(tmp_path / "own", "--data", "hf://org/rows", "--prompt", "text")
+    train = load(tmp_path / "own" / "rljob.yaml").job.spec.data.train
+    assert (train.source, train.prompt, train.answer) == ("hf://org/rows", "text", "answer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["d", "--task", "suns"], "--task must be one of sums, chat, gsm8k, judge, own, got suns"),
+        (["d", "--task", "own"], "the task own needs --data FILE"),
+        (["d", "--task", "sums", "--data", "rows.jsonl"], "--data is for the task own, and this one is sums"),
+        (["d", "--data", "none.jsonl"], "--data none.jsonl: not found; correct the path"),
+        (["d", "--data", "rows.jsonl", "--prompt", "text"], "--prompt must be a column of the rows, got text; they ha"),
+        (["d", "--model", "Qwen/Qwen2.5"], "folder not found; for a model on the hub write hf://Qwen/Qwen2.5"),
+        (["d", "--model", "s3://b/m"], "must be hf://org/name, pvc://claim/path or a path, got s3://b/m"),
+        (["d", "--prompt", "text"], "--prompt and --answer name columns of --data"),
+        ([], "pass the folder to write: rljob init DIR"),
+    ],
+)
+def test_wrong_arguments_write_nothing(rows, tmp_path, arguments, message):
+    done = init(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My first job", "my-first-job"), ("2024", "job-2024"), ("数学", "my-job"), ("a" * 50, "a" * 40)],
+)
+def test_job_has_the_name_of_its_folder(tmp_path, folder, name):
+    assert name_job(tmp_path / folder) == name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_files_of_the_templates_are_in_yaml_that_kubectl_reads_alike(rows, tmp_path, task):
+    text = (make(task, tmp_path / task) / "rljob.yaml").read_text()
+    [document], problems = read_documents(text)
+    assert not problems
+    assert yaml.safe_load(text)["spec"]["rewards"] == document.data["spec"]["rewards"]
+    assert "$" not in text.replace("$OPENAI_API_KEY", "")

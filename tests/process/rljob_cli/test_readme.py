@@ -1,0 +1,59 @@
+"""The README's commands for a new job, as they stand. The Hub is a local one. `rljob run` has an integration test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.hub import run_hub
+from tests.support.model_folder import write_model
+from tests.support.readme import read_commands, read_smallest_job
+
+PROGRAMS = Path(sys.executable).parent
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Run a command of the README in an empty folder, and return what it prints."""
+    with run_hub(tmp_path / "hub") as hub:
+        for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"):
+            write_model(hub.add(f"models/{name}"), {"max_position_embeddings": 2048})
+        rows = hub.add("datasets/openai/gsm8k") / "main" / "train.jsonl"
+        rows.parent.mkdir()
+        rows.write_text('{"question": "1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+        (rows.parents[1] / "README.md").write_text("---\nconfigs: [{config_name: main, data_files: main/*}]\n---\n")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        folder = tmp_path / "work"
+        folder.mkdir()
+
+        def run(program, *arguments):
+            command = [PROGRAMS / program, *arguments]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        run.folder = folder
+        yield run
+
+
+def test_commands_for_a_new_job_work_in_order(shell):
+    commands = [command for command in read_commands() if command[0] == "rljob" and command[1] != "run"]
+    init, score, validate = (shell(*command) for command in commands)
+    assert "myjob" in init
+    (edited,) = (command[1] for command in read_commands() if command[0] == "$EDITOR")
+    assert (shell.folder / edited).is_file()
+    assert "exact" in score
+    assert "is valid" in validate
+
+
+def test_smallest_job_is_valid_and_renders_on_a_machine_without_gpus(shell):
+    (shell.folder / "rljob.yaml").write_text(read_smallest_job())
+    assert "is valid" in shell("rljob", "validate", "--cluster", "rljob.yaml")
+    kinds = [child["kind"] for child in yaml.safe_load_all(shell("rljob", "render", "rljob.yaml"))]
+    assert "StatefulSet" in kinds

@@ -3,13 +3,15 @@
 import functools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.read.documents import Problem
-from rljob_cli.check.jobfile import JobFile, Target, load, load_partial
+from rljob_cli.check.jobfile import JobFile, Target, check_file, load, load_partial
+from rljob_cli.check.preflight import check_objects
 from rljob_cli.check.verdict import describe_unused, judge, print_verdict, to_json
 from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
@@ -140,6 +142,9 @@ def render_command(paths: list[Path], overrides: list[str], output: str) -> int:
     from rljob_operator.plan.job import render_children
 
     files = [load(path, overrides, keep_references=True) for path in paths]
+    for file in files:
+        # Paths of this machine are rendered as they are here: the objects are complete, but only this machine has them.
+        check_file(file, [replace(found, is_warning=found.only == "cluster") for found in check_objects(file)])
     children = [c for file in files for c in render_children(file.job, _RENDERED_TOKEN, file.reward_models)]
     if output == "json":
         print_json({"apiVersion": "v1", "kind": "List", "items": children})

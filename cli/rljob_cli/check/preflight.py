@@ -38,8 +38,7 @@ def run_checks(
 ) -> Preflight:
     """Check a job for `target`; None: for both. A check of one target has it as the finding's `only`."""
     job = file.job
-    findings = [_read_problem(problem) for problem in find_problems(job)]
-    findings += _check_relative_paths(file)
+    findings = check_objects(file)
     for index, reward in enumerate(job.spec.rewards):
         findings += check_reward(reward, f"spec.rewards[{index}]")
     no_folder = list(_check_claims(job, claims))
@@ -54,6 +53,11 @@ def run_checks(
         findings += [replace(finding, only="local") for finding in lacking]
     wanted = [finding for finding in findings if target is None or finding.only in (None, target)]
     return Preflight(wanted, inputs.lengths, inputs.first_prompt)
+
+
+def check_objects(file: JobFile) -> list[Finding]:
+    """Check the objects that a cluster would get."""
+    return [*map(_read_problem, find_problems(file.job)), *_check_relative_paths(file)]
 
 
 def _read_problem(problem: str) -> Finding:

@@ -87,6 +87,27 @@ def test_render_prints_objects_with_a_placeholder_token(job):
     assert "kind: StatefulSet" in output
 
 
+def test_render_warns_of_paths_that_no_cluster_has(job):
+    done = CliRunner().invoke(app, ["render", str(job)])
+    assert done.exit_code == 0
+    assert done.stderr.count("is a path on this machine, which no cluster has") == 3
+    assert "warning" not in done.stdout
+
+
+def test_render_reports_a_refused_pod_with_its_line(job):
+    job.write_text(job.read_text() + "  trainer: {env: {A=B: x}}\n")
+    code, output = rljob("render", job)
+    assert code == 2
+    assert f"{job}:9: spec.trainer.env.A=B must be an environment variable's name" in output
+
+
+def test_render_quotes_what_kubectl_would_not_read_as_text(job):
+    job.write_text(job.read_text() + "  trainer: {env: {FLAG: 'y', NUMBER: '1e3'}}\n")
+    output = rljob("render", job)[1]
+    assert "value: 'y'" in output
+    assert "value: '1e3'" in output
+
+
 def test_version_names_all_parts():
     code, output = rljob("--version")
     assert code == 0
@@ -162,8 +183,10 @@ def test_objects_of_other_kinds_are_accepted_and_named(job):
 
 
 def test_render_prints_the_objects_of_all_files_as_one_json_list(job):
-    items = json.loads(rljob("render", job, "-o", "json")[1])["items"]
-    twice = json.loads(rljob("render", "-f", job, "-f", job, "-o", "json")[1])["items"]
+    def render(*arguments):
+        return json.loads(CliRunner().invoke(app, ["render", *map(str, arguments), "-o", "json"]).stdout)["items"]
+
+    items, twice = render(job), render("-f", job, "-f", job)
     assert "StatefulSet" in {item["kind"] for item in items}
     assert twice == items * 2
 

@@ -26,7 +26,7 @@ from rljob_reward.worker.adapters.values import Sample
 from rljob_reward.worker.frames import RETIRING, BlockingChannel
 from rljob_reward.worker.leftovers import Leftovers, describe_exhaustion
 from rljob_reward.worker.loading import BoundFunction, describe_limit, explain, load
-from rljob_reward.worker.sandbox import WorkerSandbox
+from rljob_reward.worker.sandbox import WorkerSandbox, shared_memory
 from rljob_reward.worker.sandbox.system import die_with
 from rljob_reward.worker.scratch import ScratchCleaner
 from rljob_reward.worker.settings import FunctionSettings
@@ -63,7 +63,9 @@ def main(arguments: list[str]) -> int:
     os.close(stack)
     report = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads_tokens": bound.reads_tokens}
-    executor, leftovers, cleaner = Executor(bound, settings), Leftovers(), ScratchCleaner(worker_sandbox.scratch)
+    others = [] if any(line.startswith(f"{sandbox.PRIVATE_SHM}:") for line in missing) else [shared_memory.PATH]
+    cleaner = ScratchCleaner(worker_sandbox.scratch, *others)
+    executor, leftovers = Executor(bound, settings), Leftovers()
     channel.write(json.dumps(report).encode())
     _serve(channel, executor, leftovers, cleaner)
     return 0

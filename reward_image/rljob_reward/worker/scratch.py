@@ -7,15 +7,47 @@ worker cleans up after requests, within their timeout; the server removes the di
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
+import tempfile
+import time
 from pathlib import Path
 
 _FOLDER = "workers"
 _MAX_ENTRIES_COUNTED = 100_000
 _MIN_FILE_BYTES = 512
 """Counted for an empty file."""
+_CLOCK_TICK_NS = 50_000_000
+"""Longer than the resolution of the times of files."""
+_STALE_SECONDS = 60.0
+_TEMPORARY_PREFIX = "rljob-reward-"
+
+
+def make_temporary() -> tuple[str, int]:
+    """Create a folder for one server, and remove those of killed servers. Return it and the descriptor that locks it.
+
+    Workers of other users must be able to traverse it.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS and path.stat().st_uid == os.geteuid():
+                os.close(_lock(path))  # fails while its server lives
+                remove(path)
+    root = tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX)
+    os.chmod(root, 0o711)
+    return root, _lock(root)
+
+
+def _lock(path: str | Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def prepare(root: Path) -> Path:
@@ -63,17 +95,52 @@ def _make_writable(folder: str) -> None:
 
 
 class ScratchCleaner:
-    def __init__(self, path: str) -> None:
+    """Removes what a request leaves in directories: everything that the import did not create, at any depth."""
+
+    def __init__(self, path: str, *others: str) -> None:
         self._path = path
-        self._kept = frozenset(os.listdir(path))
+        self._trees = {root: _Tree(root) for root in (path, *others)}
 
     def clean(self) -> None:
         """Undo, too, that a function revoked its own access or changed the directory."""
-        os.chmod(self._path, stat.S_IRWXU)
-        for entry in os.listdir(self._path):
-            if entry not in self._kept:
-                _remove_entry(os.path.join(self._path, entry))
+        for root, tree in self._trees.items():
+            tree.clean(root)
         os.chdir(self._path)
+
+
+class _Tree:
+    """A directory as the import left it: its mode, its entries and its subdirectories."""
+
+    def __init__(self, path: str) -> None:
+        self._mode = os.stat(path).st_mode
+        with os.scandir(path) as found:
+            entries = list(found)
+        self._names = {entry.name for entry in entries}
+        self._subtrees = {e.name: _Tree(e.path) for e in entries if e.is_dir(follow_symlinks=False)}
+        self._unchanged_since = 0
+        """Time of the last change in ns, if any later one has another time; else 0."""
+
+    def clean(self, path: str) -> None:
+        if self._subtrees or os.stat(path, follow_symlinks=False).st_ctime_ns != self._unchanged_since:
+            # By descriptor: a link that replaced a directory is not followed.
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                self._clean(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _clean(self, descriptor: int) -> None:
+        path = f"/proc/self/fd/{descriptor}"
+        if os.fstat(descriptor).st_mode != self._mode:
+            os.chmod(path, stat.S_IMODE(self._mode))
+        for name in os.listdir(path):
+            if name not in self._names:
+                _remove_entry(f"{path}/{name}")
+        for name, subtree in self._subtrees.items():
+            with contextlib.suppress(OSError):  # the function removed or replaced it
+                subtree.clean(f"{path}/{name}")
+        changed = os.fstat(descriptor).st_ctime_ns
+        self._unchanged_since = changed if time.time_ns() - changed > _CLOCK_TICK_NS else 0
 
 
 def _remove_entry(path: str) -> None:
@@ -82,6 +149,30 @@ def _remove_entry(path: str) -> None:
     else:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def unnamed_bytes(pid: int, path: str | Path) -> int:
+    """Return the disk usage of files that a process has open on the file system of `path` without a name."""
+    total = 0
+    with contextlib.suppress(OSError):
+        device = os.stat(path).st_dev
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            found = [os.stat(entry.path) for entry in descriptors]
+        files = {
+            s.st_ino: s.st_blocks * 512
+            for s in found
+            if stat.S_ISREG(s.st_mode) and s.st_dev == device and not s.st_nlink
+        }
+        total = sum(files.values())
+    return total
+
+
+def shared_memory_bytes(pid: int, folder: str) -> int:
+    """Return what is used of the file system that a process sees at `folder`, with files that have no name."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(f"/proc/{pid}/root{folder}")
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return 0
 
 
 def used_bytes(path: str | Path, limit: int) -> int:

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -49,11 +48,10 @@ class Isolation:
         self._settings = settings
         self.python = settings.python or sys.executable
         self._disabled = _read_disabled()
-        self._temporary_root = (
-            None if os.access(settings.scratch, os.W_OK | os.X_OK) else tempfile.mkdtemp(prefix="rljob-reward-")
-        )
-        if self._temporary_root:
-            os.chmod(self._temporary_root, 0o711)  # workers of other users must be able to traverse it
+        self._temporary_root: str | None = None
+        self._lock: int | None = None
+        if not os.access(settings.scratch, os.W_OK | os.X_OK):
+            self._temporary_root, self._lock = scratch.make_temporary()
         # Resolved: /var/run is a link, and a function expects its working directory to equal $TMPDIR.
         self._folder = scratch.prepare(Path(self._temporary_root or settings.scratch).resolve())
         self._modules = scratch.write_module(self._folder, MODULE_NAME, settings.source)
@@ -82,6 +80,9 @@ class Isolation:
 
     def close(self) -> None:
         scratch.remove(self._temporary_root or self._folder)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def record(self, missing: list[str]) -> None:
         self.missing = [*self._no_uid, *missing]

@@ -18,7 +18,6 @@ from typing import Any
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import StartupReport
-from rljob_reward.worker import scratch
 from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool.health import PoolHealth
 from rljob_reward.worker_pool.isolation import Isolation
@@ -146,8 +145,8 @@ class WorkerPool:
                 continue
             for worker in await asyncio.to_thread(_find_excessive, running, limit):
                 message = (
-                    f"its files in the scratch directory took more than {self._settings.max_file_mib} MiB "
-                    "(maxFileMiB), and the function was killed"
+                    f"its files took more than {self._settings.max_file_mib} MiB (maxFileMiB), "
+                    "and the function was killed"
                 )
                 worker.kill(InvalidReason.WORKER_DIED, message)
 
@@ -248,4 +247,4 @@ class WorkerPool:
 
 
 def _find_excessive(workers: list[WorkerProcess], limit_bytes: int) -> list[WorkerProcess]:
-    return [worker for worker in workers if scratch.used_bytes(worker.scratch, limit_bytes) > limit_bytes]
+    return [worker for worker in workers if worker.used_bytes(limit_bytes) > limit_bytes]

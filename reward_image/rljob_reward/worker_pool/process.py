@@ -23,7 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from rljob_api.wire.contract import MAX_RESULT_BYTES
 from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.results import ExecutionResult, StartupReport, failure
-from rljob_reward.worker import frames
+from rljob_reward.worker import frames, scratch
+from rljob_reward.worker.sandbox import PRIVATE_SHM, shared_memory
 from rljob_reward.worker.settings import FunctionSettings
 from rljob_reward.worker_pool import process_marks
 from rljob_reward.worker_pool.environment import build_environment
@@ -73,6 +74,7 @@ class WorkerProcess(asyncio.Protocol):
         """Whether the last request failed."""
         self.problem = ""
         """Why it must be replaced after the current request, as it said or as its processes show."""
+        self._has_private_memory = False
         self._kept: set[psutil.Process] = set()
         """Processes that the import started: they stay until the worker ends."""
         self._ending: asyncio.Task[None] | None = None
@@ -133,6 +135,17 @@ class WorkerProcess(asyncio.Protocol):
         if not self._transport.is_closing():  # else _reap() delivers how the process ended
             self._transport.write(frames.encode(body))
 
+    def used_bytes(self, limit: int) -> int:
+        """Return the size of its files, or more than `limit`. Blocks; may be called from another thread."""
+        total = scratch.used_bytes(self.scratch, limit)
+        processes = [self.pid]
+        if self._supervisor is not None and self._supervisor.has_spawned:
+            processes = [process.pid for process in process_marks.find_processes(self._sandbox.mark)]
+        total += sum(scratch.unnamed_bytes(pid, self.scratch) for pid in processes)
+        if self._has_private_memory:
+            total += scratch.shared_memory_bytes(self.pid, shared_memory.PATH)
+        return total
+
     async def locate(self) -> str:
         """Return the line that its import executes; empty if that is unknown."""
         can_answer = self._handover.fileno() < 0 and not self.started.done()
@@ -173,7 +186,9 @@ class WorkerProcess(asyncio.Protocol):
             if self._supervisor is not None and self._supervisor.has_new_processes:
                 self._kept = set(process_marks.find_processes(self._sandbox.mark))
                 self._supervisor.has_new_processes = False
-            self.started.set_result(StartupReport.model_validate_json(frame))
+            report = StartupReport.model_validate_json(frame)
+            self._has_private_memory = not any(line.startswith(f"{PRIVATE_SHM}:") for line in report.missing)
+            self.started.set_result(report)
             return
         if frame.startswith(frames.RETIRING):
             text = frame[len(frames.RETIRING) :].decode(errors="replace")

@@ -14,7 +14,7 @@ import socket
 from functools import partial
 from typing import NamedTuple
 
-from rljob_reward.worker.sandbox import landlock, seccomp
+from rljob_reward.worker.sandbox import landlock, seccomp, shared_memory
 from rljob_reward.worker.sandbox.system import die_with, libc_prctl, raise_errno, syscall
 from rljob_reward.worker.settings import FunctionSettings
 
@@ -24,8 +24,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 _OPEN_FILES = (1024, 4096)
 
-UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER = "uid", "landlock", "seccomp", "seccomp-listener"
-MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER)
+UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER, PRIVATE_SHM = "uid", "landlock", "seccomp", "seccomp-listener", "private-shm"
+MECHANISMS = (UID, LANDLOCK, SECCOMP, SECCOMP_LISTENER, PRIVATE_SHM)
 """Can be disabled by name ($RLJOB_REWARD_DISABLE_ISOLATION), if one prevents a function from working."""
 
 
@@ -47,12 +47,12 @@ def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: s
     # When memory runs out, the kernel must kill this process rather than the server.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
+    missing = _make_memory_private(settings, worker_sandbox)
     _switch_user(worker_sandbox)
     os.chdir(worker_sandbox.scratch)
     _set_limits(settings, worker_sandbox)
     if libc_prctl(_PR_SET_NO_NEW_PRIVS, 1) != 0:
         raise_errno("prctl(PR_SET_NO_NEW_PRIVS)")
-    missing: list[str] = []
     scopes = 0
     if LANDLOCK in worker_sandbox.disabled:
         missing.append("landlock: turned off")
@@ -65,6 +65,18 @@ def enter(settings: FunctionSettings, worker_sandbox: WorkerSandbox, handover: s
         signals_are_scoped = bool(scopes & landlock.SCOPE_SIGNAL)
         missing += _filter_calls(settings, worker_sandbox, handover, signals_are_scoped=signals_are_scoped)
     return missing
+
+
+def _make_memory_private(settings: FunctionSettings, worker_sandbox: WorkerSandbox) -> list[str]:
+    reason = "turned off"
+    if PRIVATE_SHM not in worker_sandbox.disabled:
+        try:
+            shared_memory.make_private(settings.max_file_mib, may_map_user=worker_sandbox.uid is None)
+            die_with(worker_sandbox.server_pid)
+            return []
+        except OSError as error:
+            reason = str(error)
+    return [f"{PRIVATE_SHM}: {reason}: files in {shared_memory.PATH} are shared, and only its size bounds them"]
 
 
 def _switch_user(worker_sandbox: WorkerSandbox) -> None:

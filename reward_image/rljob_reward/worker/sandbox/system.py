@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -14,6 +15,11 @@ _libc.syscall.restype = ctypes.c_long
 def syscall(number: int, *arguments: int) -> int:
     """Return the call's result; -1 with errno set on failure. Arguments are integers and addresses."""
     return int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments)))
+
+
+def libc_call(name: str, *arguments: Any) -> int:
+    """Return the result of a function of the C library; -1 with errno set on failure."""
+    return int(getattr(_libc, name)(*arguments))
 
 
 def libc_prctl(option: int, *arguments: int) -> int:

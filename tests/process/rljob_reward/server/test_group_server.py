@@ -35,6 +35,9 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos):
 LENGTH_PENALTY = (ROOT / "examples" / "length" / "reward.py").read_text()
 
 # Creates a file `ran-...` when it runs, and continues when the file `go` exists.
+SHARED_MEMORY = {"RLJOB_REWARD_DISABLE_ISOLATION": "private-shm"}
+"""Besides its scratch directory, a function may write only to /dev/shm: here the test sees those files."""
+
 GATED = """
 import os, time
 def reward(prompts, completions, answer):
@@ -101,7 +104,7 @@ def test_failure_of_the_group_is_the_reason_of_each_sample(
 
 
 def test_retried_group_joins_the_running_one_and_is_remembered(start_server: StartServer, folder: Path) -> None:
-    server = start_server(GATED, scope="group", slots=2)
+    server = start_server(GATED, environment=SHARED_MEMORY, scope="group", slots=2)
     request = build_group("a", "b", name="same", ground_truth=str(folder))
     ran = lambda: len(list(folder.glob("ran-*")))  # noqa: E731
     with ThreadPoolExecutor(2) as threads:
@@ -122,7 +125,7 @@ def post_in_thread(threads: ThreadPoolExecutor, server: Server, name: str, folde
 
 
 def test_group_takes_one_slot_and_is_refused_by_a_full_queue(start_server: StartServer, folder: Path) -> None:
-    server = start_server(GATED, scope="group", slots=1, queueLength=1)
+    server = start_server(GATED, environment=SHARED_MEMORY, scope="group", slots=1, queueLength=1)
     with ThreadPoolExecutor(3) as threads:
         running = threads.submit(server.score_group, build_group("a", "b", "c", ground_truth=str(folder)))
         wait_for(lambda: server.metric('rljob_reward_slots_in_use{lane="train"') == 1, "the group to run")
@@ -135,7 +138,7 @@ def test_group_takes_one_slot_and_is_refused_by_a_full_queue(start_server: Start
 
 
 def test_accepted_group_is_answered_before_the_server_exits(start_server: StartServer, folder: Path) -> None:
-    server = start_server(GATED, scope="group", slots=1)
+    server = start_server(GATED, environment=SHARED_MEMORY, scope="group", slots=1)
     with ThreadPoolExecutor(1) as threads:
         accepted = threads.submit(server.score_group, build_group("a", "b", ground_truth=str(folder)))
         wait_for(lambda: list(folder.glob("ran-*")), "it to run")

@@ -37,7 +37,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> Server:
-    return start_server(COUNTING, slots=4, cache=True)
+    disabled = {"RLJOB_REWARD_DISABLE_ISOLATION": "private-shm"}  # the tests use files in /dev/shm
+    return start_server(COUNTING, environment=disabled, slots=4, cache=True)
 
 
 def counted(server: Server, outcome: str) -> float:

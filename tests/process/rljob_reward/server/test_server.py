@@ -292,7 +292,8 @@ class GatedServer:
 
     def __init__(self, start: StartServer, folder: Path, **fields: Any) -> None:
         self.folder = folder
-        self.server = start(GATED, timeoutSeconds=60, **fields)
+        environment = {"RLJOB_REWARD_DISABLE_ISOLATION": "private-shm"}
+        self.server = start(GATED, environment=environment, timeoutSeconds=60, **fields)
         self._threads = ThreadPoolExecutor(32)
 
     def send(self, name: str, **fields: Any) -> Future[tuple[int, Any, dict[str, str]]]:

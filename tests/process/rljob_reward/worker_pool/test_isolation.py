@@ -25,6 +25,10 @@ import ctypes, mmap, multiprocessing, os, resource, signal, socket, subprocess, 
 
 SCRATCH = os.environ["TMPDIR"]
 open(f"{SCRATCH}/from-import", "w").close()
+FOLDER = f"{SCRATCH}/folder"
+os.mkdir(FOLDER)
+open(f"{FOLDER}/kept", "w").close()
+kept = []
 libc = ctypes.CDLL(None, use_errno=True)
 
 def refused(call, *arguments):
@@ -60,6 +64,26 @@ def many_files(_):
         with open(f"{SCRATCH}/{number}", "wb") as file:
             file.write(bytes(1 << 20))
         time.sleep(0.001)
+
+def unnamed_files(_):
+    for _ in range(200):
+        file = tempfile.TemporaryFile()
+        file.write(bytes(1 << 20))
+        kept.append(file)
+        time.sleep(0.02)
+
+def fill_shared_memory(_):
+    for number in range(20):
+        with open(f"/dev/shm/{number}", "wb") as file:
+            file.write(bytes(1 << 20))
+
+def share(_):
+    with open("/dev/shm/left", "xb"):
+        pass
+    with open(f"{FOLDER}/left", "x"):
+        pass
+    os.chmod(FOLDER, 0o500)
+    return 1.0
 
 def read_token(server):
     for path in (f"/proc/{server}/environ", f"/proc/{server}/cmdline", "/proc/self/environ"):
@@ -111,7 +135,8 @@ def close_scratch(mode):
     return 1.0
 
 def look_around(_):
-    return float(os.listdir(SCRATCH) == ["from-import"] and os.getcwd() == SCRATCH)
+    seen = sorted(os.listdir(SCRATCH)), os.listdir(FOLDER), os.getcwd()
+    return float(seen == (["folder", "from-import"], ["kept"], SCRATCH)) or str(seen)
 
 def ordinary_work(_):
     with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -204,7 +229,8 @@ COSTS_ONE_RESULT = [
     ("os._exit", "worker_died", "exit code 3"),
     ("segfault", "worker_died", "SIGSEGV"),
     ("one_large_file", "exception", r"File too large.*maxFileMiB is 8"),
-    ("many_files", "worker_died", r"scratch directory took more than 8 MiB \(maxFileMiB\)"),
+    ("many_files", "worker_died", r"files took more than 8 MiB \(maxFileMiB\)"),
+    ("unnamed_files", "worker_died", r"files took more than 8 MiB \(maxFileMiB\)"),
     ("inet", "exception", r"function\.network is false"),
     ("inet6", "exception", r"function\.network is false"),
     ("netlink", "exception", r"function\.network is false"),
@@ -316,6 +342,22 @@ def test_scratch_directory_is_cleaned_after_each_request(server: Server) -> None
         assert server.score("leave_files")["score"] == 1.0
         result = server.score("look_around")
         assert result["score"] == 1.0, result["message"]
+
+
+def test_samples_share_neither_memory_files_nor_folders_of_the_import(server: Server) -> None:
+    for _ in range(4):
+        result = server.score("share")
+        assert result["score"] == 1.0, result["message"]
+        assert server.score("look_around")["score"] == 1.0
+
+
+def test_files_in_shared_memory_are_bounded_and_end_with_the_worker(server: Server) -> None:
+    before = os.statvfs("/dev/shm").f_bfree
+    result = server.score("fill_shared_memory")
+    assert "No space left on device" in result["message"] or "maxFileMiB" in result["message"], result["message"]
+    assert server.score("share")["score"] == 1.0
+    server.score("os._exit")
+    assert os.statvfs("/dev/shm").f_bfree >= before - (1 << 10), "nothing of it is on this machine's /dev/shm"
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o500, 0o600])

@@ -58,6 +58,10 @@ def manager(_):
     with multiprocessing.Manager() as manager:
         return float(len(manager.list([1, 2])))
 
+def share(_):
+    open("/dev/shm/left", "xb").close()
+    return 1.0
+
 def files(_):
     folder = os.environ["TMPDIR"]
     left = os.listdir(folder)
@@ -143,6 +147,14 @@ def test_worker_cannot_read_the_server_and_works_in_its_directory(server: Server
     for _ in range(3):
         result = server.score(behaviour, ground_truth=str(server.pid))
         assert result["score"] == 1.0, result["message"]
+
+
+def test_shared_memory_is_private_with_and_without_privileges(server: Server) -> None:
+    assert "private-shm" not in server.log.read_text()
+    for _ in range(3):
+        result = server.score("share")
+        assert result["score"] == 1.0, result["message"]
+    assert not os.path.exists("/dev/shm/left")
 
 
 def test_worker_cannot_kill_the_server_or_another_worker(server: Server) -> None:

@@ -226,7 +226,8 @@ def test_server_is_unready_while_no_worker_can_start(start_server: StartServer) 
     ).replace("MARK", MARK)
     path = f"/dev/shm/rljob-test-{MARK}"
     try:
-        server = start_server(source, slots=1)
+        disabled = {"RLJOB_REWARD_DISABLE_ISOLATION": "private-shm"}
+        server = start_server(source, environment=disabled, slots=1)
         server.score("x")
         wait_for(lambda: not server.is_ready(), "the server to be unready")
         assert "the import of function.inline has taken" in server.log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,66 @@ def test_cleaning_removes_only_entries_created_after_the_import(
     cleaner.clean()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "weights"]
     assert Path.cwd() == tmp_path
+
+
+def test_folder_of_the_import_loses_only_what_requests_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache" / "deep").mkdir(parents=True)
+    (tmp_path / "cache" / "index").touch()
+    cleaner = scratch.ScratchCleaner(str(tmp_path))
+    for _ in range(2):
+        (tmp_path / "cache" / "deep" / "left").mkdir()
+        os.chmod(tmp_path / "cache" / "deep", 0o500)
+        cleaner.clean()
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["cache", "deep", "index"]
+
+
+def test_cleaning_does_not_follow_a_link_that_replaced_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, own = tmp_path / "outside", tmp_path / "own"
+    (own / "cache").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "precious").touch()
+    monkeypatch.chdir(own)
+    cleaner = scratch.ScratchCleaner(str(own))
+    (own / "cache").rmdir()
+    (own / "cache").symlink_to(outside)
+    cleaner.clean()
+    assert (outside / "precious").exists()
+
+
+def test_unchanged_folder_is_not_read_again_and_a_change_is_noticed(tmp_path: Path) -> None:
+    tree = scratch._Tree(str(tmp_path))
+    (tmp_path / "first").touch()
+    tree.clean(str(tmp_path))
+    tree._unchanged_since = os.stat(tmp_path).st_ctime_ns  # as after the resolution of the clock
+    (tmp_path / "second").touch()
+    tree.clean(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_killed_servers_are_removed_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, lock = scratch.make_temporary()
+    killed, killed_lock = scratch.make_temporary()
+    os.close(killed_lock)
+    for path in (living, killed):
+        os.utime(path, (0, 0))
+    new, new_lock = scratch.make_temporary()
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([living, new])
+    os.close(lock)
+    os.close(new_lock)
+
+
+def test_unnamed_file_counts_while_it_is_open(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        file.write(b"x" * 100_000)
+        file.flush()
+        assert 100_000 <= scratch.unnamed_bytes(os.getpid(), tmp_path) < 200_000
+    assert scratch.unnamed_bytes(os.getpid(), tmp_path) == 0
 
 
 def test_preparing_empties_the_folder_and_keeps_the_mode_of_its_parent(tmp_path: Path) -> None:

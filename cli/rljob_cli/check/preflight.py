@@ -41,6 +41,7 @@ def run_checks(
     findings = check_objects(file)
     for index, reward in enumerate(job.spec.rewards):
         findings += check_reward(reward, f"spec.rewards[{index}]")
+    findings += _check_weights(job)
     no_folder = list(_check_claims(job, claims))
     findings += no_folder
     inputs = _find_inputs(file, claims, target, {finding.path for finding in no_folder})
@@ -53,6 +54,12 @@ def run_checks(
         findings += [replace(finding, only="local") for finding in lacking]
     wanted = [finding for finding in findings if target is None or finding.only in (None, target)]
     return Preflight(wanted, inputs.lengths, inputs.first_prompt)
+
+
+def _check_weights(job: RLJob) -> Iterator[Finding]:
+    if all(reward.weight <= 0 for reward in job.spec.rewards):
+        message = "no reward has a positive weight, so the model learns to score low; check the signs"
+        yield Finding("spec.rewards[0].weight", f"is {job.spec.rewards[0].weight:g}, and {message}", is_warning=True)
 
 
 def check_objects(file: JobFile) -> list[Finding]:

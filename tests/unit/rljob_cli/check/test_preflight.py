@@ -69,6 +69,14 @@ def test_model_without_weights_or_tokenizer_is_rejected(folder, missing, word):
     assert word in only_message(folder)
 
 
+@pytest.mark.parametrize(("weight", "is_found"), [(-1, True), (0.5, False)])
+def test_weights_without_a_positive_one_are_a_warning(folder, weight, is_found):
+    rewards = [{"name": n, "function": {"file": "reward.py"}, "weight": w} for n, w in (("a", -2), ("b", weight))]
+    write_job(folder, rewards=rewards)
+    found = run_checks(load(folder / "job.yaml"), folder / "runs" / "j", {}, MACHINE, "local").findings
+    assert [(f.path, f.is_warning) for f in found] == [("spec.rewards[0].weight", True)] * is_found
+
+
 def test_missing_data_file_is_reported_with_a_similar_name(folder):
     write_job(folder, data={"train": {"source": "trian.jsonl", "prompt": "question"}})
     message = only_message(folder)

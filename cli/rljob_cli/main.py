@@ -301,6 +301,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the objects; contact no cluster.")] = False,
     wait: Annotated[bool, typer.Option("-w", "--wait", help="Wait for the end of the job; show its progress.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for the end of the job; show its logs.")] = False,
+    no_call: NoCallOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -313,7 +314,8 @@ def submit(
     from rljob_cli.submit.command import Options, submit_command
     from rljob_cli.submit.plan import ClaimOptions
 
-    options = Options(ClaimOptions(claim, claim_size, storage_class, access_mode), dry_run, wait, follow, output)
+    volume = ClaimOptions(claim, claim_size, storage_class, access_mode)
+    options = Options(volume, dry_run, wait, follow, should_call=not (no_call or dry_run), output=output)
     target = Target(kubeconfig, context, namespace)
     raise typer.Exit(submit_command(target, files_of(jobs, filenames), overrides or [], options))
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rljob_api.errors import UserError
@@ -17,7 +17,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.read.documents import Document, Problem
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.jobfile import JobFile, load
+from rljob_cli.check.jobfile import JobFile, load_partial, parse_path
+from rljob_cli.check.verdict import judge
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
 from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
@@ -26,7 +27,7 @@ from rljob_cli.exits import EXIT_FAILED, guard
 from rljob_cli.output import is_json, print_json
 from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.references import Need, find_needs, is_missing
-from rljob_cli.submit.sources import Tree, find_sources, read_tree
+from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
 from rljob_cli.submit.upload import build_pod, upload
 from rljob_operator.backend import Manifest, ObservedState, utc_now
 from rljob_operator.children.common import to_yaml
@@ -50,18 +51,33 @@ class Options:
     dry_run: bool
     wait: bool
     follow: bool
+    should_call: bool
+    """Whether to call each reward once before."""
     output: str
 
 
 @guard
 def submit_command(target: Target, paths: list[Path], overrides: list[str], options: Options) -> int:
     """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
-    files = [load(path, overrides, keep_references=True) for path in paths]
+    files = [_load(path, overrides, should_call=options.should_call) for path in paths]
     if options.dry_run:
         objects = [m for file in files for m in _plan(file, target.namespace, options).objects]
         _print_objects(objects, "json" if options.output == "json" else "yaml")
         return 0
     return max(_submit(target, file, options) for file in files)
+
+
+def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
+    """Read and check a file, as `rljob validate` does: what keeps it from running on this machine does not count."""
+    file = load_partial(path, overrides, keep_references=True)
+    verdict = judge(file, Path("runs").resolve() / file.job.metadata.name, {}, should_call=should_call)
+    # An absolute path is a path in the Pods.
+    problems = [
+        p for p in verdict.problems if not str(get_value(file.document.data, parse_path(p.path))).startswith("/")
+    ]
+    replace(verdict, problems=problems).raise_problems()
+    verdict.print_warnings()
+    return file
 
 
 @on_cluster

@@ -121,7 +121,7 @@ def _place(manifest: Manifest, namespace: str) -> Manifest:
 
 
 def _choose_small(sourced: list[_Sourced]) -> list[_Sourced]:
-    """Return what the ConfigMap holds: all functions, and the data if everything fits."""
+    """Return what the ConfigMap holds: all functions, and as many datasets as fit, the smallest first."""
     functions = [item for item in sourced if item.source.kind == "function"]
     data = [item for item in sourced if item.source.kind == "data"]
     if _count_bytes(functions) > MAX_SMALL_BYTES:
@@ -129,7 +129,11 @@ def _choose_small(sourced: list[_Sourced]) -> list[_Sourced]:
         limit = f"all functions of a job may have {MAX_SMALL_BYTES // 1024} KiB"
         remedy = "put large tables into a package (function.requirements), or into the reward's image"
         raise UserError(f"{largest.source.field}: {largest.source.path} is too large: {limit}; {remedy}")
-    return functions + data if _count_bytes(functions + data) <= MAX_SMALL_BYTES else functions
+    small = functions
+    for item in sorted(data, key=lambda item: item.tree.num_bytes):
+        if _count_bytes([*small, item]) <= MAX_SMALL_BYTES:
+            small = [*small, item]
+    return [item for item in sourced if item in small]
 
 
 def _count_bytes(items: list[_Sourced]) -> int:

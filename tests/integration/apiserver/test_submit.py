@@ -38,8 +38,9 @@ class Submitter:
         CliRunner().invoke(app, ["init", str(folder)])
         self.file = folder / "rljob.yaml"
 
-    def run(self, *arguments: str, exit_code: int = 0) -> Result:
-        done = CliRunner().invoke(app, ["submit", str(self.file), *arguments, *self.options])
+    def run(self, *arguments: str, exit_code: int = 0, call: bool = False) -> Result:
+        options = self.options if call else [*self.options, "--no-call"]
+        done = CliRunner().invoke(app, ["submit", str(self.file), *arguments, *options])
         assert done.exit_code == exit_code, f"exit code {done.exit_code}: {done.output} {done.exception}"
         return done
 
@@ -54,13 +55,15 @@ class Submitter:
         assert old in text
         self.file.write_text(text.replace(old, new))
 
-    def add_model(self) -> Path:
-        model = self.file.parent / "my-model"
-        model.mkdir()
-        (model / "config.json").write_text("{}")
-        (model / "model.safetensors").write_bytes(bytes(3_000_001))
-        self.replace("hf://HuggingFaceTB/SmolLM2-135M-Instruct", "./my-model")
-        return model
+    def add_rows(self) -> Path:
+        """Train on a folder that is too large for a ConfigMap."""
+        rows = self.file.parent / "rows"
+        rows.mkdir()
+        for name in ("a", "b"):
+            row = {"question": "What is 1 + 1?", "answer": "2", "notes": name * 1_000_001}
+            (rows / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        self.replace("./data/train.jsonl", "./rows")
+        return rows
 
 
 @pytest.fixture
@@ -126,6 +129,13 @@ def test_job_whose_pods_would_wait_leaves_nothing(submitter: Submitter, old: str
     assert message in submitter.run(exit_code=2).stderr
     assert submitter.config_maps() == []
     assert submitter.jobs.list_namespaced_custom_object(*GROUP, submitter.namespace, "rljobs")["items"] == []
+
+
+def test_job_whose_reward_raises_leaves_nothing(submitter: Submitter) -> None:
+    reward = submitter.file.parent / "reward.py"
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth): raise ValueError('no')\n")
+    assert "ValueError: no" in submitter.run(exit_code=2, call=True).stderr
+    assert submitter.config_maps() == []
 
 
 def test_job_that_the_api_server_refuses_leaves_nothing_new(submitter: Submitter) -> None:
@@ -209,29 +219,29 @@ def run_pods(submitter: Submitter, stop: threading.Event) -> None:
             core.patch_namespaced_pod_status(name, namespace, {"status": ready}, _content_type=MERGE)
 
 
-def test_model_is_copied_once_to_a_new_claim_that_the_job_owns(submitter: Submitter, kubelet: ExecKubelet) -> None:
-    model = submitter.add_model()
+def test_large_data_is_copied_once_to_a_new_claim_that_the_job_owns(submitter: Submitter, kubelet: ExecKubelet) -> None:
+    rows = submitter.add_rows()
     result = json.loads(submitter.run("-o", "json", "--storage-class", "fast").stdout)
-    claim, path = submitter.get_job()["spec"]["model"]["source"].removeprefix("pvc://").split("/", 1)
+    claim, path = submitter.get_job()["spec"]["data"]["train"]["source"].removeprefix("pvc://").split("/", 1)
     copied = kubelet.claim / path
     assert claim == "sums-files"
     assert {file.name: file.read_bytes() for file in copied.iterdir()} == {
-        f.name: f.read_bytes() for f in model.iterdir()
+        f.name: f.read_bytes() for f in rows.iterdir()
     }
-    assert result["copied_bytes"] == sum(file.stat().st_size for file in model.iterdir())
+    assert result["copied_bytes"] == sum(file.stat().st_size for file in rows.iterdir())
     stored = submitter.core.read_namespaced_persistent_volume_claim("sums-files", submitter.namespace)
     assert (stored.spec.storage_class_name, stored.spec.resources.requests) == ("fast", {"storage": "1Gi"})
     assert [owner.kind for owner in stored.metadata.owner_references] == ["RLJob"]
     assert submitter.core.list_namespaced_pod(submitter.namespace).items == [], "the Pod that copies is deleted"
 
     again = submitter.run("--storage-class", "other").stdout
-    assert "./my-model is already on the claim" in again
+    assert "./rows is already on the claim" in again
     assert [command[0] for command in kubelet.commands] == ["test", "sh", "test"]
 
 
 def test_copy_that_fails_reports_what_the_command_printed(submitter: Submitter, kubelet: ExecKubelet) -> None:
-    submitter.add_model()
+    submitter.add_rows()
     (kubelet.claim / "sums").write_text("in the way")
     output = submitter.run(exit_code=1).stderr
-    assert "./my-model: copying failed: mkdir: cannot create directory" in output
+    assert "./rows: copying failed: mkdir: cannot create directory" in output
     assert submitter.core.list_namespaced_pod(submitter.namespace).items == []

@@ -112,6 +112,14 @@ def test_model_and_large_data_are_copied_to_a_new_claim_that_fits_them():
     assert list(submission.config_map["data"]) == ["correct.reward.py"], "functions are always in the ConfigMap"
 
 
+def test_small_evaluation_stays_in_the_config_map_next_to_large_training_data():
+    job = make_job(train="big")
+    job["spec"]["data"]["eval"] = {"source": "train.jsonl"}
+    submission = plan(job)
+    assert [upload.path for upload in submission.uploads] == ["big"]
+    assert submission.job["spec"]["data"]["eval"]["source"] == "/mnt/files/eval/train.jsonl"
+
+
 def test_existing_claim_is_used_and_not_created():
     submission = plan(make_job(model="./model"), name="shared")
     assert submission.claim is None

@@ -81,8 +81,8 @@ BROKEN = {
 @pytest.mark.parametrize(("state", "reason"), [(BROKEN, "ErrImagePull: not found"), (None, "it was deleted")])
 async def test_pod_that_does_not_start_is_reported_with_its_state_and_deleted(pod, monkeypatch, state, reason):
     monkeypatch.setattr(upload, "_START_SECONDS", 0.0)
-    cluster, said = FakeCluster(state), []
+    cluster, shown = FakeCluster(state), []
     with pytest.raises(ClusterError, match=f"did not start: {reason}; pass --claim"):
-        await upload.upload(cluster, pod, [], said.append)
+        await upload.upload(cluster, pod, [], shown.append)
     assert cluster.deleted == [pod["metadata"]["name"]]
-    assert reason in said[0]
+    assert reason in shown[0]

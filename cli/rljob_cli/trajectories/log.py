@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
 from rljob_api.read.documents import read_documents
+from rljob_cli.run.runfolder import FILE_JOB
 
 Row = dict[str, Any]
 _FORMAT_KEY, _FORMAT = b"rljob.trajectories", b"1"
@@ -52,12 +53,17 @@ def find_run(run: str, directory: Path) -> Path:
     given = Path(run)
     if given.is_file():
         given = directory / _read_name(given)
-    elif not given.exists() and given.name == run:
-        given = directory / run
+    elif str(given) == given.name and not _is_run(given):  # `rljob init sums` has written a folder of the same name
+        given = directory / given
     if not given.exists():
         remedy = "pass its folder, its job file, or --dir with the parent of its folder"
         raise UserError(f"{given}: run not found; {remedy}")
     return given
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it is a run's folder, or that of its log."""
+    return any((folder / name).exists() for name in (FILE_JOB, "trajectories")) or bool(list_files(folder))
 
 
 def find_log(run: str, directory: Path) -> Path:

@@ -16,7 +16,7 @@ from rljob_cli.check.scaffold import DEFAULT_MODEL, TASKS, name_job
 from rljob_cli.main import app
 from rljob_operator.plan.job import render_children
 
-SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.7, 0.0], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
+SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.8, 0.7], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
 SCORES["judge"] = SCORES["sums"]
 
 

@@ -134,6 +134,16 @@ def test_run_is_found_by_folder_job_file_or_name(run_dir, tmp_path):
     assert where(rows("sums", "--dir", directory)) == expected
 
 
+@pytest.mark.parametrize("name", ["sums", "sums/"])
+def test_name_of_a_run_means_the_run_and_not_the_folder_of_its_job(run_dir, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums" / "rljob.yaml").touch()
+    assert where(rows(name)) == where(rows(run_dir))
+    monkeypatch.chdir(tmp_path / "runs")
+    assert where(rows(name)) == where(rows(run_dir)), "in the parent of the runs the folder is the run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

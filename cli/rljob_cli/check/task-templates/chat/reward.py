@@ -10,7 +10,8 @@ MAX_WORDS = 15
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """0.7 for the right time of day, and 0.3 if such a reply is short."""
-    answered = re.findall(r"\d+:\d\d", solution_str) == [ground_truth]
+    """0.5 for the right time of day, 0.3 more if it is the only one, and 0.2 for a short reply."""
+    times = re.findall(r"\d+:\d\d", solution_str)
+    answered, exact = ground_truth in times, times == [ground_truth]
     short = len(solution_str.split()) <= MAX_WORDS
-    return {"score": answered * (0.7 + 0.3 * short), "answered": answered, "short": short}
+    return {"score": 0.5 * answered + 0.3 * exact + 0.2 * short, "exact": exact, "answered": answered, "short": short}

@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +37,10 @@ _UNREACHABLE = re.compile(
     r"status code \(5\d\d|5\d\d (server error|bad gateway|service unavailable)|error sending request",
     re.IGNORECASE,
 )
+_NOT_FOUND = re.compile(r"could not find a version|no matching distribution", re.IGNORECASE)
+"""What pip says about a missing package and, without its warnings, about an index that does not answer."""
+_DEFAULT_INDEX = "https://pypi.org/simple"
+_INDEX_TIMEOUT_SECONDS = 10.0
 _DISK_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _NUM_LINES_SHOWN = 12
 _PIP_INSTALL = ("pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
@@ -76,8 +82,20 @@ def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
+def find_uv() -> str | None:
+    """Return uv: of this program's own environment, else of the package `uv`, else on PATH. None: use pip."""
+    own = Path(sys.executable).parent / "uv"
+    if os.access(own, os.X_OK):
+        return str(own)
+    try:
+        import uv
+    except ImportError:
+        return shutil.which("uv")
+    return str(uv.find_uv_bin())
+
+
 def _create(folder: Path, python: Path, lines: Sequence[str]) -> None:
-    uv = shutil.which("uv")
+    uv = find_uv()
     create = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
     install = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else [str(python), "-m", *_PIP_INSTALL]
     environment = _build_environment(uses_uv=uv is not None)
@@ -110,7 +128,39 @@ def _run(command: list[str], environment: dict[str, str], lines: Sequence[str]) 
         check=False,
     )
     if done.returncode != 0:
-        raise _explain(done.stdout, lines)
+        index = None
+        if _NOT_FOUND.search(done.stdout):
+            index = _find_unreachable_index(command[0], environment)
+        raise _explain(done.stdout, lines, index)
+
+
+def _find_unreachable_index(python: str, environment: dict[str, str]) -> str | None:
+    """Return the URL of an index of pip that does not answer; None if all do, or pip uses none.
+
+    Asked directly, since pip reports only retries: it calls a package of an unreachable index not found.
+    """
+    if any(environment.get(name) for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")):
+        return None
+    indexes = environment.get("PIP_INDEX_URL", "") or _read_pip_setting(python, "index-url") or _DEFAULT_INDEX
+    for url in f"{indexes} {environment.get('PIP_EXTRA_INDEX_URL', '')}".split():
+        try:
+            with urllib.request.urlopen(url, timeout=_INDEX_TIMEOUT_SECONDS):
+                pass
+        except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                return url
+        except (OSError, ValueError):  # ValueError: not a URL
+            return url
+    return None
+
+
+def _read_pip_setting(python: str, name: str) -> str:
+    for section in ("install", "global"):
+        command = [python, "-m", "pip", "config", "get", f"{section}.{name}"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return ""
 
 
 def _build_environment(*, uses_uv: bool) -> dict[str, str]:
@@ -126,13 +176,18 @@ def _build_environment(*, uses_uv: bool) -> dict[str, str]:
     return environment
 
 
-def _explain(output: str, lines: Sequence[str]) -> RLJobError:
+def _explain(output: str, lines: Sequence[str], unreachable_index: str | None = None) -> RLJobError:
     text = "\n".join(line.rstrip() for line in output.strip().splitlines()[-_NUM_LINES_SHOWN:])
     what = f"function.requirements ({', '.join(lines)}) cannot be installed:\n{text}\n"
-    if _UNREACHABLE.search(output):
+    if unreachable_index or _UNREACHABLE.search(output):
+        index = f" {_hide_password(unreachable_index)}" if unreachable_index else ""
         return TransientError(
-            f"{what}the package index cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
+            f"{what}the package index{index} cannot be reached; set UV_INDEX_URL in the reward's env, or build an image"
         )
     if _DISK_FULL.search(output):
         return TransientError(f"{what}the disk is full; give the Pod more ephemeral storage, or build an image")
     return UserError(f"{what}correct the lines, or build an image that has the packages (rewards[].image)")
+
+
+def _hide_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)

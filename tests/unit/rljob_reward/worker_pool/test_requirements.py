@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +39,66 @@ def test_error_depends_on_the_installers_output(output: str, error: type[Excepti
     assert type(explained) is error
     assert "function.requirements (sympy) cannot be installed" in str(explained)
     assert remedy in str(explained)
+
+
+PIP_MISSING = """ERROR: Could not find a version that satisfies the requirement sympy (from versions: none)
+ERROR: No matching distribution found for sympy"""
+
+
+class _Index(BaseHTTPRequestHandler):
+    """Answers with the status that the path begins with."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.strip("/").split("/")[0]))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "is_reachable"), [(200, True), (404, True), (401, True), (503, False)])
+def test_index_that_answers_is_reachable(index: str, status: int, is_reachable: bool) -> None:
+    url = f"{index}/{status}/simple"
+    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url}) == (None if is_reachable else url)
+    extra = {"PIP_INDEX_URL": f"{index}/200", "PIP_EXTRA_INDEX_URL": f"{url} {index}/200"}
+    assert requirements._find_unreachable_index("", extra) == (None if is_reachable else url)
+
+
+def test_index_that_does_not_answer_is_no_fault_of_the_lines() -> None:
+    url = "http://me:secret@127.0.0.1:9/simple"
+    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url}) == url
+    assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url, "PIP_NO_INDEX": "1"}) is None
+    explained = requirements._explain(PIP_MISSING, ["sympy"], url)
+    assert type(explained) is TransientError
+    assert "the package index http://127.0.0.1:9/simple cannot be reached" in str(explained)
+
+
+def test_uv_of_the_own_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+        (folder / "uv").write_text("#!/bin/sh\n")
+        (folder / "uv").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setenv("PATH", str(other))
+    monkeypatch.setitem(sys.modules, "uv", None)  # not importable
+    assert requirements.find_uv() == str(own / "uv")
+    (own / "uv").unlink()
+    assert requirements.find_uv() == str(other / "uv")
+    monkeypatch.setitem(sys.modules, "uv", SimpleNamespace(find_uv_bin=lambda: "/packages/uv"))
+    assert requirements.find_uv() == "/packages/uv"
+    monkeypatch.setitem(sys.modules, "uv", None)
+    monkeypatch.setenv("PATH", "")
+    assert requirements.find_uv() is None
 
 
 @pytest.fixture

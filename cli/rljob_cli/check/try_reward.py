@@ -39,8 +39,8 @@ _POLL_SECONDS = 0.05
 _OWN_FIELDS = ("completion", "answer", "prompt", "ground_truth", "prompt_ids", "completion_ids")
 """Columns of --file that are not in extra_info."""
 _STOP_SECONDS = 3.0
-_MAX_CHARACTERS = 60
-"""Of a completion or an answer in the table on a terminal."""
+_MIN_CHARACTERS = 60
+"""Of a completion or an answer that the table on a terminal shows at least."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def try_reward_command(
 
 def _print_outcomes(name: str, outcomes: list[Outcome], printed: str) -> None:
     console = make_console()
-    console.print(build_table(name, outcomes, full=not console.is_terminal))
+    limit = max(_MIN_CHARACTERS, console.width // 3) if console.is_terminal else None
+    console.print(build_table(name, outcomes, limit))
     if printed:
         console.print("output of the reward's server:", style="bold")
         console.print(printed, markup=False, highlight=False, soft_wrap=True)
@@ -184,7 +185,7 @@ async def _score(
                 await cluster.store.apply(child)
             pod = await _wait_until_ready(cluster)
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            results = await score_all(url, TOKEN, reward, groups)
+            results = await score_all(url, TOKEN, job, reward, groups)
         finally:
             await cluster.stop(_STOP_SECONDS)
     return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
@@ -228,7 +229,8 @@ def _collect_output(logs: Path) -> str:
     return "\n".join(line for line in lines if not is_marker(line))
 
 
-def build_table(name: str, outcomes: list[Outcome], *, full: bool = False) -> Table:
+def build_table(name: str, outcomes: list[Outcome], limit: int | None = None) -> Table:
+    """Build the table of the results, with texts of at most `limit` characters."""
     components = sorted({key for outcome in outcomes for key in outcome.result.components})
     table = Table(title=f"reward {name}", title_justify="left")
     for column in ("#", "completion", "answer", "score", *components, "latency", "invalid"):
@@ -237,7 +239,7 @@ def build_table(name: str, outcomes: list[Outcome], *, full: bool = False) -> Ta
         result = outcome.result
         cells = [
             outcome.label,
-            *(_to_text(text, full) for text in (outcome.request.completion, outcome.request.ground_truth)),
+            *(_to_text(text, limit) for text in (outcome.request.completion, outcome.request.ground_truth)),
         ]
         cells.append("-" if result.score is None else f"{result.score:.4g}")
         cells += [f"{result.components[key]:.4g}" if key in result.components else "-" for key in components]
@@ -247,6 +249,6 @@ def build_table(name: str, outcomes: list[Outcome], *, full: bool = False) -> Ta
     return table
 
 
-def _to_text(value: Any, full: bool) -> str:
+def _to_text(value: Any, limit: int | None) -> str:
     text = "" if value is None else str(value)
-    return text if full or len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"

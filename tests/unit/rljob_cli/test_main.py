@@ -240,3 +240,18 @@ def test_run_that_has_not_finished_is_checked_again(job, changes, steps):
     code, output = rljob("run", job, "--set", f"spec.schedule.steps={steps}", "--set", "spec.model.source=./none")
     assert code == 2
     assert "spec.model.source" in output
+
+
+@pytest.mark.parametrize("arguments", [["top"], ["explain", "sums"], ["suspend", "sums"], ["logs", "sums"]])
+def test_cluster_that_cannot_be_reached_is_exit_code_1(tmp_path, arguments):
+    done = CliRunner().invoke(app, [*arguments, "--kubeconfig", str(tmp_path / "none")])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "no cluster: " in done.stderr
+    assert "pass --kubeconfig or --context" in done.stderr
+
+
+def test_cluster_that_cannot_be_reached_is_an_object_with_output_json(tmp_path):
+    done = CliRunner().invoke(app, ["top", "-o", "json", "--kubeconfig", str(tmp_path / "none")])
+    error = json.loads(done.stdout)
+    assert (done.exit_code, error["exit_code"], done.stderr) == (1, 1, "")
+    assert error["error"].startswith("no cluster: ")

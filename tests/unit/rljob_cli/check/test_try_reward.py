@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rljob_api.wire.protocol import ScoreResult
-from rljob_cli.check.try_reward import build_groups, label_outcomes
+from rljob_cli.check.try_reward import build_groups, build_request, build_table, label_outcomes
+from rljob_cli.tables import to_text
 
 ROWS = [
     {"completion": "a", "prompt": "1+1?", "answer": "2"},
@@ -41,3 +44,11 @@ def test_rows_may_have_token_ids_for_rewards_that_read_them():
     [[request]] = build_groups([{"completion": "a", "prompt_ids": [1], "completion_ids": [2, 3]}], "", in_groups=False)
     assert (request.prompt_ids, request.completion_ids) == ([1], [2, 3])
     assert "completion_ids" not in request.extra_info
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(None, "x" * 100), (60, "x" * 59 + "…"), (200, "x" * 100)])
+def test_table_shows_as_much_of_a_text_as_there_is_room_for(limit, shown):
+    groups = [[build_request({"completion": "x" * 100}, 0, "")]]
+    outcomes = label_outcomes(groups, [[ScoreResult(id="test-0", valid=True, score=1.0)]], in_groups=False)
+    text = to_text(build_table("r", outcomes, limit))
+    assert [part for part in text.split() if part.startswith("x")] == [shown]

@@ -25,7 +25,7 @@ PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 PACKAGES = (
     *("rljob_api", "rljob_reward", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "yaml"),
-    *("starlette", "anyio", "idna", "uvicorn", "click", "h11", "httptools", "uvloop", "prometheus_client", "aiohttp"),
+    *("idna", "httptools", "uvloop", "prometheus_client", "aiohttp"),
     *("multidict", "yarl", "frozenlist", "aiosignal", "attr", "attrs", "aiohappyeyeballs", "propcache", "jinja2"),
     *("markupsafe", "jsonschema", "psutil", "cachetools"),
 )
@@ -201,3 +201,25 @@ def _check_workers(server: Server) -> int:
                 assert TOKEN not in child.environ().values()
                 num_checked += 1
     return num_checked
+
+
+def test_files_in_a_containers_shared_memory_end_with_their_sample(packages: Path, tmp_path: Path) -> None:
+    """Process 1 with a /dev/shm to itself, as in a Pod, and without a private one for each worker."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare")
+    container = tmp_path / "container"
+    inner = f'mount -t tmpfs shm /dev/shm && exec {PYTHON} "$@"'
+    container.write_text(f"#!/bin/sh\nexec unshare -m -p -f --mount-proc --kill-child sh -c '{inner}' sh \"$@\"\n")
+    container.chmod(0o755)
+    config = {"name": "test", "slots": 2, "function": {"inline": SOURCE}}
+    (tmp_path / "reward.yaml").write_text(yaml.safe_dump(config))
+    environment = {"PYTHONPATH": str(packages), "RLJOB_REWARD_DISABLE_ISOLATION": "private-shm,uid"}
+    started = Server(tmp_path, f"127.11.{os.getpid() % 250 + 1}.3", [], environment, str(container))
+    try:
+        wait_for(started.is_ready, "the server to be ready")
+        for _ in range(6):
+            result = started.score("share")
+            assert result["score"] == 1.0, result["message"]
+    finally:
+        started.process.kill()  # unshare ends its process 1
+        started.process.wait()

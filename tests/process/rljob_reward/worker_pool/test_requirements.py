@@ -19,7 +19,7 @@ def compute_score(solution_str, factor=1.0):
 
 def count_packages(completions):
     from importlib.util import find_spec
-    return [float(sum(find_spec(name) is not None for name in ("pydantic", "uvicorn", "torch")))]
+    return [float(sum(find_spec(name) is not None for name in ("pydantic", "uvloop", "torch")))]
 """
 SOURCE = "def compute_score(solution_str): return 1.0"
 

@@ -24,7 +24,7 @@ from rljob_cli.cluster.commands import on_cluster
 from rljob_cli.cluster.logs import Selection, follow_logs
 from rljob_cli.cluster.top import JobRow, view_row
 from rljob_cli.exits import EXIT_FAILED, guard
-from rljob_cli.output import is_json, print_json
+from rljob_cli.output import print_json
 from rljob_cli.submit.plan import ClaimOptions, Submission, build_owners_patch, plan_submission
 from rljob_cli.submit.references import Need, find_needs, is_missing
 from rljob_cli.submit.sources import Tree, find_sources, get_value, read_tree
@@ -55,10 +55,16 @@ class Options:
     """Whether to call each reward once before."""
     output: str
 
+    def say(self, line: str) -> None:
+        """Report progress: on stdout, unless that is for the result."""
+        print(line, file=sys.stdout if self.output == "text" else sys.stderr, flush=True)
+
 
 @guard
 def submit_command(target: Target, paths: list[Path], overrides: list[str], options: Options) -> int:
     """Submit each file's job. Without --wait, return when the API server has stored all jobs."""
+    if options.follow and options.output != "text":
+        raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
     files = [_load(path, overrides, should_call=options.should_call) for path in paths]
     if options.dry_run:
         objects = [m for file in files for m in _plan(file, target.namespace, options).objects]
@@ -87,15 +93,15 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
     await _check(cluster, submission, children)
     # Of an earlier claim nothing can change.
     if submission.claim and not await cluster.find(CLAIM, submission.claim_name):
-        await _apply(cluster, submission.claim)
+        await _apply(cluster, submission.claim, options)
     num_bytes = 0
     if submission.uploads:
         head = next(c for c in children if c["kind"] == "Job")
         pod = build_pod(head["spec"]["template"], submission.job["metadata"]["name"], submission.claim_name)
-        num_bytes = await upload(cluster, pod, submission.uploads, _say)
-    applied = await _apply_all(cluster, submission)
+        num_bytes = await upload(cluster, pod, submission.uploads, options.say)
+    applied = await _apply_all(cluster, submission, options)
     job = applied[-1]
-    _say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
+    options.say(f"next: kubectl rljob top {job['metadata']['name']} -n {cluster.namespace}")
     phase = await _wait(cluster, job, options) if options.wait or options.follow else ""
     if options.output == "yaml":
         _print_objects(applied, "yaml")
@@ -105,11 +111,6 @@ async def _submit(cluster: Cluster, file: JobFile, options: Options) -> int:
         found = {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
         print_json(found | {"objects": names, "copied_bytes": num_bytes} | ({"phase": phase} if phase else {}))
     return EXIT_FAILED if phase == "Failed" else 0
-
-
-def _say(line: str) -> None:
-    """Report progress: on stdout, unless that is for the result."""
-    print(line, file=sys.stderr if is_json() else sys.stdout, flush=True)
 
 
 def _print_objects(objects: list[Manifest], output: str) -> None:
@@ -176,18 +177,18 @@ async def _is_missing(cluster: Cluster, need: Need) -> bool:
         return False
 
 
-async def _apply(cluster: Cluster, manifest: Manifest) -> Manifest:
+async def _apply(cluster: Cluster, manifest: Manifest, options: Options) -> Manifest:
     stored = await cluster.apply(_RESOURCES[manifest["kind"]], manifest)
-    _say(f"{manifest['kind']} {cluster.namespace}/{manifest['metadata']['name']} applied")
+    options.say(f"{manifest['kind']} {cluster.namespace}/{manifest['metadata']['name']} applied")
     return stored
 
 
-async def _apply_all(cluster: Cluster, submission: Submission) -> list[Manifest]:
+async def _apply_all(cluster: Cluster, submission: Submission, options: Options) -> list[Manifest]:
     """Apply all objects; then give the files their owners, which must exist first. Return them, the job last."""
     if submission.config_map:
-        await _apply(cluster, submission.config_map)
-    others = [await _apply(cluster, manifest) for manifest in submission.others]
-    job = await _apply(cluster, submission.job)
+        await _apply(cluster, submission.config_map, options)
+    others = [await _apply(cluster, manifest, options) for manifest in submission.others]
+    job = await _apply(cluster, submission.job, options)
     patch = build_owners_patch([job, *filter(_is_model, others)])
     files = [
         await cluster.patch(_RESOURCES[manifest["kind"]], manifest["metadata"]["name"], patch)
@@ -213,7 +214,7 @@ async def _wait(cluster: Cluster, job: Manifest, options: Options) -> str:
             continue
         line = _describe(row) if is_current else "not reconciled yet; is the operator running?"
         if line != last:
-            _say(f"[{time.monotonic() - start:4.0f}s] {line}")
+            options.say(f"[{time.monotonic() - start:4.0f}s] {line}")
             last = line
         if is_current and row.phase in _FINAL_PHASES:
             return row.phase

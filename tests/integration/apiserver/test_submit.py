@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client, watch
 from typer.testing import CliRunner, Result
 
@@ -83,6 +84,14 @@ def test_scaffold_becomes_a_job_and_its_files_a_config_map_that_the_job_owns(sub
     assert reference["name"] == files.metadata.name
     assert files.data[reference["key"]] == (submitter.file.parent / "reward.py").read_text()
     assert job["spec"]["data"]["train"]["source"] == "/mnt/files/train/train.jsonl"
+
+
+def test_objects_as_applied_are_all_that_stdout_has_with_yaml(submitter: Submitter) -> None:
+    config_map, job = yaml.safe_load_all(submitter.run("-o", "yaml").stdout)
+    assert (config_map["kind"], config_map["metadata"]["ownerReferences"][0]["uid"]) == (
+        "ConfigMap",
+        job["metadata"]["uid"],
+    )
 
 
 def test_second_submission_changes_nothing_until_a_file_changes(submitter: Submitter) -> None:
@@ -161,7 +170,10 @@ def test_existing_secret_needs_its_key(submitter: Submitter) -> None:
     submitter.run()
 
 
-def test_wait_returns_the_end_of_the_job_and_ignores_that_of_an_earlier_submission(submitter: Submitter) -> None:
+@pytest.mark.parametrize("option", ["--wait", "--follow"])
+def test_command_returns_the_end_of_the_job_and_ignores_that_of_an_earlier_one(
+    submitter: Submitter, option: str
+) -> None:
     submitter.run()
     set_phase(submitter, "Succeeded", generation=1)
     submitter.replace("steps: 20", "steps: 30")
@@ -169,8 +181,9 @@ def test_wait_returns_the_end_of_the_job_and_ignores_that_of_an_earlier_submissi
         0, lambda: wait_for_generation(submitter, 2) and set_phase(submitter, "Failed", generation=2)
     )
     ended.start()
+    assert f"next: kubectl rljob top sums -n {submitter.namespace}" in submitter.run(option, exit_code=1).stdout
     result = json.loads(submitter.run("--wait", "-o", "json", exit_code=1).stdout)
-    assert result["phase"] == "Failed"
+    assert (result["name"], result["phase"]) == ("sums", "Failed")
 
 
 def set_phase(submitter: Submitter, phase: str, generation: int) -> None:

@@ -82,3 +82,8 @@ spec:
 """)
     [printed] = yaml.safe_load_all(submit(job).stdout)
     assert printed["spec"] == yaml.safe_load(job.read_text())["spec"]
+
+
+def test_logs_are_not_followed_where_stdout_is_for_the_result(scaffold):
+    done = submit(scaffold, "--follow", "-o", "yaml")
+    assert (done.exit_code, done.stderr) == (2, "--follow prints logs; with -o yaml pass --wait\n")

@@ -5,20 +5,31 @@ import asyncio
 import aiohttp
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import UrlPath
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
+from rljob_cli.check import token_ids
 
 _CONNECT_SECONDS = 30.0
 
 
-async def score_all(url: str, token: str, reward: Reward, groups: list[list[ScoreRequest]]) -> list[list[ScoreResult]]:
-    """Return the results of all groups. The requests of a comparing judge have no timeout."""
+async def score_all(
+    url: str, token: str, job: RLJob, reward: Reward, groups: list[list[ScoreRequest]]
+) -> list[list[ScoreResult]]:
+    """Return the results of all groups. The requests of a comparing judge have no timeout.
+
+    A reward that reads token ids gets those of the job's model for samples that have none.
+    """
     compares = reward.judge is not None and reward.judge.compare is not None
     timeout = aiohttp.ClientTimeout(total=None if compares else reward.timeout_seconds + _CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {token}"}
     slots = asyncio.Semaphore(reward.slots)
     async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session:
+        async with session.get(UrlPath.INFO) as response:
+            reads_tokens = response.status == 200 and (await response.json()).get("reads_tokens", False)
+        if reads_tokens and token_ids.are_missing(groups):
+            groups = await asyncio.to_thread(token_ids.add_token_ids, job, groups)
 
         async def post(path: UrlPath, request: ScoreRequest | GroupRequest) -> bytes:
             async with slots, session.post(path, json=request.model_dump(mode="json")) as response:

@@ -1,7 +1,8 @@
 """One call of each function reward on one row of the data, in the server that training uses.
 
-Finds what no static check can: an import that fails or hangs, a call that raises, the components. Rewards that need
-vLLM, an endpoint or packages are not called. Invariant: when it returns, no process that it started is alive.
+Finds what no static check can: an import that fails or hangs, a call that raises, the components. The server of a judge
+with an endpoint is only started, which checks its template: a call would cost money. Rewards that need vLLM or packages
+to be installed are left out. Invariant: when it returns, no process that it started is alive.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from rljob_inputs.prompts import Prompt
 LIMIT_SECONDS = 60.0
 """For the import and the call of each reward."""
 _PROGRESS_SECONDS, _LATER_PROGRESS_SECONDS = 2.0, 10.0
+_JUDGE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 1.0
 _IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
@@ -49,8 +51,10 @@ class Trial:
     """Why there is no result."""
 
     def describe(self) -> str:
-        """`reward correct: score 1 (acc 1) for the first row, ready after 0.8 s`."""
-        if self.result is None or self.result.score is None:
+        """`reward correct: score 1 (acc 1), ready after 0.8 s`."""
+        if self.result is None:
+            return f"reward {self.name}: started; its endpoint was not asked"
+        if self.result.score is None:
             return f"reward {self.name}: no score"
         components = ", ".join(f"{name} {value:.4g}" for name, value in self.result.components.items())
         shown = f" ({components})" if components else ""
@@ -58,12 +62,16 @@ class Trial:
 
 
 def find_callable(job: RLJob) -> list[int]:
-    """Return the rewards that one call costs little: functions without packages to install."""
-    return [
-        index
-        for index, reward in enumerate(job.spec.rewards)
-        if reward.function is not None and not reward.function.requirements and not reward.function.config_map_key_ref
-    ]
+    """Return the rewards whose servers start in a second: functions without packages to install, and judges with an
+    endpoint."""
+    return [index for index, reward in enumerate(job.spec.rewards) if _starts_quickly(reward)]
+
+
+def _starts_quickly(reward: Reward) -> bool:
+    if reward.judge is not None:
+        return reward.judge.endpoint is not None
+    function = reward.function
+    return function is not None and not function.requirements and not function.config_map_key_ref
 
 
 def call_rewards(
@@ -108,13 +116,17 @@ def _children(job: RLJob, index: int) -> list[dict[str, Any]]:
 async def _call(job: RLJob, index: int, prompt: Prompt, cluster: LocalCluster, started: float, limit: float) -> Trial:
     reward, ready_seconds = job.spec.rewards[index], 0.0
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit if reward.judge is None else min(limit, _JUDGE_SECONDS)):
             pod = await _wait_until_ready(cluster, reward.name)
             ready_seconds = time.monotonic() - started
+            if reward.judge is not None:
+                return Trial(index, reward.name, ready_seconds)
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
-            (results,) = await score_all(url, TOKEN, reward, [build_samples(reward, prompt)])
+            (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt)])
         return Trial(index, reward.name, ready_seconds, results[0])
     except TimeoutError:
+        if reward.judge is not None:  # ready only if its endpoint is
+            return Trial(index, reward.name, ready_seconds)
         what = "its call did not return" if ready_seconds else "its import did not end"
         where = _find_place(cluster, reward.name)
         return Trial(index, reward.name, ready_seconds, error=f"{what} within {limit:g} s{where}; {_SKIP}")
@@ -180,11 +192,12 @@ def build_samples(reward: Reward, prompt: Prompt) -> list[ScoreRequest]:
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
     """Report rewards without a result, and an `evaluation.accuracy` that no reward returned."""
     for trial in trials:
-        path, result = f"spec.rewards[{trial.index}].function", trial.result
+        kind = "judge" if job.spec.rewards[trial.index].judge else "function"
+        path, result = f"spec.rewards[{trial.index}].{kind}", trial.result
         # Its packages may be in its own image, which this machine does not run.
         only: Target | None = "local" if job.spec.rewards[trial.index].image else None
         if trial.error:
-            yield Finding(path, f"cannot be called: {trial.error}", only=only)
+            yield Finding(path, f"cannot be used: {trial.error}", only=only)
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
             why = f"{result.reason}: {result.message}"
             message = f"is invalid for the first row, with the row's answer as the completion: {why}; {_SKIP}"

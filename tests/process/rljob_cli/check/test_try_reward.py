@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from rljob_cli.main import app
 from tests.paths import EXAMPLES
+from tests.support.model_folder import write_model
 
 
 def rljob(*arguments):
@@ -56,3 +57,16 @@ def test_length_example_scores_groups_as_its_readme_shows():
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
     scores = {row[0]: row[3] for row in rows if row[0]}
     assert scores == {"1.1": "1", "1.2": "0.5", "1.3": "0", "2.1": "1", "2.2": "0"}
+
+
+def test_reward_that_reads_token_ids_gets_those_of_the_jobs_model(tmp_path):
+    job = tmp_path / "job" / "rljob.yaml"
+    rljob("init", job.parent)
+    model = write_model(tmp_path / "model")
+    (job.parent / "reward.py").write_text(
+        "def reward(completions, completion_ids, **columns):\n    return [len(ids) for ids in completion_ids]\n"
+    )
+    arguments = ["--completion", "four", "--answer", "4", "-o", "json", "--set", f"spec.model.source={model}"]
+    done = CliRunner().invoke(app, ["test-reward", str(job), *arguments])
+    [result] = json.loads(done.stdout)["results"]
+    assert (result["score"], result["reason"]) == (4.0, None)

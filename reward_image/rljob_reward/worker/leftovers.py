@@ -26,6 +26,12 @@ class Leftovers:
 
     def reset(self) -> str:
         _reset_timers()
+        threading = sys.modules.get("threading")
+        if threading is None or threading.active_count() == 1:
+            return ""
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer) and thread not in self._kept:
+                thread.cancel()
         left = [thread for thread in _find_threads() if thread not in self._kept]
         for thread in left:
             thread.join(_THREAD_GRACE_SECONDS / len(left))
@@ -34,7 +40,7 @@ class Leftovers:
 
 
 def _reset_timers() -> None:
-    """Cancel pending alarms and threading.Timer objects. A handler of the function may raise once meanwhile."""
+    """Cancel pending alarms. A handler of the function may raise meanwhile."""
     pending = True
     while pending:
         try:
@@ -43,16 +49,12 @@ def _reset_timers() -> None:
             pending = False
         except BaseException:  # raised by a signal handler that the function installed
             continue
-    threading = sys.modules.get("threading")
-    for thread in threading.enumerate() if threading else ():
-        if isinstance(thread, threading.Timer):
-            thread.cancel()
 
 
 def _find_threads() -> Iterator[Any]:
     """Yield the threads that would keep a program from ending. Threads of executors wait for work, and may stay."""
     threading = sys.modules.get("threading")
-    if threading is None or threading.active_count() == 1:
+    if threading is None:
         return
     executors = sys.modules.get("concurrent.futures.thread")
     pooled = getattr(executors, "_threads_queues", {})

@@ -135,7 +135,7 @@ class _Tree:
             os.chmod(path, stat.S_IMODE(self._mode))
         for name in os.listdir(path):
             if name not in self._names:
-                _remove_entry(f"{path}/{name}")
+                remove_entry(f"{path}/{name}")
         for name, subtree in self._subtrees.items():
             with contextlib.suppress(OSError):  # the function removed or replaced it
                 subtree.clean(f"{path}/{name}")
@@ -143,7 +143,8 @@ class _Tree:
         self._unchanged_since = changed if time.time_ns() - changed > _CLOCK_TICK_NS else 0
 
 
-def _remove_entry(path: str) -> None:
+def remove_entry(path: str) -> None:
+    """Remove a file, a link or a tree. What cannot be removed stays."""
     if os.path.isdir(path) and not os.path.islink(path):
         remove(path)
     else:

@@ -18,10 +18,11 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN
 from rljob_reward.worker import sandbox, scratch
-from rljob_reward.worker.sandbox import WorkerSandbox
+from rljob_reward.worker.sandbox import WorkerSandbox, shared_memory
 from rljob_reward.worker.sandbox.system import libc_prctl
 from rljob_reward.worker.settings import MODULE_NAME, FunctionSettings
 from rljob_reward.worker_pool import process_marks
+from rljob_reward.worker_pool.shared_files import NoSharedFiles, SharedFiles, SharedFolder
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,11 @@ class Isolation:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def find_shared_files(self) -> SharedFiles:
+        """Return /dev/shm if the workers share it and only they do: process 1 has a container to itself."""
+        is_private = not any(line.startswith(f"{sandbox.PRIVATE_SHM}:") for line in self.missing)
+        return NoSharedFiles() if is_private or os.getpid() != 1 else SharedFolder(shared_memory.PATH)
 
     def record(self, missing: list[str]) -> None:
         self.missing = [*self._no_uid, *missing]

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from typing import Any
 
 from rljob_api.errors import TransientError, UserError
@@ -23,6 +23,7 @@ from rljob_reward.worker_pool.health import PoolHealth
 from rljob_reward.worker_pool.isolation import Isolation
 from rljob_reward.worker_pool.output import OutputLog
 from rljob_reward.worker_pool.process import WorkerProcess
+from rljob_reward.worker_pool.shared_files import NoSharedFiles, SharedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class WorkerPool:
         self._on_restart = on_restart
         self._on_fatal_error = on_fatal_error
         self._output = OutputLog()
+        self._shared_files: SharedFiles = NoSharedFiles()
         self._health = PoolHealth()
         self._idle: list[WorkerProcess] = []
         self._resting: deque[WorkerProcess] = deque()
@@ -95,6 +97,7 @@ class WorkerPool:
             await worker.exited
             raise UserError(report.error)
         self._isolation.record(report.missing)
+        self._shared_files = self._isolation.find_shared_files()
         self._keep(self._watch_scratch())
         self._on_worker_ready(worker)
         return report.model_copy(update={"missing": self._isolation.missing})
@@ -220,11 +223,14 @@ class WorkerPool:
     def _on_worker_ready(self, worker: WorkerProcess) -> None:
         if worker.exited.done():
             return
+        self._shared_files.observe(self._list_running())
         self._ready.add(worker)
         self._idle.append(worker)
         self._on_idle()
 
     def _on_worker_idle(self, worker: WorkerProcess) -> None:
+        self._shared_files.observe(self._list_running())
+        self._shared_files.end(worker)
         if reason := worker.problem or self._health.record(worker.history, failed=worker.has_failed):
             logger.info("reward %s: worker %d is replaced: %s", self._name, worker.pid, reason)
             worker.kill(InvalidReason.CANCELLED, reason)  # it has no request; its exit starts another one
@@ -232,7 +238,18 @@ class WorkerPool:
             (self._resting if worker.has_failed else self._idle).append(worker)
         self._on_idle()  # also after a replacement: a spare worker may be idle
 
+    def _list_running(self) -> Iterator[Hashable]:
+        """Yield what may be creating files: requests, by their worker, and imports."""
+        for worker in self._workers:
+            if worker not in self._ready:
+                yield worker, "import"
+            elif worker not in self._idle and worker not in self._resting:
+                yield worker
+
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
+        self._shared_files.observe(self._list_running())
+        self._shared_files.end(worker)
+        self._shared_files.end((worker, "import"))
         self._workers.discard(worker)
         for idle in (self._idle, self._resting):
             if worker in idle:

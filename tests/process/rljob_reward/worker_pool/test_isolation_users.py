@@ -211,7 +211,7 @@ def test_files_in_a_containers_shared_memory_end_with_their_sample(packages: Pat
     inner = f'mount -t tmpfs shm /dev/shm && exec {PYTHON} "$@"'
     container.write_text(f"#!/bin/sh\nexec unshare -m -p -f --mount-proc --kill-child sh -c '{inner}' sh \"$@\"\n")
     container.chmod(0o755)
-    config = {"name": "test", "slots": 2, "function": {"inline": SOURCE}}
+    config = {"name": "test", "slots": 1, "function": {"inline": SOURCE, "spareWorkers": 0}}
     (tmp_path / "reward.yaml").write_text(yaml.safe_dump(config))
     environment = {"PYTHONPATH": str(packages), "RLJOB_REWARD_DISABLE_ISOLATION": "private-shm,uid"}
     started = Server(tmp_path, f"127.11.{os.getpid() % 250 + 1}.3", [], environment, str(container))

@@ -132,7 +132,7 @@ images: $(SYNCED) ## Build the images with docker or buildah; as root on Debian,
 
 ##@ Measure
 .PHONY: bench-reward
-bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo, 1 to 16,000 in flight
+bench-reward: $(SYNCED) ## Reward server against a bare aiohttp echo: 1 to 16,000 in flight, and open arrivals
 	$(BIN)/python bench/reward.py
 
 .PHONY: bench-trainer

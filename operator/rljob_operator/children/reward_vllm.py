@@ -57,7 +57,8 @@ def build_sidecar(reward: Reward, image: str, hub: Hub) -> pods.Sidecar | None:
 
 def _build_command(reward: Reward, model: ServedModel) -> list[str]:
     command = [
-        *("python", "-m", "vllm.entrypoints.openai.api_server"),
+        # RLJob's program ends as a user error if the model or an argument is wrong; a user's image has only vLLM's.
+        *("python", "-m", "vllm.entrypoints.openai.api_server" if model.image else "rljob_trainer.rollout.sidecar"),
         *("--uds", _SOCKET),
         *("--model", parse_source(model.source).container_path.removeprefix("hf://")),
         *("--served-model-name", "model"),

@@ -12,7 +12,7 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
@@ -20,11 +20,12 @@ from rljob_api.read.load import load_job
 from rljob_api.wire import contract
 from rljob_api.wire.termination import end_program
 from rljob_inputs.hub.repository import repository_name
+from rljob_inputs.models.files import read_config
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
-from rljob_trainer.rollout.startup import startup_errors
+from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.scratch import open_scratch_folder
 
@@ -105,6 +106,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         job = load_job(os.environ[contract.ENV_JOB_FILE])
+        # One request, before vLLM retries for a minute what the Hub refuses.
+        read_config(os.environ[contract.ENV_MODEL], job.spec.model.revision)
         arguments = build_arguments(job, os.environ)
         for name, value in build_environment(job).items():
             os.environ.setdefault(name, value)
@@ -121,19 +124,10 @@ def main() -> int:
 
 def _run(job: RLJob, arguments: list[str]) -> int:
     import uvloop
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UserError(f"spec.rollout.extraArgs: vLLM does not accept them: {message}")
 
     cli_env_setup()
-    with startup_errors(job.spec):
-        args = make_arg_parser(Parser()).parse_args(arguments)
-        validate_parsed_serve_args(args)
-    return uvloop.run(_serve(job, args))
+    return uvloop.run(_serve(job, parse_arguments(arguments, StartupFields.of_rollout(job.spec))))
 
 
 async def _serve(job: RLJob, args: Namespace) -> int:
@@ -143,7 +137,7 @@ async def _serve(job: RLJob, args: Namespace) -> int:
     from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 
     _, socket = setup_server(args, reuse_port=False)
-    with startup_errors(job.spec):
+    with startup_errors(StartupFields.of_rollout(job.spec)):
         engine = _start_engine(args)
     state = ReplicaState()
     try:

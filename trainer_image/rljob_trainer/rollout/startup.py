@@ -11,9 +11,10 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts, is_configuration_error, summarize
@@ -25,15 +26,53 @@ ENV_ERROR_FILE = "RLJOB_VLLM_ERROR_FILE"
 """Where a child process of vLLM writes why it failed to start."""
 _CHILD_FAILED = "failed to start"
 """Part of what EngineCoreProc and WorkerProc log with their exception."""
-_FIELDS = (
-    (r"kv cache|cache blocks", "spec.rollout.kvCacheGiB", "spec.rollout.gpuMemoryUtilization"),
-    (r"max_model_len|max_num_batched_tokens|max seq len|context length", "spec.rollout.maxModelLen", ""),
-    (r"dtype|b?float16", "spec.trainer.dtype", ""),
-    (r"attention heads|tensor.parallel", "spec.rollout.gpusPerReplica", ""),
-    (r"OutOfMemory|out of memory", "spec.rollout.resources", "spec.rollout.gpuMemoryUtilization"),
-    (r"safetensor|weights|architecture|config\.json|tokenizer|model_type|trust_remote_code", "spec.model.source", ""),
-)
-"""Pattern of the error, and the field to change: of a CPU replica, and of a GPU replica if it differs."""
+_PATTERNS = {
+    "cache": r"kv cache|cache blocks",
+    "context": r"max_model_len|max_num_batched_tokens|max seq len|context length",
+    "dtype": r"dtype|b?float16",
+    "gpus": r"attention heads|tensor.parallel",
+    "memory": r"OutOfMemory|out of memory",
+    "model": r"safetensor|weights|architecture|config\.json|tokenizer|model_type|trust_remote_code",
+}
+"""Of errors, by the field of `StartupFields` to change. The first that matches counts."""
+
+
+class StartupFields(NamedTuple):
+    """Paths of the manifest's fields from which vLLM's arguments come."""
+
+    model: str
+    context: str
+    dtype: str
+    gpus: str
+    cache: str
+    memory: str
+    arguments: str
+
+    @classmethod
+    def of_rollout(cls, spec: RLJobSpec) -> StartupFields:
+        on_gpu, memory = spec.rollout.gpus_per_replica > 0, "spec.rollout.gpuMemoryUtilization"
+        return cls(
+            model="spec.model.source",
+            context="spec.rollout.maxModelLen",
+            dtype="spec.trainer.dtype",
+            gpus="spec.rollout.gpusPerReplica",
+            cache=memory if on_gpu else "spec.rollout.kvCacheGiB",
+            memory=memory if on_gpu else "spec.rollout.resources",
+            arguments="spec.rollout.extraArgs",
+        )
+
+    @classmethod
+    def of_served_model(cls, *, on_gpu: bool) -> StartupFields:
+        """Of the model of a reward. The operator adds which reward it is."""
+        return cls(
+            model="model.source",
+            context="model.maxModelLen",
+            dtype="model.dtype",
+            gpus="model.gpus",
+            cache="model.gpuMemoryUtilization" if on_gpu else "model.kvCacheGiB",
+            memory="model.gpuMemoryUtilization" if on_gpu else "model.resources",
+            arguments="model.extraArgs",
+        )
 
 
 class _Recorder:
@@ -65,7 +104,7 @@ def install_recorder() -> None:
 
 
 @contextlib.contextmanager
-def startup_errors(spec: RLJobSpec) -> Iterator[None]:
+def startup_errors(fields: StartupFields) -> Iterator[None]:
     """Raise UserError or TransientError with vLLM's own line if vLLM fails within the context."""
     with tempfile.TemporaryDirectory(prefix="rljob-vllm-") as folder:
         path = Path(folder, "error.json")
@@ -77,20 +116,30 @@ def startup_errors(spec: RLJobSpec) -> Iterator[None]:
             raise
         except Exception as error:
             facts = ErrorFacts.from_json(path.read_text()) if path.exists() else ErrorFacts.of(error)
-            raise explain(facts, spec) from error
+            raise explain(facts, fields) from error
         finally:
             del os.environ[ENV_ERROR_FILE]
 
 
-def explain(error: ErrorFacts, spec: RLJobSpec) -> RLJobError:
+def explain(error: ErrorFacts, fields: StartupFields) -> RLJobError:
     if not is_configuration_error(error):
         return TransientError(f"vLLM did not start: {summarize(error)}")
-    return UserError(f"{find_field(error, spec)}: vLLM does not start: {summarize(error)}")
-
-
-def find_field(error: ErrorFacts, spec: RLJobSpec) -> str:
     text = f"{error.types[0]} {error.message}"
-    for pattern, on_cpu, on_gpu in _FIELDS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return on_gpu if spec.rollout.gpus_per_replica and on_gpu else on_cpu
-    return "spec.rollout.extraArgs" if spec.rollout.extra_args else "spec.model.source"
+    found = (field for field, pattern in _PATTERNS.items() if re.search(pattern, text, re.IGNORECASE))
+    path = getattr(fields, next(found, "model"))
+    return UserError(f"{path}: vLLM does not start: {summarize(error)}")
+
+
+def parse_arguments(arguments: Sequence[str], fields: StartupFields) -> Namespace:
+    """Parse and check the command line of vLLM's API server. Raise UserError if vLLM does not accept it."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UserError(f"{fields.arguments}: vLLM does not accept them: {message}")
+
+    with startup_errors(fields):
+        parsed: Namespace = make_arg_parser(Parser()).parse_args(list(arguments))
+        validate_parsed_serve_args(parsed)
+    return parsed

@@ -48,6 +48,15 @@ def test_vllm_sidecar_uses_the_trainer_image_and_shares_only_a_socket():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(
+    ("image", "program"),
+    [({}, "rljob_trainer.rollout.sidecar"), ({"image": "vllm/vllm-openai"}, "vllm.entrypoints.openai.api_server")],
+)
+def test_image_of_the_user_needs_no_program_of_rljob(image, program):
+    vllm = pod_spec(model={"source": "pvc://models/rm", **image})["initContainers"][0]
+    assert vllm["command"][4:7] == ["python", "-m", program]
+
+
 def test_only_a_model_uses_the_pooling_runner():
     model = pod_spec(model={"source": "pvc://models/rm", "maxBatchedTokens": 4096})
     command = model["initContainers"][0]["command"]

@@ -7,7 +7,7 @@ import pytest
 
 from rljob_api.errors import TransientError, UserError
 from rljob_trainer.failures.configuration import ErrorFacts
-from rljob_trainer.rollout.startup import explain, install_recorder, startup_errors
+from rljob_trainer.rollout.startup import StartupFields, explain, install_recorder, startup_errors
 from tests.support.driver_harness import make_job
 
 
@@ -18,8 +18,8 @@ def _restore_factory():
     logging.setLogRecordFactory(before)
 
 
-def spec(**rollout):
-    return make_job(rollout=rollout).spec
+def fields(**rollout):
+    return StartupFields.of_rollout(make_job(rollout=rollout).spec)
 
 
 def fail_in_child(error, text="EngineCore failed to start."):
@@ -32,7 +32,7 @@ def fail_in_child(error, text="EngineCore failed to start."):
 
 def start(*in_child, parent=None, between=lambda: None, text="EngineCore failed to start."):
     """Start an engine whose child fails with `in_child`, one after the other, and then the parent."""
-    with startup_errors(spec()):
+    with startup_errors(fields()):
         between()
         for error in in_child:
             fail_in_child(error, text)
@@ -75,9 +75,15 @@ def test_own_errors_pass():
         ("Bfloat16 is only supported on GPUs with ...", {}, "spec.trainer.dtype"),
         ("Total number of attention heads (9) must be", {"gpusPerReplica": 2}, "spec.rollout.gpusPerReplica"),
         ("no file named model.safetensors", {}, "spec.model.source"),
-        ("who knows", {"extraArgs": ["--x"]}, "spec.rollout.extraArgs"),
         ("who knows", {}, "spec.model.source"),
     ],
 )
 def test_message_names_the_field(message, rollout, field):
-    assert str(explain(ErrorFacts.of(ValueError(message)), spec(**rollout))).startswith(f"{field}: ")
+    assert str(explain(ErrorFacts.of(ValueError(message)), fields(**rollout))).startswith(f"{field}: ")
+
+
+def test_message_of_a_sidecar_names_the_field_of_its_model():
+    error = ErrorFacts.of(ValueError("needs 2 GiB KV cache"))
+    on_cpu, on_gpu = (explain(error, StartupFields.of_served_model(on_gpu=on_gpu)) for on_gpu in (False, True))
+    assert str(on_cpu).startswith("model.kvCacheGiB: ")
+    assert str(on_gpu).startswith("model.gpuMemoryUtilization: ")

@@ -1,0 +1,44 @@
+"""The vLLM sidecar of a reward: `python -m rljob_trainer.rollout.sidecar` is vLLM's API server with its arguments.
+
+It ends with exit code 78 and vLLM's own line if the arguments or the model are wrong. Invariant: it reads no setting of
+RLJob, so that any image with vLLM may replace it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.termination import end_program
+from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.rollout.startup import StartupFields, parse_arguments, startup_errors
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    fields = StartupFields.of_served_model(on_gpu="--tensor-parallel-size" in arguments)
+    try:
+        _serve(arguments, fields)
+    except KeyboardInterrupt:  # vLLM turns a SIGTERM into this while it loads
+        return ExitCode.SUCCEEDED
+    except UserError as error:
+        return end_program(str(error), ExitCode.USER)
+    except Exception as error:
+        return end_program(summarize(ErrorFacts.of(error)), ExitCode.INFRASTRUCTURE)
+    return ExitCode.SUCCEEDED
+
+
+def _serve(arguments: list[str], fields: StartupFields) -> None:
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+
+    cli_env_setup()
+    parsed = parse_arguments(arguments, fields)
+    with startup_errors(fields):
+        uvloop.run(run_server(parsed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -146,7 +146,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
 
 
 def _read_documents(path: Path, text: str) -> tuple[Document, list[Document]]:

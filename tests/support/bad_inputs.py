@@ -1,0 +1,378 @@
+"""Job files and inputs as people get them wrong, each with what `rljob validate` must answer.
+
+`python -m tests.support.bad_inputs` runs each as a user does, and prints message, exit code and seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.model_folder import write_model, write_weights
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: sums}
+spec:
+  model: {source: ./model}
+  data:
+    train: {source: train.jsonl, prompt: question, answer: answer}
+  rewards:
+  - name: correct
+    function: {file: reward.py}
+  schedule: {steps: 2}
+  rollout: {maxModelLen: 64, sampling: {maxTokens: 8}}
+"""
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+ROW = '{"question": "1 + 1 =", "answer": "2"}\n'
+
+
+@dataclass(frozen=True)
+class BadInput:
+    name: str
+    message: str
+    """Part of the answer."""
+    job: str | bytes = JOB
+    files: dict[str, str | bytes | None] = field(default_factory=dict)
+    """Files that replace those of the good job; None deletes one."""
+    arguments: tuple[str, ...] = ()
+    calls: bool = False
+    """Whether only a call of the reward finds it, in a separate process."""
+
+    def write(self, folder: Path) -> None:
+        write_model(folder / "model")
+        files = {"train.jsonl": ROW, "reward.py": REWARD, "job.yaml": self.job, **self.files}
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                path.unlink()
+            else:
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    @property
+    def command(self) -> list[str]:
+        return ["validate", "job.yaml", "--local", *self.arguments]
+
+
+def edit(name: str, old: str, new: str, message: str, **files: str | bytes | None) -> BadInput:
+    """Replace a part of the good job."""
+    assert old in JOB, old
+    return BadInput(name, message, JOB.replace(old, new), dict(files))
+
+
+def add(name: str, line: str, message: str) -> BadInput:
+    """Add a line to spec."""
+    return BadInput(name, message, f"{JOB}  {line}\n")
+
+
+def data(name: str, content: str | bytes, message: str) -> BadInput:
+    return BadInput(name, message, files={"train.jsonl": content})
+
+
+def reward(name: str, source: str | bytes, message: str, *, calls: bool = False) -> BadInput:
+    return BadInput(name, message, files={"reward.py": source}, calls=calls)
+
+
+def model(name: str, message: str, **files: str | bytes | None) -> BadInput:
+    return BadInput(name, message, files={f"model/{file.replace('__', '.')}": text for file, text in files.items()})
+
+
+def config(name: str, message: str, **fields: object) -> BadInput:
+    with tempfile.TemporaryDirectory() as folder:
+        values = json.loads((write_model(Path(folder), fields) / "config.json").read_text())  # type: ignore[arg-type]
+    return model(name, message, config__json=json.dumps(values))
+
+
+def _weights(num_bytes: int | None = None) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "w"
+        write_weights(path, {"embed": [300, 2], "head": [2]}, num_bytes)
+        return path.read_bytes()
+
+
+def _parquet() -> bytes:
+    import io
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    stream = io.BytesIO()
+    parquet.write_table(pa.table({"prompt": ["a"], "label": ["b"]}), stream)
+    return stream.getvalue()
+
+
+_BOMB = "x: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"y{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(30)
+)
+_TEMPLATE = "template: {spec: {containers: [{name: trainer, %s}]}}"
+
+BAD_INPUTS: list[BadInput] = [
+    # YAML and the file itself
+    BadInput("tab", "job.yaml:5: the line is indented with a tab; use spaces", JOB.replace("  model:", "\tmodel:")),
+    BadInput("unclosed bracket", "the YAML cannot be read", JOB.replace("{name: sums}", "{name: sums")),
+    BadInput("wrong indentation", "the YAML cannot be read", JOB.replace("  schedule:", "   schedule:")),
+    BadInput("missing space after a colon", "spec must be a mapping", JOB.split("spec:")[0] + "spec: model:./model\n"),
+    BadInput("empty file", "must contain exactly one RLJob, got none", ""),
+    BadInput("only comments", "must contain exactly one RLJob, got none", "# my job\n"),
+    BadInput("a list", "must be a mapping with apiVersion and kind, got a list of 1", "- a\n"),
+    BadInput("plain text", "must be a mapping with apiVersion and kind", "hello\n"),
+    BadInput("binary data", "is not UTF-8 text", bytes(range(128, 256))),
+    BadInput("a control character", "U+0000", JOB + "\0"),
+    BadInput("UTF-16", "is not UTF-8 text", JOB.encode("utf-16")),
+    BadInput("JSON with a trailing comma", "job.yaml", '{"apiVersion": "rljob.dev/v1alpha1",, }'),
+    BadInput("alias bomb", "values once its aliases (*name) are expanded", _BOMB),
+    BadInput("unknown alias", "the YAML cannot be read", JOB.replace("{steps: 2}", "*common")),
+    BadInput("recursive alias", "contains itself", "a: &a [*a]\n"),
+    BadInput("duplicate key", "spec.schedule is a duplicate (first in line 11)", JOB + "  schedule: {steps: 3}\n"),
+    BadInput("two jobs", "must contain exactly one RLJob, got 2", f"{JOB}---\n{JOB}"),
+    BadInput("a custom tag", "the YAML cannot be read", JOB.replace("{steps: 2}", "!!python/object:os.system {}")),
+    BadInput("no file", "none.yaml: not found", arguments=("none.yaml",)),
+    BadInput("a folder", "model: not a file", arguments=("model",)),
+    # header
+    edit("wrong apiVersion", "v1alpha1", "v1beta1", "apiVersion must be rljob.dev/v1alpha1"),
+    edit("misspelled kind", "kind: RLJob", "kind: RLjob", "did you mean RLJob?"),
+    edit("missing kind", "kind: RLJob\n", "", "kind is required"),
+    edit("missing metadata", "metadata: {name: sums}\n", "", "metadata is required"),
+    edit("name with capitals", "name: sums", "name: My_Sums", "metadata.name must be lower-case letters"),
+    edit("name that is a number", "name: sums", "name: 7", "metadata.name must be text, got 7; put it in quotes"),
+    edit("name that is too long", "name: sums", f"name: {'s' * 41}", "metadata.name must have at most 40 characters"),
+    # fields
+    edit("misspelled field", "schedule:", "shedule:", "spec.shedule is unknown; did you mean schedule?"),
+    edit("snake case", "maxModelLen", "max_model_len", "did you mean maxModelLen?"),
+    edit("field in the wrong section", "schedule: {steps: 2}", "steps: 2", "steps belongs in spec.schedule"),
+    edit("number in quotes", "steps: 2", 'steps: "2"', 'must be a whole number, got "2"; write it without quotes'),
+    edit("fraction", "steps: 2", "steps: 2.5", "spec.schedule.steps must be a whole number, got 2.5"),
+    edit("negative number", "steps: 2", "steps: -1", "spec.schedule.steps must be at least"),
+    edit("nothing after a colon", "{steps: 2}", "{steps: }", "spec.schedule.steps must be a whole number, got nothing"),
+    edit("text for a list", "sampling: {maxTokens: 8}", "sampling: {stop: x}", "stop must be a list"),
+    edit("list for a mapping", "{steps: 2}", "[steps]", "spec.schedule must be a mapping"),
+    edit("rewards as a mapping", "- name: correct\n   ", "  name: correct\n   ", "spec.rewards must be a list"),
+    edit(
+        "no rewards",
+        "rewards:\n  - name: correct\n    function: {file: reward.py}\n",
+        "rewards: []\n",
+        "spec.rewards must not be empty",
+    ),
+    edit("missing model", "  model: {source: ./model}\n", "", "spec.model is required"),
+    edit("missing data", "source: train.jsonl, ", "", "spec.data.train.source is required"),
+    edit("infinite number", "{steps: 2}", "{steps: .inf}", "must be a whole number"),
+    edit("unknown choice", "schedule:", "algorithm: {advantage: grop}\n  schedule:", "spec.algorithm.advantage"),
+    edit(
+        "unknown dtype", "schedule:", "trainer: {dtype: bf16}\n  schedule:", "must be one of bfloat16, float16, float32"
+    ),
+    add("batch that does not divide", "trainer: {replicas: 7}", "must be divisible by the number of trainer ranks"),
+    edit("completion without room", "maxTokens: 8", "maxTokens: 64", "must leave room for the prompt"),
+    add("evaluation without data", "evaluation: {everySteps: 1}", "must be 0 without data.eval, got 1; add data.eval"),
+    add("suspended job", "suspend: true", "spec.suspend is true, so nothing would run"),
+    edit("temperature zero", "maxTokens: 8", "maxTokens: 8, temperature: 0", "must be more than 0 for training"),
+    edit("no rollouts", "maxModelLen: 64", "maxModelLen: 64, replicas: 0", "spec.rollout.replicas must be at least 1"),
+    # rewards
+    edit(
+        "two rewards with one name",
+        "  schedule:",
+        "  - {name: correct, http: {url: 'http://x'}}\n  schedule:",
+        "must have different names, got correct in rewards[0] and rewards[1]",
+    ),
+    edit("reward without a kind", "    function: {file: reward.py}\n", "", "must have exactly one of function, model"),
+    edit(
+        "file and inline", "{file: reward.py}", "{file: reward.py, inline: x}", "must have exactly one of inline, file"
+    ),
+    edit("wrong file name", "reward.py}", "rewards.py}", "rewards.py not found; did you mean reward.py?"),
+    edit("reward is a folder", "reward.py}", "model}", "must be a Python file, got a folder"),
+    edit("reward outside", "reward.py}", "../nowhere/reward.py}", "not found either"),
+    edit(
+        "ConfigMap that is missing",
+        "{file: reward.py}",
+        "{configMapKeyRef: {name: f, key: k}}",
+        "names the ConfigMap f, which is not in this file",
+    ),
+    edit("function that is missing", "reward.py}", "reward.py, entrypoint: score}", "score"),
+    reward("syntax error", "def compute_score(:\n", "reward.py:1: the reward function has a syntax error"),
+    reward("no function", "x = 1\n", "reward.py:1:"),
+    reward("unknown parameters", "def compute_score(a, b): ...\n", "does not match a convention"),
+    reward("empty source", "", "reward.py:1:"),
+    reward("binary source", b"\xff\xfe\x00", "is not UTF-8 text"),
+    reward(
+        "tabs and spaces",
+        "def compute_score(data_source, solution_str, ground_truth):\n\tx = 1\n        return x\n",
+        "syntax error",
+    ),
+    reward("Python 2", "def compute_score(data_source, solution_str, ground_truth):\n    print 'x'\n", "syntax error"),
+    reward("missing package", "import no_such_module\n" + REWARD, "No module named 'no_such_module'", calls=True),
+    reward("exception at import", "x = 1 / 0\n" + REWARD, "reward.py:1: ZeroDivisionError", calls=True),
+    reward("exception in a call", REWARD.replace("1.0", "{}['k']"), "reward.py:2: KeyError: 'k'", calls=True),
+    reward("text as a score", REWARD.replace("1.0", "'good'"), "bad_return", calls=True),
+    reward("dict without a score", REWARD.replace("1.0", "{'a': 1}"), "bad_return", calls=True),
+    reward("NaN", REWARD.replace("1.0", "float('nan')"), "not_finite", calls=True),
+    reward("exit", "import sys\nsys.exit(1)\n" + REWARD, "cannot be used", calls=True),
+    BadInput("unknown accuracy", "returned: score", f"{JOB}  evaluation: {{accuracy: exact}}\n", calls=True),
+    edit("negative weight as text", "name: correct", 'name: correct\n    weight: "1"', "must be a number"),
+    edit("reward name with capitals", "name: correct", "name: Correct", "spec.rewards[0].name must be lower-case"),
+    edit("reward named by a boolean", "name: correct", "name: yes", "must be text, got true; put it in quotes"),
+    edit(
+        "requirement with an option",
+        "{file: reward.py}",
+        "{file: reward.py, requirements: [-r x.txt]}",
+        "must be one requirement",
+    ),
+    edit(
+        "regex without a group",
+        "function: {file: reward.py}",
+        "judge: {template: x, parser: {regex: x}, endpoint: {url: 'http://x', model: m}}",
+        "has no group",
+    ),
+    edit(
+        "broken regex",
+        "function: {file: reward.py}",
+        "judge: {template: x, parser: {regex: '(x'}, endpoint: {url: 'http://x', model: m}}",
+        "judge.parser.regex",
+    ),
+    BadInput(
+        "broken template of a judge",
+        "judge.template:1: ",
+        JOB.replace(
+            "function: {file: reward.py}",
+            "judge: {template: '{{ x', parser: {regex: '(x)'}, endpoint: {url: 'http://x', model: m}}",
+        ),
+        calls=True,
+    ),
+    edit(
+        "URL without a scheme",
+        "function: {file: reward.py}",
+        "http: {url: scorer/}",
+        "must begin with http:// or https://",
+    ),
+    edit("URL without a host", "function: {file: reward.py}", "http: {url: 'http:///x'}", "must name a host"),
+    edit(
+        "missing key of an endpoint",
+        "function: {file: reward.py}",
+        "judge: {template: x, parser: {regex: '(x)'}, endpoint: {url: 'http://x', model: m, apiKeySecretRef: {name: k, "
+        "key: NO_SUCH_KEY}}}",
+        "set that variable",
+    ),
+    # data
+    edit("wrong data file", "train.jsonl", "trian.jsonl", "trian.jsonl not found; did you mean train.jsonl?"),
+    edit("wrong folder", "train.jsonl", "data/train.jsonl", "not found either"),
+    edit("wrong column", "prompt: question", "prompt: questoin", "did you mean question?"),
+    edit("wrong nested column", "answer: answer", "answer: reward_model.ground_truth", "reward_model"),
+    edit("unknown scheme", "train.jsonl", "s3://bucket/train", "must be hf://org/name, pvc://claim/path or a path"),
+    edit("claim without a folder", "train.jsonl", "pvc://data/train.jsonl", "add --volume data=DIR"),
+    edit(
+        "CSV", "train.jsonl", "train.csv", "must be .jsonl or .parquet, got .csv", **{"train.csv": "question,answer\n"}
+    ),
+    edit("empty folder", "train.jsonl", "empty", "neither .jsonl nor .parquet", **{"empty/x.txt": ""}),
+    edit("Parquet with other columns", "train.jsonl", "t.parquet", "prompt, label", **{"t.parquet": _parquet()}),
+    edit("Parquet that is none", "train.jsonl", "t.parquet", "is not a readable Parquet file", **{"t.parquet": "PAR1"}),
+    data("empty data", "", "has no rows"),
+    data("JSON array", "[\n" + ROW + "]\n", "train.jsonl:1: "),
+    data("rows of text", '"a"\n', "must be a JSON object"),
+    data("broken row", ROW + "{oops\n", "train.jsonl:2: not JSON"),
+    data("single quotes", "{'question': 'a', 'answer': 'b'}\n", "train.jsonl:1: not JSON"),
+    data("row without the column", ROW + '{"answer": "2"}\n', "train.jsonl:2"),
+    data("null prompt", ROW + '{"question": null, "answer": "2"}\n', "train.jsonl:2"),
+    data("number as a prompt", '{"question": 7, "answer": "2"}\n', "train.jsonl:1"),
+    data("binary rows", bytes(range(256)), "train.jsonl:1"),
+    data("only long prompts", '{"question": "' + "x" * 500 + '", "answer": "2"}\n', "maxModelLen"),
+    # models
+    edit("wrong model folder", "./model", "./modle", "modle not found"),
+    edit("model is a file", "./model", "./train.jsonl", "is a file; a model is a folder"),
+    edit("unknown scheme of a model", "./model", "https://huggingface.co/x", "must be hf://org/name"),
+    edit("hf without a name", "./model", "hf://", "must be hf://org/name"),
+    edit("Hub without a network", "./model", "hf://org/model", "cannot reach the Hub"),
+    model("no config", "config.json is missing", config__json=None),
+    model("broken config", "is not JSON", config__json="{"),
+    model("no weights", "no weights", model__safetensors=None),
+    model("truncated weights", "model.safetensors", model__safetensors=_weights(200)),
+    model("weights that are none", "model.safetensors", model__safetensors="<html>Not found</html>"),
+    model("huge header", "model.safetensors", model__safetensors=struct.pack("<Q", 2**60)),
+    model("no tokenizer", "no tokenizer", tokenizer__json=None, tokenizer_config__json=None),
+    model("broken tokenizer", "tokenizer", tokenizer__json="{}"),
+    config("encoder model", "BertForMaskedLM", architectures=["BertForMaskedLM"], model_type="bert"),
+    config("no model_type", "model_type", model_type=None),
+    edit("context that is too short", "maxModelLen: 64", "maxModelLen: 4096", "spec.rollout.maxModelLen"),
+    edit(
+        "chat without a template",
+        "  rewards:",
+        "    format: chat\n  rewards:",
+        "chat template",
+        **{"model/chat_template.jinja": None},
+    ),
+    # Pods
+    add("env name with =", "trainer: {env: {A=B: x}}", "spec.trainer.env.A=B must be an environment variable's name"),
+    add("env value y", "trainer: {env: {DEBUG: y}}", "spec.trainer.env.DEBUG must be text, got true; put it in quotes"),
+    add("env value as a number", "trainer: {env: {RANKS: 8}}", "must be text, got 8; put it in quotes"),
+    add("reserved env", "head: {env: {RLJOB_TOKEN: x}}", "names that begin with RLJOB_"),
+    add("wrong quantity", "trainer: {resources: {limits: {memory: 16 GB}}}", "must be a Kubernetes quantity such as"),
+    add(
+        "requests above limits",
+        "trainer: {resources: {requests: {cpu: 4}, limits: {cpu: 2}}}",
+        "must be at most the limit 2, got 4",
+    ),
+    add("unknown resource", "trainer: {resources: {limits: {mem: 4Gi}}}", "did you mean memory?"),
+    add("half a GPU", "trainer: {resources: {limits: {nvidia.com/gpu: '1.5'}}}", "must be a whole number"),
+    add("node selector as a list", "trainer: {template: {spec: {nodeSelector: [a]}}}", "must be a mapping"),
+    add("section that exists already", "rollout: {nodePool: {nodeSelector: {'my gpu': a}}}", "is a duplicate"),
+    add("template field", "trainer: {template: {spec: {tolerationz: []}}}", "did you mean tolerations?"),
+    add(
+        "template without spec",
+        "trainer: {template: {containers: []}}",
+        "template may have metadata and spec, got containers",
+    ),
+    add("container without a name", "trainer: {template: {spec: {containers: [{image: x}]}}}", "by which it is merged"),
+    add(
+        "pull policy",
+        f"trainer: {{{_TEMPLATE % 'imagePullPolicy: always'}}}",
+        "must be one of Always, IfNotPresent, Never",
+    ),
+    add("command as text", f"trainer: {{{_TEMPLATE % 'command: python'}}}", "must be a list"),
+    add(
+        "mount without a volume",
+        f"trainer: {{{_TEMPLATE % 'volumeMounts: [{name: x, mountPath: /x}]'}}}",
+        "must be a volume of the Pod",
+    ),
+    add("queue without kueue", "scheduling: {queue: main}", "spec.scheduling.queue has no meaning"),
+    add("too many GPUs", "trainer: {gpusPerReplica: 8}", "the job requests 8 GPUs, this machine has"),
+    # arguments
+    BadInput("--set without a value", "--set must be PATH=VALUE", arguments=("--set", "spec.schedule.steps")),
+    BadInput("--set of nothing", "does not exist", arguments=("--set", "spec.rewards[3].name=x")),
+    BadInput(
+        "--set with a wrong value",
+        "spec.schedule.steps must be a whole number",
+        arguments=("--set", "spec.schedule.steps=many"),
+    ),
+    BadInput("--volume without a folder", "--volume must be CLAIM=DIR", arguments=("--volume", "data")),
+    BadInput("both targets", "pass --cluster or --local", arguments=("--cluster",)),
+]
+
+
+def main() -> int:
+    """Run all, print a table, and return 1 if an answer is wrong or late."""
+    failures, slowest = [], 0.0
+    print("| input | seconds | exit | answer |\n|---|---|---|---|")
+    for bad in BAD_INPUTS:
+        with tempfile.TemporaryDirectory() as name:
+            bad.write(Path(name))
+            started = time.monotonic()
+            command = [sys.executable, "-m", "rljob_cli.main", *bad.command]
+            done = subprocess.run(command, cwd=name, capture_output=True, text=True, check=False)
+            seconds = time.monotonic() - started
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if bad.message in line]
+        answer = (lines or [done.stderr.strip() or done.stdout.strip()])[0].replace(f"{name}/", "").replace("|", "\\|")
+        print(f"| {bad.name} | {seconds:.1f} | {done.returncode} | {answer} |", flush=True)
+        slowest = max(slowest, seconds)
+        if not lines or done.returncode != 2:
+            failures.append(bad.name)
+    print(f"\n{len(BAD_INPUTS)} inputs, {len(failures)} with another answer {failures}; slowest {slowest:.1f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_api.errors import UserError
 from rljob_api.functions.conventions import CONVENTIONS, STANDARD_NAMES, TOKEN_VALUES, Signature, Value
@@ -684,3 +686,34 @@ def test_result_of_a_sum_is_never_a_number_by_accident() -> None:
         [outcome] = Executor(load(settings), settings).execute(json.dumps(SAMPLE).encode())
         assert (outcome.score, outcome.reason) == (None, "bad_return")
         assert not math.isnan(len(outcome.message))
+
+
+NAMES = st.sampled_from(
+    sorted({name for convention in CONVENTIONS for name in convention.arguments} | {"args", "text", "gold", "parser"})
+)
+
+
+@st.composite
+def functions(draw: st.DrawFn) -> str:
+    """Return a function with any parameters of any projects, with and without defaults, annotations and decorators."""
+    names = draw(st.lists(NAMES, max_size=5, unique=True))
+    num_required = draw(st.integers(0, len(names)))
+    annotated = [f"{name}: str" if draw(st.booleans()) else name for name in names]
+    parameters = annotated[:num_required] + [f"{name}=None" for name in annotated[num_required:]]
+    if parameters and draw(st.booleans()):
+        parameters.insert(draw(st.integers(0, len(parameters))), "*")
+        if parameters[-1] == "*":
+            parameters[-1] = "*rest"
+    parameters += ["**other"] if draw(st.booleans()) else []
+    decorator = draw(st.sampled_from(["", "@logged\n"]))
+    return f"{WRAPPED}{decorator}def reward({', '.join(parameters)}): ...\n"
+
+
+@given(
+    functions(), st.sampled_from(["sample", "group"]), st.sampled_from(["auto", *sorted({c.name for c in CONVENTIONS})])
+)
+def test_static_check_and_server_agree_on_any_parameters(source: str, scope: str, signature: str) -> None:
+    form = Form("", source, {"signature": signature}, scope)
+    problems = [without_place(each) for each in check_function(source, "reward.py", settings_of(form), scope)]
+    error = load_error(form)
+    assert problems == ([without_place(error)] if error else [])

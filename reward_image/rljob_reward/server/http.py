@@ -20,7 +20,7 @@ import httptools
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 32 << 10
+MAX_HEAD_BYTES = 16 << 10
 """Of a request line and its headers, except for what one read adds."""
 RECEIVE_SECONDS = 60
 """Time for a client to send one request, from the connection or its first byte."""

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _OWN_FILES = 128
 _FILES_PER_SLOT = 8
 """Of a worker: its socket, its output, its pidfd, its seccomp listener, and as many while it is replaced."""
+_TCP_PROBES = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+"""Seconds, seconds and number: a silent client is noticed after a minute."""
 _GC_ALLOCATIONS = 50_000
 _RESPONSE_SECONDS = 5
 """Time to send the last responses after all work has ended."""
@@ -101,9 +103,13 @@ async def _drain(app: App, scorer: Scorer, grace_seconds: float) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bind the address without listening yet."""
+    """Bind the address without listening yet. Connections inherit the options of its socket."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # A client whose node has died sends no FIN: without probes its execution would hold a slot to its end.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _TCP_PROBES.items():
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         listener.bind((host, port))
     except OSError as error:

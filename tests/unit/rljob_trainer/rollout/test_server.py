@@ -101,3 +101,15 @@ def test_extra_arguments_come_last() -> None:
 def test_unreadable_job_file_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLJOB_JOB_FILE", str(tmp_path / "no.yaml"))
     assert rollout_server.main() == ExitCode.USER
+
+
+def test_missing_model_is_a_user_error_before_vllm_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(_job().to_manifest()))
+    monkeypatch.setenv("RLJOB_JOB_FILE", str(file))
+    monkeypatch.setenv("RLJOB_MODEL", str(tmp_path / "no"))
+    monkeypatch.setattr(rollout_server, "_run", lambda job, arguments: pytest.fail("vLLM must not start"))
+    assert rollout_server.main() == ExitCode.USER
+    assert f"spec.model.source: folder {tmp_path}/no not found" in capsys.readouterr().err

@@ -44,6 +44,9 @@ def test_submitted_scaffold_trains_and_its_files_are_deleted_with_it(cluster: Cl
     folder = tmp_path / NAME
     rljob("init", folder, "--model", ROOT / ".models/tiny-qwen3")
     job = folder / "rljob.yaml"
+    (folder / "limits.py").write_text("MAX_SCORE = 1.0\n")
+    reward = folder / "reward.py"
+    reward.write_text(f"{reward.read_text()}\n\nimport limits  # next to this file\n\nassert limits.MAX_SCORE\n")
     # A relative path is a folder of this machine, which is copied.
     (folder / "model").symlink_to(ROOT / ".models/tiny-qwen3")
     options = [f"--set=spec.{field}={value}" for field, value in (_FIELDS | {"model.source": "./model"}).items()]

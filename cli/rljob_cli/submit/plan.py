@@ -16,9 +16,10 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.sources import parse_source
+from rljob_api.read.documents import format_path
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, Tree, find_sources, get_value
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD
+from rljob_operator.children.common import HEAD, REWARD
 from rljob_operator.children.merge import merge
 
 PATH_FILES = "/mnt/files"
@@ -173,28 +174,35 @@ def _keys(item: _Sourced) -> list[str]:
 
 
 def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
-    """Let functions refer to the ConfigMap, and let the head mount the data."""
-    mounted = []
+    """Let functions refer to the ConfigMap. The head mounts the data, and a reward a function of several files."""
+    data = []
     for item in items:
-        keys = _keys(item)
-        parent = get_value(item.manifest, item.source.location[:-1])
-        if item.source.kind == "function":
-            del parent["file"]
-            parent["configMapKeyRef"] = {"name": name, "key": keys[0]}
-            continue
-        label = item.source.label
-        mounted += [
-            {"key": key, "path": f"{label}/{file.name}"} for key, file in zip(keys, item.tree.files, strict=True)
+        label, parent = item.source.label, get_value(item.manifest, item.source.location[:-1])
+        mounted = [
+            {"key": key, "path": f"{label}/{file.name}"} for key, file in zip(_keys(item), item.tree.files, strict=True)
         ]
         path = f"{PATH_FILES}/{label}" + ("" if item.tree.is_folder else f"/{item.tree.name}")
-        _set_source(parent, path, item.source)
-    if mounted:
-        volume = {"name": _VOLUME, "configMap": {"name": name, "items": mounted}}
-        mount = {"name": _VOLUME, "mountPath": PATH_FILES, "readOnly": True}
-        added = {"spec": {"volumes": [volume], "containers": [{"name": HEAD, "volumeMounts": [mount]}]}}
-        head = job["spec"].get("head") or {}
-        template = merge(head.get("template") or {}, added, "spec.head.template")
-        job["spec"]["head"] = head | {"template": template}
+        if item.source.kind == "data":
+            data += mounted
+            _set_source(parent, path, item.source)
+        elif len(mounted) == 1:
+            del parent["file"]
+            parent["configMapKeyRef"] = {"name": name, "key": mounted[0]["key"]}
+        else:
+            parent["file"] = path
+            role = get_value(item.manifest, item.source.location[:-2])
+            _mount(role, REWARD, name, mounted, format_path(item.source.location[:-2]))
+    if data:
+        job["spec"]["head"] = head = job["spec"].get("head") or {}
+        _mount(head, HEAD, name, data, "spec.head")
+
+
+def _mount(role: dict[str, Any], container: str, config_map: str, items: list[dict[str, str]], path: str) -> None:
+    """Mount keys of the ConfigMap through the role's template."""
+    volume = {"name": _VOLUME, "configMap": {"name": config_map, "items": items}}
+    mount = {"name": _VOLUME, "mountPath": PATH_FILES, "readOnly": True}
+    added = {"spec": {"volumes": [volume], "containers": [{"name": container, "volumeMounts": [mount]}]}}
+    role["template"] = merge(role.get("template") or {}, added, f"{path}.template")
 
 
 def _use_claim(item: _Sourced, claim: str, job: str) -> Upload:

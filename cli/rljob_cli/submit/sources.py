@@ -4,6 +4,7 @@ A relative path is a file of this machine, as for `rljob run`. An absolute path 
 a cluster, and stays unchanged.
 """
 
+import ast
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,11 +53,12 @@ class File:
 
 @dataclass(frozen=True)
 class Tree:
-    """A file, or all files of a folder in the order of their names."""
+    """A file, or all files of a folder in the order of their names. A function comes with the files it imports."""
 
     name: str
     is_folder: bool
     files: tuple[File, ...]
+    """Of a function: its own file first, and names that start at its folder."""
 
     @property
     def num_bytes(self) -> int:
@@ -113,13 +115,40 @@ def read_tree(source: LocalSource, folder: Path) -> Tree:
     if not path.exists():
         raise UserError(f"{source.field}: {path} not found; correct the path")
     if path.is_file():
-        return Tree(path.name, False, (_read_file(path.name, path),))
+        found = find_imported_files(path) if source.kind == "function" else [path]
+        return Tree(
+            path.name, False, tuple(_read_file(str(PurePosixPath(f.relative_to(path.parent))), f) for f in found)
+        )
     if source.kind == "function":
         raise UserError(f"{source.field}: {path} is a folder; set a Python file")
     files = sorted(file for file in path.rglob("*") if file.is_file())
     if not files:
         raise UserError(f"{source.field}: {path} is empty; correct the path")
     return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))
+
+
+def find_imported_files(path: Path) -> list[Path]:
+    """Return a Python file, and the modules and packages in its folder that it imports, directly or not."""
+    found, pending = [path], [path]
+    while pending:
+        for name in _list_imports(pending.pop()):
+            package = path.parent / name
+            files = [path.parent / f"{name}.py"] if not package.is_dir() else sorted(package.rglob("*.py"))
+            new = [file for file in files if file.is_file() and file not in found]
+            found += new
+            pending += new
+    return found
+
+
+def _list_imports(path: Path) -> set[str]:
+    """Return the first names of all absolute imports; none if the file is not valid Python, which others report."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def _read_file(name: str, path: Path) -> File:

@@ -150,6 +150,29 @@ def test_functions_of_reward_models_are_in_the_same_config_map():
     assert submission.others[0]["metadata"]["namespace"] == "team"
 
 
+@pytest.mark.parametrize("is_model", [False, True])
+def test_function_of_several_files_is_mounted_with_its_folder(is_model):
+    files = (file("reward.py", b"import parsing.numbers"), file("parsing/numbers.py", b"x = 1"))
+    trees = TREES | {"reward.py": Tree("reward.py", False, files)}
+    model = {"kind": "RewardModel", "metadata": {"name": "correct"}, "spec": {"function": {"file": "reward.py"}}}
+    inline = [{"name": "r", "function": {"inline": "x"}}]
+    submission = plan(make_job(rewards=inline), model, trees=trees) if is_model else plan(make_job(), trees=trees)
+    reward = submission.others[0]["spec"] if is_model else submission.job["spec"]["rewards"][0]
+    assert reward["function"]["file"] == "/mnt/files/correct/reward.py"
+    assert "configMapKeyRef" not in reward["function"]
+    spec = reward["template"]["spec"]
+    assert spec["containers"] == [
+        {
+            "name": "reward",
+            "volumeMounts": [{"name": "submitted-files", "mountPath": "/mnt/files", "readOnly": True}],
+        }
+    ]
+    assert spec["volumes"][0]["configMap"]["items"] == [
+        {"key": "correct.reward.py", "path": "correct/reward.py"},
+        {"key": "correct.parsing-numbers.py", "path": "correct/parsing/numbers.py"},
+    ]
+
+
 def test_data_source_that_the_user_set_stays():
     job = make_job()
     job["spec"]["data"]["train"]["dataSource"] = "openai/gsm8k"

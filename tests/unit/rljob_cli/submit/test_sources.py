@@ -93,3 +93,28 @@ def test_source_that_cannot_be_copied_is_reported(tmp_path, path, kind, message)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
         read_tree(source(path, kind), tmp_path)
+
+
+def test_function_comes_with_the_modules_of_its_folder_that_it_imports(tmp_path):
+    texts = {
+        "reward.py": "import re, numbers_of\nfrom parsing.answers import last\nfrom . import relative\n",
+        "numbers_of.py": "import words\ndef f():\n    import late\n",
+        "words.py": "import numbers_of\n",
+        "late.py": "",
+        "unused.py": "",
+        "relative.py": "",
+        "parsing/__init__.py": "",
+        "parsing/answers.py": "",
+        "parsing/table.json": "{}",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    names = [file.name for file in read_tree(source("reward.py", "function"), tmp_path).files]
+    assert names[0] == "reward.py"
+    assert {*names} == {*texts} - {"unused.py", "relative.py", "parsing/table.json"}
+
+
+def test_function_that_is_not_python_comes_alone(tmp_path):
+    (tmp_path / "reward.py").write_text("def (")
+    assert len(read_tree(source("reward.py", "function"), tmp_path).files) == 1

@@ -7,7 +7,7 @@ folder with the marker is complete, and is not copied again.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rljob_cli.cluster.client import Cluster, ClusterError
 from rljob_cli.cluster.formatting import describe_pod
@@ -25,6 +25,7 @@ _MAX_POD_SECONDS = 6 * 3600
 _START_SECONDS = 900.0
 """Pulling the image of a trainer takes minutes."""
 _POLL_SECONDS = 1.0
+_LARGE_BYTES = 100_000_000
 _HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
 
@@ -88,9 +89,22 @@ async def _copy(cluster: Cluster, pod: str, item: Upload, say: Callable[[str], N
         say(f"{item.path} is already on the claim, in {item.folder}")
         return 0
     say(f"copying {item.path} ({item.tree.num_bytes / 1e6:.1f} MB) to {item.folder} on the claim")
-    size = str(archive.count_bytes(item.tree))
-    ended = await cluster.execute(pod, ["sh", "-c", _SCRIPT, "sh", folder, size], archive.stream(item.tree))
+    size = archive.count_bytes(item.tree)
+    chunks = report_progress(archive.stream(item.tree), size, say)
+    ended = await cluster.execute(pod, ["sh", "-c", _SCRIPT, "sh", folder, str(size)], chunks)
     if ended.exit_code:
         remedy = "check that the claim has room and that the job's user may write to it"
         raise ClusterError(f"{item.path}: copying failed: {ended.output.strip() or ended.exit_code}; {remedy}")
     return item.tree.num_bytes
+
+
+def report_progress(chunks: Iterable[bytes], size: int, say: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield the chunks; report each tenth of a large archive."""
+    num_sent, num_reported = 0, 0
+    for chunk in chunks:
+        yield chunk
+        num_sent += len(chunk)
+        tenths = 10 * num_sent // size
+        if size >= _LARGE_BYTES and tenths > num_reported:
+            num_reported = tenths
+            say(f"  {num_sent / 1e6:.0f} of {size / 1e6:.0f} MB")

@@ -86,3 +86,16 @@ async def test_pod_that_does_not_start_is_reported_with_its_state_and_deleted(po
         await upload.upload(cluster, pod, [], shown.append)
     assert cluster.deleted == [pod["metadata"]["name"]]
     assert reason in shown[0]
+
+
+def test_progress_of_a_large_archive_is_reported_ten_times():
+    lines = []
+    chunks = list(upload.report_progress([bytes(1_000_000)] * 200, 200_000_000, lines.append))
+    assert len(chunks) == 200
+    assert lines == [f"  {20 * tenth} of 200 MB" for tenth in range(1, 11)]
+
+
+def test_small_archive_is_sent_silently():
+    lines = []
+    assert len(list(upload.report_progress([b"x"] * 10, 10, lines.append))) == 10
+    assert lines == []

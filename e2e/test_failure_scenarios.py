@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from failure_scenarios.scenario import RECOVERY_TIMEOUT_SECONDS, Scenario
 from harness import OPERATOR_NAMESPACE, Cluster, Manifest, execute, wait_for
 
@@ -153,6 +154,29 @@ def build_source(text: str) -> Manifest:
 
 
 FROM_SOURCE = {"configMapKeyRef": {"name": "scoring", "key": "score.py"}}
+
+
+@pytest.mark.each
+def test_rollout_that_cannot_start_because_of_its_configuration(scenario: Scenario) -> None:
+    """The message is the program's own, and not the log that follows it. The job fails without a second attempt."""
+    cause = "spec.rollout.maxModelLen: vLLM does not start: max_model_len is too long"
+    program = f"""
+import sys
+from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.termination import end_program
+code = end_program({cause!r}, ExitCode.USER)
+print("a library says goodbye")
+sys.exit(code)
+"""
+    sound = yaml.safe_load((Path(__file__).parent / "failure_scenarios/job.yaml").read_text())["spec"]["rollout"]
+    [container] = sound["template"]["spec"]["containers"]
+    broken = {"name": "rollout", "command": ["python", "-c", program], "lifecycle": None}
+    scenario.submit(rollout={"template": {"spec": {"containers": [broken]}}})
+    warning = scenario.wait_for_warning("UserError", (f"rollout: {cause}",), condition="Failed")
+    assert warning == f"rollout: {cause}"
+    assert_failed(scenario, warning)
+    scenario.submit(rollout={"template": {"spec": {"containers": [container]}}})
+    scenario.wait_until_healthy()
 
 
 @pytest.mark.each

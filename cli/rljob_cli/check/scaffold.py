@@ -12,10 +12,12 @@ from pathlib import Path
 from string import Template
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import DataSource
 from rljob_api.manifest.sources import parse_source
-from rljob_cli.check.inspect_files import find_data_files, read_columns
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
+from rljob_inputs.data.rows import read_rows
+from rljob_inputs.errors import InputError
 
 DEFAULT_MODEL = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 _TEMPLATES = resources.files("rljob_cli.check") / "task-templates"
@@ -150,10 +152,13 @@ def _describe_data(data: OwnData, directory: Path) -> dict[str, str]:
     path = Path(data.source)
     if not path.exists():
         raise UserError(f"--data {path}: not found; correct the path")
-    files = find_data_files(path)
-    if not files:
-        raise UserError(f"--data {path}: has no .jsonl or .parquet file")
-    columns = read_columns(files[0])
+    try:
+        row = next(read_rows(DataSource(source=data.source), data.source, split="train"), None)
+    except InputError as error:
+        raise UserError(f"--data {error.message}") from None
+    if row is None:
+        raise UserError(f"--data {path}: has no rows")
+    columns = list(row.values)
     prompt = _choose(data.prompt, _PROMPT_COLUMNS, columns, "--prompt")
     answer = _choose(data.answer, _ANSWER_COLUMNS, columns, "--answer")
     return {"data": _quote(_relative(data.source, directory)), "prompt": _quote(prompt), "answer": _quote(answer)}

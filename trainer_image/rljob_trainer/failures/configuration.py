@@ -26,7 +26,9 @@ _INFRASTRUCTURE_TYPES = {
 _USER_TEXTS = re.compile(
     r"is not a local folder and is not a valid model identifier|does not appear to have a file named"
     r"|gated repo|size mismatch for|Error\(s\) in loading state_dict|out of memory|no file named .*safetensors"
-    r"|Cannot find any model weights|Repo id must be in the form|size of tensor a .* must match",
+    r"|Cannot find any model weights|Repo id must be in the form|size of tensor a .* must match"
+    # A dtype that this CPU or its kernels lack.
+    r"|not implemented for '\w+'|could not create a primitive",
     re.IGNORECASE,
 )
 """Of types that say nothing: OSError, RuntimeError."""
@@ -49,6 +51,9 @@ class ErrorFacts(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorFacts:
+        """Of a group of tasks that failed, the first error counts."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         return cls(tuple(base.__name__ for base in type(error).__mro__), str(error))
 
     @classmethod

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.errors import UserError
+from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.read.load import load_job
 from rljob_api.wire import contract
@@ -127,19 +127,29 @@ def _run(job: RLJob, arguments: list[str]) -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     cli_env_setup()
-    return uvloop.run(_serve(job, parse_arguments(arguments, StartupFields.of_rollout(job.spec))))
+    return uvloop.run(_serve_and_explain(job, parse_arguments(arguments, StartupFields.of_rollout(job.spec))))
 
 
-async def _serve(job: RLJob, args: Namespace) -> int:
+async def _serve_and_explain(job: RLJob, args: Namespace) -> int:
+    """Serve. Until the engine has answered its first request, an error may be one of the configuration."""
+    state = ReplicaState()
+    with startup_errors(StartupFields.of_rollout(job.spec)):
+        try:
+            return await _serve(job, args, state)
+        except Exception as error:
+            if state.is_warm and not isinstance(error, RLJobError):
+                raise TransientError(f"the rollout replica failed: {summarize(ErrorFacts.of(error))}") from error
+            raise
+
+
+async def _serve(job: RLJob, args: Namespace, state: ReplicaState) -> int:
     """Run vLLM's api_server.run_server with RLJob's middleware outermost and the weight puller as a task."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 
     _, socket = setup_server(args, reuse_port=False)
-    with startup_errors(StartupFields.of_rollout(job.spec)):
-        engine = _start_engine(args)
-    state = ReplicaState()
+    engine = _start_engine(args)
     try:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)

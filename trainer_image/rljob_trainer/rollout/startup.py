@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # every process of vLLM imports this module
 
 ENV_ERROR_FILE = "RLJOB_VLLM_ERROR_FILE"
 """Where a child process of vLLM writes why it failed to start."""
-_CHILD_FAILED = "failed to start"
-"""Part of what EngineCoreProc and WorkerProc log with their exception."""
+_CHILD_FAILED = ("failed to start", "encountered a fatal error")
+"""Parts of what EngineCoreProc and WorkerProc log with their exception: while they start, and at the first request."""
 _PATTERNS = {
     "cache": r"kv cache|cache blocks",
     "context": r"max_model_len|max_num_batched_tokens|max seq len|context length",
-    "dtype": r"dtype|b?float16",
+    "dtype": r"dtype|b?float16|not implemented for '\w+'|could not create a primitive",
     "gpus": r"attention heads|tensor.parallel",
     "memory": r"OutOfMemory|out of memory",
     "model": r"safetensor|weights|architecture|config\.json|tokenizer|model_type|trust_remote_code",
@@ -84,7 +84,7 @@ class _Recorder:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._create(*args, **kwargs)
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and _CHILD_FAILED in str(record.msg):
+        if error is not None and any(text in str(record.msg) for text in _CHILD_FAILED):
             record_error(error)
         return record
 

@@ -39,6 +39,8 @@ CASES = [
     (OSError(28, "No space left on device"), False, "[Errno 28] No space left on device"),
     (RuntimeError("CUDA error: an illegal memory access was encountered"), False, "CUDA error"),
     (RuntimeError("something new"), False, "something new"),
+    (ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("the first")]), True, "the first"),
+    (RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'"), True, '"addmm_impl_cpu_" not implemented'),
 ]
 
 

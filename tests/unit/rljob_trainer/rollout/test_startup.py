@@ -57,6 +57,12 @@ def test_exceptions_that_a_child_survives_are_not_the_cause():
         start(ValueError("harmless"), parent=ValueError("the real one"), text="could not load an optional kernel")
 
 
+def test_engine_that_dies_at_its_first_request_has_the_cause_of_its_process():
+    cause = RuntimeError("could not create a primitive descriptor for bf16")
+    with pytest.raises(UserError, match=r"^spec\.trainer\.dtype: vLLM does not start: could not create a primitive"):
+        start(cause, parent=RuntimeError("EngineDeadError"), text="EngineCore encountered a fatal error.")
+
+
 def test_infrastructure_error_is_retried():
     with pytest.raises(TransientError, match="vLLM did not start: no answer"):
         start(parent=RuntimeError("no answer"))

@@ -315,9 +315,9 @@ BY_COLUMNS: Final = Convention("columns", "any parameters, named in function.col
 NOT_SENT: Final[MappingProxyType[str, str]] = MappingProxyType(
     {
         "reward_router_address": "verl passes the address of a reward model that it serves; set function.kwargs: "
-        '{reward_router_address: "HOST:PORT", reward_model_tokenizer: null} and function.network: true, or use a judge',
+        "{reward_router_address: 'HOST:PORT', reward_model_tokenizer: ''} and function.network: true, or use a judge",
         "reward_model_tokenizer": "verl passes the tokenizer of a reward model that it serves; set function.kwargs: "
-        "{reward_model_tokenizer: null} if the function does not use it, or use a judge",
+        "{reward_model_tokenizer: ''} if the function does not use it, or use a judge",
         "environments": "it exists only in TRL's trainer; give it a default",
         "trainer_state": "it exists only in the project's trainer; give it a default",
         "parser": "in verifiers a Rubric passes it; set function.entrypoint to the Rubric",

@@ -159,7 +159,7 @@ class CallPlan(NamedTuple):
 
 
 class ObjectPlan(NamedTuple):
-    """How to use a class or an object: `kind` is scorer, rubric, task, call or score_answer."""
+    """How to use a class or an object: `kind` is scorer, rubric, task, manager, call or score_answer."""
 
     kind: str
     call: CallPlan | None = None
@@ -263,13 +263,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
     if _MANAGER_METHOD in methods:
-        raise FormError(
-            f"{name} is a reward manager of verl, which decodes tokens and calls a function; "
-            "set function.entrypoint to that function, or write\n"
-            "    from verl.utils.reward_score import default_compute_score\n"
-            "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-            "        return default_compute_score(data_source, solution_str, ground_truth, extra_info)"
-        )
+        return _plan_manager(found, scope)
     inherited = _find_base_form(found.bases, spec)
     if "__call__" in methods:
         call = plan_call(methods["__call__"]._replace(name=name), spec, scope, inherited)
@@ -295,6 +289,19 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
     if found.constructor is not None and not constructor:
         _check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
     return ObjectPlan(kind, call, constructor)
+
+
+def _plan_manager(found: Class, scope: str) -> ObjectPlan:
+    """Plan a reward manager of verl, which decodes tokens and calls a function."""
+    if found.is_instance or scope == "group":
+        what = "is an object; name the class" if found.is_instance else "scores one sample; remove scope"
+        raise FormError(
+            f"{found.name} is a reward manager of verl and {what}, or write\n"
+            "    from verl.utils.reward_score import default_compute_score\n"
+            "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+            "        return default_compute_score(data_source, solution_str, ground_truth, extra_info)"
+        )
+    return ObjectPlan("manager")
 
 
 def _find_base_form(bases: frozenset[str], spec: FunctionSpec) -> Convention | None:

@@ -202,7 +202,37 @@ async def call(completion, ground_truth, extra_info, **_):
 """
 COUNTDOWN = [json.dumps({"target": target, "numbers": numbers}) for target, numbers in ((72, [48, 24]), (3, [1, 2]))]
 
+DAPO_BUFFER = {"enable": True, "len": 8, "penalty_factor": 0.5, "log": True}
+MANAGER = """
+from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+from verl.utils.reward_score import math_dapo
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    return math_dapo.compute_score(solution_str, ground_truth)
+class Manager(DAPORewardManager): ...
+"""
+MANAGER_CALL = """
+from verl.utils.reward_score.math_dapo import compute_score
+def call(completion, ground_truth, completion_ids, **_):
+    exceeded = len(completion_ids) - (24 - 8)
+    return compute_score(completion, ground_truth)["score"] + min(-exceeded / 8 * 0.5, 0)
+"""
+
 PACKAGED = [
+    Packaged(
+        "verl DAPORewardManager",
+        {
+            "inline": MANAGER,
+            "entrypoint": "Manager",
+            "factoryArgs": {
+                "compute_score": "score",
+                "reward_kwargs": {"max_resp_len": 24, "overlong_buffer_cfg": DAPO_BUFFER},
+            },
+            "requirements": ["verl==0.9.1", TORCH],
+            **MEMORY,
+        },
+        MANAGER_CALL,
+        reads_tokens=True,
+    ),
     trl_factory(
         "get_cosine_scaled_reward",
         {"max_len": 40, "min_value_wrong": -2.0},

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rljob_api.functions import forms
 from rljob_api.functions.forms import CallPlan, Description, FormError, Function, ObjectPlan, SeveralPlan
-from rljob_reward.worker.adapters import inspection, rubric, sample_then_group, task
+from rljob_reward.worker.adapters import inspection, manager, rubric, sample_then_group, task
 from rljob_reward.worker.adapters.binding import Binding, NamedBinding, bind_call, combine, unique_names
 from rljob_reward.worker.adapters.inspection import DescribeInSource
 
@@ -23,7 +23,7 @@ class Bound(NamedTuple):
     sample: Binding | None
     group: Binding | None
     signature: str
-    """The name of its convention, or of its kind: class, list, rubric, task."""
+    """The name of its convention, or of its kind: class, list, rubric, task, manager."""
 
     @property
     def reads_tokens(self) -> bool:
@@ -84,6 +84,8 @@ def _callable(value: Callable[..., Any], found: Function) -> Callable[..., Any]:
 def _bind_object(name: str, value: Any, plan: ObjectPlan, spec: forms.FunctionSpec, scope: str) -> tuple[Binding, str]:
     if plan.kind == "task":
         return task.bind(value, name, spec.factory_args or {}), "task"
+    if plan.kind == "manager":
+        return manager.bind(value, name, spec.factory_args or {}), "manager"
     made = _construct(value, plan.constructor_parameter, spec.factory_args or {}) if isinstance(value, type) else value
     if plan.kind == "rubric":
         return rubric.bind(made, name, scope), "rubric"

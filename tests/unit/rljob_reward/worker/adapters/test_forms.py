@@ -167,13 +167,12 @@ FORMS = [
     Form(
         "verl with its own reward model",
         seen("solution_str, reward_router_address, reward_model_tokenizer", "reward_router_address == 'rm:80'"),
-        {"kwargs": {"reward_router_address": "rm:80", "reward_model_tokenizer": None}},
+        {"kwargs": {"reward_router_address": "rm:80", "reward_model_tokenizer": ""}},
     ),
     Form(
         "verl manager",
-        "class Manager:\n    async def run_single(self, data): ...",
-        {"entrypoint": "Manager"},
-        expected="reward manager of verl",
+        "class Manager:\n    async def run_single(self, data): ...\nreward = Manager()",
+        expected="is a reward manager of verl and is an object; name the class, or write",
     ),
     Form("verl by signature", seen("**kwargs", "kwargs['solution_str'] == '4'"), {"signature": "verl"}),
     Form(

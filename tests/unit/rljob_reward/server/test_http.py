@@ -263,6 +263,25 @@ async def test_idle_connection_is_closed_after_a_while(start: Start, monkeypatch
     assert await client.read_until_closed() == b""
 
 
+async def test_request_that_began_during_an_earlier_one_is_not_idle(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = await start()
+    client = await connector.connect(GET % b"/wait" + b"GET /wait HT")
+    await connector.wait_for(lambda: connector.handler.waiting)
+    connector.handler.waiting.pop().respond(200, b"first")
+    assert await client.read_response() == (200, b"first")
+    client.send(b"TP/1.1\r\n\r\n")
+    await connector.wait_for(lambda: connector.handler.waiting)
+    idle = await connector.connect(GET % b"/x")
+    await idle.read_response()
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0)
+    connector.server._on_tick()
+    assert await idle.read_until_closed() == b""
+    connector.handler.waiting[0].respond(200, b"second")
+    assert await client.read_response() == (200, b"second")
+
+
 async def test_connections_without_the_token_make_room_for_others(start: Start) -> None:
     connector = await start(max_connections=3)
     working = await connector.connect(GET % b"/wait")

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_reward.results import SampleReply, failure
+from rljob_reward.server import known_requests
 from rljob_reward.server.execution import Execution
 from rljob_reward.server.known_requests import KnownRequests, digest_content
 from rljob_reward.server.metrics import ServerMetrics
@@ -82,3 +83,11 @@ def test_content_is_everything_except_id_and_lane() -> None:
     assert digest_content(request) == digest_content(request.model_copy(update={"id": "2", "lane": "eval"}))
     for field, value in {"prompt": "q", "completion": "d", "ground_truth": 1, "data_source": "s"}.items():
         assert digest_content(request) != digest_content(request.model_copy(update={field: value})), field
+
+
+def test_number_of_remembered_responses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_requests, "_MAX_RESPONSES", 2)
+    known = KnownRequests(ServerMetrics("test", 1), cache=False)
+    for name in "abc":
+        ask(known, name, "text", score=1.0)
+    assert [ask(known, name, "text") is None for name in "abc"] == [True, False, False]

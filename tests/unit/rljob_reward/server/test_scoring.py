@@ -137,6 +137,18 @@ async def test_late_execution_is_killed_and_a_finished_one_is_not(build_scorer: 
     assert result.execute_seconds >= 0.04, "killed by its own timer, not by that of the execution before"
 
 
+async def test_each_late_execution_is_killed_at_its_own_time(build_scorer: Callable[..., Scorer]) -> None:
+    scorer = build_scorer(slots=2, timeout_seconds=0.1)
+    first, second = submit(scorer, "first"), submit(scorer, "second")
+    _, later = scorer._lanes.running_oldest_first()
+    assert later.started is not None
+    later.started += 0.05
+    for client in (first, second):
+        result = await client.wait()
+        assert result.reason is InvalidReason.TIMEOUT
+        assert result.execute_seconds >= 0.1
+
+
 async def test_request_of_a_disconnected_client_never_starts(build_scorer: Callable[..., Scorer]) -> None:
     scorer = build_scorer()
     submit(scorer, "a")

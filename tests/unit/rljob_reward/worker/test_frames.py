@@ -26,6 +26,11 @@ def test_long_frame_is_skipped_and_never_held(size: int) -> None:
     assert frames == [b"", b"first", None, b"last"]
 
 
+def test_long_frame_that_arrives_whole_is_skipped() -> None:
+    buffer = FrameBuffer(max_bytes=10)
+    assert [*buffer.feed(encode(b"x" * 11)), *buffer.feed(encode(b"x" * 10))] == [None, b"x" * 10]
+
+
 def test_length_over_the_protocols_limit_breaks_the_stream() -> None:
     with pytest.raises(BrokenFrameError, match="was announced"):
         FrameBuffer().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

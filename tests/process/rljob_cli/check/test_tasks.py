@@ -1,0 +1,61 @@
+"""Every task of `rljob init` is valid as it stands, with one call of each reward. The Hub is a local one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_cli.check.scaffold import DEFAULT_MODEL, TASKS
+from rljob_cli.main import app
+from tests.support.hub import run_hub
+from tests.support.model_folder import write_model
+
+_CARD = """---
+configs:
+- config_name: main
+  data_files: [{split: train, path: main/train.jsonl}, {split: test, path: main/test.jsonl}]
+---
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The environment of a shell whose Hub has the default model and GSM8K."""
+    with run_hub(tmp_path / "hub") as hub:
+        write_model(hub.add(f"models/{DEFAULT_MODEL.removeprefix('hf://')}"), {"max_position_embeddings": 2048})
+        dataset = hub.add("datasets/openai/gsm8k")
+        (dataset / "README.md").write_text(_CARD)
+        (dataset / "main").mkdir()
+        for split in ("train", "test"):
+            (dataset / "main" / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+        shell = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        yield shell | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+
+
+def test_job_of_each_task_is_valid_as_it_stands(environment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    for task in TASKS:
+        options = ["--data", "rows.jsonl"] if task == "own" else ["--task", task]
+        assert CliRunner().invoke(app, ["init", task, *options]).exit_code == 0
+    command = [
+        sys.executable,
+        "-m",
+        "rljob_cli.main",
+        "validate",
+        *(f"{task}/rljob.yaml" for task in TASKS),
+        "-o",
+        "json",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = dict(zip(TASKS, json.loads(done.stdout)["files"], strict=True))
+    assert [file["warnings"] + file["local_problems"] for file in found.values()] == [[]] * len(TASKS)
+    # A judge is not called, because that would start its model.
+    called = {task: [(reward["name"], reward["error"]) for reward in file["rewards"]] for task, file in found.items()}
+    assert called == {task: [("helpful" if task == "chat" else "correct", "")] for task in TASKS}

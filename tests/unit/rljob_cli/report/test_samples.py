@@ -36,6 +36,11 @@ def test_best_worst_and_first_failures_come_first():
     assert sorted(rank_samples(rows)) == list(range(6))
 
 
+def test_next_best_and_next_worst_follow_the_failures():
+    rows = [sample(score / 10) for score in range(10)]
+    assert rank_samples(rows)[:6] == [9, 0, 7, 8, 1, 2]
+
+
 def test_small_run_is_shown_whole_and_in_order():
     steps = [[sample(0.1, step=1), sample(0.2, step=1)], [sample(0.3, step=2)]]
     assert choose_samples(steps) == [*steps[0], *steps[1]]

@@ -96,6 +96,58 @@ def test_rows_decide_when_the_drivers_summary_is_older():
     assert same["samples_trained"] == 8
 
 
+def test_results_of_all_rewards_are_counted_without_a_drivers_summary():
+    two = {"rewards": {"a": 0.5, "b": None}}
+    counted = [step(1, **two, num_masked=2, invalid_by_reason={"timeout": 3}), step(2, **two)]
+    summary = summarize(evaluation(0, 0.0), *counted)
+    assert (summary["rewards_served"], summary["samples_trained"]) == ((4 + 8 + 8) * 2, 14)
+    assert summary["invalid_by_reason"] == {"timeout": 3}
+
+
+def test_accuracy_after_is_of_the_last_evaluation():
+    summary = summarize(evaluation(0, 0.1, a=1.0), evaluation(2, 0.2, a=2.0), evaluation(4, 0.3, a=3.0))
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.1, 0.3)
+    assert (summary["metrics_before"], summary["metrics_after"]) == ({"a": 1.0}, {"a": 3.0})
+    summary = summarize(evaluation(1, 0.2, a=2.0))
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (None, 0.2), "evaluation.atStart is off"
+
+
+def test_lines_of_a_finished_run_are_complete():
+    driver = {
+        "step_rewards": [0.25, None, 0.5],
+        "samples_trained": 22,
+        "rewards_served": 24,
+        "invalid_by_reason": {"timeout": 2, "exception": 0},
+        "restarts": {"trainer": 1},
+        "pause_seconds": 0.5,
+        "transfer_seconds": None,
+        "weight_digests": {"trainer": "a", "rollout": "a"},
+    }
+    found = lines(step(1), step(2), step(3), phase="Succeeded", driver=driver)
+    assert found == {
+        "reward": "0.250 -> 0.500 over 2 steps",
+        "steps": "3",
+        "wall time": "1.0 s",
+        "samples trained": "22",
+        "rewards served": "24, invalid: timeout 2",
+        "restarts": "trainer 1",
+        "weight updates": "0.500 s pause, 0.000 s transfer (mean)",
+        "weight digests": "2 processes agree",
+    }
+    other = driver | {"weight_digests": {"trainer": "a", "rollout": "b", "other": "a"}, "step_rewards": [0.25] * 3}
+    found = lines(step(1), step(2), step(3), phase="Succeeded", driver=other)
+    assert found["weight digests"] == "3 processes DIFFER"
+    assert lines(step(1))["reward"] == "0.500 (1 step)"
+    assert lines(step(1))["restarts"] == "none"
+
+
+def test_export_is_printed_in_one_line_with_the_command_that_serves_it():
+    console, path = Console(width=40), "/runs/" + "long-name/" * 10 + "export"
+    with console.capture() as drawn:
+        print_summary(console, summarize(step(1)) | {"export": path})
+    assert f"checkpoint: {path}\nserve it with: vllm serve {path}\n" in drawn.get()
+
+
 def test_run_without_any_row_has_unknown_numbers():
     summary = summarize(phase="Failed")
     assert (summary["step_rewards"], summary["accuracy_before"], summary["samples_trained"]) == ([], None, None)

@@ -22,7 +22,7 @@ COMPUTE_SCORE = "compute_score"
 
 
 class CompletionTokenizer:
-    """Decodes the tokens of the current sample, of which only one exists at a time."""
+    """Decodes the tokens of the current sample. A worker has one at a time."""
 
     def __init__(self) -> None:
         self.completion = ""

@@ -67,10 +67,17 @@ def submit_command(target: Target, paths: list[Path], overrides: list[str], opti
         raise UserError(f"--follow prints logs; with -o {options.output} pass --wait")
     files = [_load(path, overrides, should_call=options.should_call) for path in paths]
     if options.dry_run:
-        objects = [m for file in files for m in _plan(file, target.namespace, options).objects]
+        targets = (_choose_namespace(target, file) for file in files)
+        plans = [_plan(file, to.namespace or "default", options) for file, to in zip(files, targets, strict=True)]
+        objects = [manifest for plan in plans for manifest in plan.objects]
         _print_objects(objects, "json" if options.output == "json" else "yaml")
         return 0
-    return max(_submit(target, file, options) for file in files)
+    return max(_submit(_choose_namespace(target, file), file, options) for file in files)
+
+
+def _choose_namespace(target: Target, file: JobFile) -> Target:
+    """Return the target with the namespace that the file names unless the command does, as kubectl chooses it."""
+    return replace(target, namespace=target.namespace or file.document.data["metadata"].get("namespace"))
 
 
 def _load(path: Path, overrides: list[str], *, should_call: bool) -> JobFile:
@@ -120,13 +127,12 @@ def _print_objects(objects: list[Manifest], output: str) -> None:
         print("---\n".join(map(to_yaml, objects)), end="")
 
 
-def _plan(file: JobFile, namespace: str | None, options: Options) -> Submission:
+def _plan(file: JobFile, namespace: str, options: Options) -> Submission:
     documents = [file.document, *file.others]
     for document in documents:
         if document.data["kind"] not in _RESOURCES:
             raise UserError(f"{file.path}: {document.data['kind']} is not part of a job; apply it with kubectl")
-    where = namespace or file.document.data["metadata"].get("namespace") or "default"
-    return plan_submission([d.data for d in documents], _read_trees(file, documents), where, options.claim)
+    return plan_submission([d.data for d in documents], _read_trees(file, documents), namespace, options.claim)
 
 
 def _read_trees(file: JobFile, documents: list[Document]) -> dict[str, Tree]:

@@ -35,7 +35,8 @@ class Submitter:
 
     def __init__(self, api: Any, control_plane: Any, namespace: str, folder: Path) -> None:
         self.core, self.jobs, self.namespace = client.CoreV1Api(api), client.CustomObjectsApi(api), namespace
-        self.options = ["-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
+        self.kubeconfig = ["--kubeconfig", str(control_plane.kubeconfig)]
+        self.options = ["-n", namespace, *self.kubeconfig]
         CliRunner().invoke(app, ["init", str(folder)])
         self.file = folder / "rljob.yaml"
 
@@ -84,6 +85,15 @@ def test_scaffold_becomes_a_job_and_its_files_a_config_map_that_the_job_owns(sub
     assert reference["name"] == files.metadata.name
     assert files.data[reference["key"]] == (submitter.file.parent / "reward.py").read_text()
     assert job["spec"]["data"]["train"]["source"] == "/mnt/files/train/train.jsonl"
+
+
+def test_namespace_of_the_file_is_used_unless_the_command_names_one(submitter: Submitter) -> None:
+    submitter.replace("  name: sums", f"  name: sums\n  namespace: {submitter.namespace}")
+    arguments = ["submit", str(submitter.file), "--no-call", *submitter.kubeconfig]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert submitter.get_job()["spec"]["schedule"]["steps"] == 20
+    done = CliRunner().invoke(app, [*arguments, "-n", "other"])
+    assert (done.exit_code, f"pass -n {submitter.namespace}" in done.stderr) == (2, True)
 
 
 def test_objects_as_applied_are_all_that_stdout_has_with_yaml(submitter: Submitter) -> None:

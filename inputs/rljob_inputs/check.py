@@ -17,11 +17,11 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.manifest.scorers import ServedModel
 from rljob_inputs.data.columns import find_problems, read_column
-from rljob_inputs.data.lengths import PromptLimit, describe_all_too_long, describe_too_long, find_limit, measure
+from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
 from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.errors import InputError
-from rljob_inputs.findings import Finding, LengthTable
+from rljob_inputs.findings import Finding, LengthTable, describe_all_too_long, describe_too_long
 from rljob_inputs.hub.repository import HubAccess, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
@@ -221,7 +221,7 @@ def _open(
 @dataclass(frozen=True)
 class _Sample:
     rows: list[Row]
-    is_all: bool
+    is_whole: bool
     error: RLJobError | None = None
     """Why reading ended."""
 
@@ -234,9 +234,9 @@ def _read_sample(source: DataSource, location: str | None, split: str, access: H
     try:
         iterator = read_rows(source, location, split=split, access=access, is_check=True)
         rows.extend(itertools.islice(iterator, limit))
-        return _Sample(rows, is_all=len(rows) < limit)
+        return _Sample(rows, is_whole=len(rows) < limit)
     except RLJobError as error:
-        return _Sample(rows, is_all=False, error=error)
+        return _Sample(rows, is_whole=False, error=error)
 
 
 def _check_data(
@@ -306,12 +306,12 @@ def _measure_prompts(
     tokens = tokenize(data, rendered, tokenizer)
     if empty := [row for row, token_ids in zip(rows, tokens, strict=False) if not token_ids]:
         raise InputError("spec.data.template", f"{empty[0].place}: the prompt is empty after rendering")
-    table = measure([len(token_ids) for token_ids in tokens], path, len(sample.rows), limit)
+    table = measure([len(token_ids) for token_ids in tokens], path, len(sample.rows), limit, is_whole=sample.is_whole)
     report.lengths.append(table)
     if limit.num_tokens is not None and limit.num_tokens < 1:
         return  # the manifest or the model's context is wrong, and reported there
     if table.num_too_long == table.num_measured:
-        is_sample = not sample.is_all or table.num_measured < table.num_rows
+        is_sample = not sample.is_whole or table.num_measured < table.num_rows
         report.add(f"{path}.source", describe_all_too_long(table), is_warning=is_sample)
     elif table.num_too_long:
         report.add(f"{path}.source", describe_too_long(table), is_warning=True)

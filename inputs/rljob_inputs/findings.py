@@ -30,7 +30,9 @@ class LengthTable:
     path: str
     """spec.data.train or spec.data.eval."""
     num_rows: int
-    """Rows of the dataset; of a streamed dataset, the rows that were read."""
+    """Rows of the dataset, or of its beginning."""
+    is_whole: bool
+    """Whether all rows were read. A check reads the beginning of a large dataset."""
     num_measured: int
     """Rows that were tokenized: all, or an even sample."""
     min: int
@@ -43,3 +45,27 @@ class LengthTable:
     """Where the limit comes from, such as `rollout.maxModelLen 512 - rollout.sampling.maxTokens 32`."""
     num_too_long: int
     """Measured prompts above the limit. The job leaves them out."""
+
+
+def describe_lengths(table: LengthTable) -> str:
+    """Return the table as one line."""
+    rows = f"{table.num_rows} prompts" if table.is_whole else f"the first {table.num_rows} prompts"
+    sample = f" ({table.num_measured} measured)" if table.num_measured < table.num_rows else ""
+    sizes = f"min {table.min}, median {table.median}, p95 {table.p95}, max {table.max}"
+    limit = f"; at most {table.limit} ({table.limit_reason})" if table.limit is not None else ""
+    left_out = f"; {table.num_too_long} are left out" if table.num_too_long else ""
+    return f"{table.path}: {rows}{sample}, in tokens: {sizes}{limit}{left_out}"
+
+
+def describe_too_long(table: LengthTable) -> str:
+    return (
+        f"{table.num_too_long} of {table.num_measured} prompts have more than {table.limit} tokens "
+        f"({table.limit_reason}) and are left out; the longest has {table.max}"
+    )
+
+
+def describe_all_too_long(table: LengthTable) -> str:
+    return (
+        f"all {table.num_measured} prompts are too long: the shortest has {table.min} tokens, and the limit is "
+        f"{table.limit} ({table.limit_reason}); raise it, or shorten the prompts"
+    )

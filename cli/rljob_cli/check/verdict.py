@@ -1,10 +1,12 @@
 """Whether a job is valid, where it can run, and what to print about it."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.read.documents import Problem
 from rljob_api.read.load import InvalidManifestError
@@ -12,8 +14,10 @@ from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
 from rljob_cli.check.preflight import Preflight, run_checks
-from rljob_cli.check.trial import Trial, call_rewards, find_problems
-from rljob_inputs.findings import LengthTable
+from rljob_inputs.findings import LengthTable, describe_lengths
+
+if TYPE_CHECKING:
+    from rljob_cli.check.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ def judge(
     verdict = build_verdict(file, preflight, target, extra)
     if not should_call or verdict.problems or preflight.first_prompt is None or target == "cluster":
         return verdict
+    from rljob_cli.check.trial import call_rewards, find_problems  # imports an HTTP client
+
     trials = call_rewards(file.job, preflight.first_prompt, say)
     found = list(find_problems(file.job, trials))
     local = [_locate(file, finding) for finding in found if finding.only == "local" and target is None]
@@ -64,6 +70,8 @@ def judge(
 def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, extra: Iterable[Problem] = ()) -> Verdict:
     """Sort findings into errors, warnings, and what keeps a job from running on this machine alone."""
     verdict = Verdict(file, [*file.problems, *extra], lengths=preflight.lengths)
+    if target != "cluster":
+        (verdict.problems if target == "local" else verdict.local).extend(file.local_problems)
     for finding in preflight.findings:
         if file.has_problem(finding.path):
             continue
@@ -101,13 +109,6 @@ def print_verdict(verdict: Verdict, target: Target | None) -> None:
 
 def describe_unused(file: JobFile) -> str:
     return f"`rljob run` ignores {', '.join(map(describe, file.unused))}; kubectl applies them"
-
-
-def describe_lengths(table: LengthTable) -> str:
-    limit = f"; at most {table.limit} ({table.limit_reason})" if table.limit is not None else ""
-    left_out = f", {table.num_too_long} are left out" if table.num_too_long else ""
-    sizes = f"min {table.min}, median {table.median}, p95 {table.p95}, max {table.max}"
-    return f"{table.path}: {table.num_rows} prompts of tokens {sizes}{limit}{left_out}"
 
 
 def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None) -> dict[str, Any]:

@@ -42,12 +42,15 @@ def find_limit(spec: RLJobSpec, split: str, context_length: int | None) -> Promp
     return min(limits, key=lambda limit: limit.num_tokens or 0, default=PromptLimit())
 
 
-def measure(lengths: Sequence[int], path: str, num_rows: int, limit: PromptLimit) -> LengthTable:
+def measure(
+    lengths: Sequence[int], path: str, num_rows: int, limit: PromptLimit, *, is_whole: bool = True
+) -> LengthTable:
     """Return the table of at least one length."""
     values = np.asarray(lengths)
     return LengthTable(
         path=path,
         num_rows=num_rows,
+        is_whole=is_whole,
         num_measured=len(lengths),
         min=int(values.min()),
         median=int(np.median(values)),
@@ -56,27 +59,4 @@ def measure(lengths: Sequence[int], path: str, num_rows: int, limit: PromptLimit
         limit=limit.num_tokens,
         limit_reason=limit.reason,
         num_too_long=sum(not limit.admits(length) for length in lengths),
-    )
-
-
-def describe_lengths(table: LengthTable) -> str:
-    """Return the table in one line."""
-    text = (
-        f"{table.path}: {table.num_rows} prompts of {table.min} to {table.max} tokens (median {table.median}, "
-        f"95% at most {table.p95})"
-    )
-    return f"{text}; {describe_too_long(table)}" if table.num_too_long else text
-
-
-def describe_too_long(table: LengthTable) -> str:
-    return (
-        f"{table.num_too_long} of {table.num_measured} prompts have more than {table.limit} tokens "
-        f"({table.limit_reason}) and are left out; the longest has {table.max}"
-    )
-
-
-def describe_all_too_long(table: LengthTable) -> str:
-    return (
-        f"all {table.num_measured} prompts are too long: the shortest has {table.min} tokens, and the limit is "
-        f"{table.limit} ({table.limit_reason}); raise it, or shorten the prompts"
     )

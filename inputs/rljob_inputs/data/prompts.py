@@ -15,10 +15,10 @@ from typing import Any
 from rljob_api.manifest.job_sections import Data, DataSource
 from rljob_api.wire.protocol import Message
 from rljob_inputs.data.columns import are_messages, check_prompt, fill_template, read_column
-from rljob_inputs.data.lengths import PromptLimit, describe_all_too_long, measure
+from rljob_inputs.data.lengths import PromptLimit, measure
 from rljob_inputs.data.rows import Row, read_rows, split_field
 from rljob_inputs.errors import InputError
-from rljob_inputs.findings import LengthTable
+from rljob_inputs.findings import LengthTable, describe_all_too_long
 from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.prompts import Prompt
 

@@ -5,6 +5,7 @@ Invariant: rows are read lazily, so a check may stop after some; every error nam
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import json
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, Repository, find_repository, repository_name
+from rljob_inputs.hub.repository import HubAccess, Repository, find_repository, offline_mode
 
 Values = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
@@ -158,15 +159,15 @@ def _load_table(source: DataSource, repository: Repository, split: str, *, is_ch
     is_streamed = is_check and not repository.is_cached
     if is_streamed:
         datasets.config.TORCH_AVAILABLE = False  # else streaming imports torch
-    return datasets.load_dataset(
-        repository_name(repository.name),
-        name=source.subset,
-        split=split,
-        # Without a network, `datasets` knows its own cache by the name of the branch.
-        revision=source.revision if repository.is_cached else repository.commit,
-        token=repository.access.token,
-        streaming=is_streamed,
-    )
+    with offline_mode() if repository.is_cached else contextlib.nullcontext():
+        return datasets.load_dataset(
+            repository.name,
+            name=source.subset,
+            split=split,
+            revision=source.revision,  # not the commit: without a network, the cache is found by the branch's name
+            token=repository.access.token,
+            streaming=is_streamed,
+        )
 
 
 def _explain(error: Exception, source: DataSource, location: str, split: str, field: str) -> InputError:

@@ -6,8 +6,9 @@ one line; the libraries that load would retry for more than a minute first.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +104,23 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
         ) from error
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     return Repository(kind, name, str(info.sha), files, access)
+
+
+@contextlib.contextmanager
+def offline_mode() -> Iterator[None]:
+    """Let the libraries use their caches at once, after the Hub did not answer: they would retry for half a minute."""
+    import datasets
+    from huggingface_hub import constants
+
+    modules = (constants, datasets.config)
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value
 
 
 def repository_name(source: str) -> str:

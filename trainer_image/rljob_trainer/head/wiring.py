@@ -16,8 +16,9 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import DataSource
-from rljob_inputs.data.lengths import describe_lengths, find_limit
+from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
+from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess, repository_name
 from rljob_inputs.models.config import find_context_length
 from rljob_inputs.models.files import read_config

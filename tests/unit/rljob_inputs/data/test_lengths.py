@@ -3,7 +3,8 @@
 import pytest
 
 from rljob_api.manifest.job import RLJob
-from rljob_inputs.data.lengths import PromptLimit, describe_lengths, find_limit, measure
+from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
+from rljob_inputs.findings import describe_lengths
 
 
 def spec(rollout=None, **sections):
@@ -42,6 +43,10 @@ def test_the_table_counts_what_is_left_out():
     assert (table.min, table.median, table.p95, table.max) == (1, 50, 95, 6_011)
     assert table.num_too_long == 1
     assert describe_lengths(table) == (
-        "spec.data.train: 100 prompts of 1 to 6011 tokens (median 50, 95% at most 95); 1 of 100 prompts have more than "
-        "99 tokens (data.maxPromptTokens) and are left out; the longest has 6011"
+        "spec.data.train: 100 prompts, in tokens: min 1, median 50, p95 95, max 6011; at most 99 "
+        "(data.maxPromptTokens); 1 are left out"
+    )
+    sample = measure([1, 2], "spec.data.train", 50_000, PromptLimit(), is_whole=False)
+    assert describe_lengths(sample).startswith(
+        "spec.data.train: the first 50000 prompts (2 measured), in tokens: min 1"
     )

@@ -7,9 +7,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rljob_api.errors import TransientError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.rows import read_rows
 from rljob_inputs.errors import InputError
+from rljob_inputs.hub.repository import HubAccess
+from tests.support.hub import run_hub
 
 
 def read(path, **fields):
@@ -66,3 +69,55 @@ def test_what_is_not_a_dataset_is_named(tmp_path):
     (tmp_path / "d.parquet").write_text(json.dumps({"a": 1}))
     with pytest.raises(InputError, match="is not a readable Parquet file"):
         read(tmp_path / "d.parquet")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", datasets.config.HF_ENDPOINT)
+    with run_hub(tmp_path / "hub") as running:
+        folder = running.add("datasets/org/data")
+        (folder / "README.md").write_text(
+            "---\nconfigs: [{config_name: a, data_files: a.jsonl}, {config_name: b, data_files: b.jsonl}]\n---\n"
+        )
+        for name in "ab":
+            (folder / f"{name}.jsonl").write_text(f'{{"x": "{name}1"}}\n{{"x": "{name}2"}}\n')
+        yield running
+
+
+def read_hub(access, *, is_check=False, **fields):
+    source = DataSource(source="hf://org/data", **fields)
+    return [
+        (row.values["x"], row.place)
+        for row in read_rows(source, source.source, split="train", access=access, is_check=is_check)
+    ]
+
+
+@pytest.mark.parametrize("is_check", [True, False])
+def test_dataset_of_the_hub_is_read_by_subset_and_limit(hub, is_check):
+    access = HubAccess(hub.url)
+    expected = [("b1", "hf://org/data row 1"), ("b2", "hf://org/data row 2")]
+    assert read_hub(access, is_check=is_check, subset="b") == expected
+    assert read_hub(access, is_check=is_check, subset="b", limit=1) == expected[:1]
+    with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has several subsets: .*'a', 'b'"):
+        read_hub(access, is_check=is_check)
+    with pytest.raises(InputError, match=r"spec.data.train.subset: hf://org/data has no subset c: .*'a', 'b'"):
+        read_hub(access, is_check=is_check, subset="c")
+    with pytest.raises(InputError, match=r"spec.data.train.split: hf://org/data has no split x"):
+        read_hub(access, is_check=is_check, subset="b", split="x")
+
+
+def test_dataset_in_the_cache_is_read_without_a_network_and_without_retries(hub):
+    import huggingface_hub
+
+    rows = read_hub(HubAccess(hub.url), subset="a")
+    nowhere = HubAccess("http://127.0.0.1:1")
+    for is_check in (True, False):
+        assert read_hub(nowhere, is_check=is_check, subset="a") == rows
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE, "other repositories may be reachable"
+    with pytest.raises(TransientError, match="cannot reach the Hub"):
+        list(read_rows(DataSource(source="hf://org/other"), "hf://org/other", split="train", access=nowhere))

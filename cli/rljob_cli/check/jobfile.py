@@ -39,6 +39,8 @@ class JobFile:
     """The file's text."""
     problems: tuple[Problem, ...] = ()
     """What is wrong with the manifest. If any, `job` has defaults in place of wrong values, for further checks only."""
+    local_problems: tuple[Problem, ...] = ()
+    """What is missing for `rljob run`; a cluster may have it."""
     sources: dict[int, Document] = field(default_factory=dict)
     """By index of the reward: the document of the RewardModel that replaced its reference."""
     reward_models: dict[str, RewardModel] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Finding:
 
 def check_file(file: JobFile, findings: Iterable[Finding], extra: Iterable[Problem] = ()) -> None:
     """Raise all errors at once, with the file's own problems; print warnings."""
-    problems = [*file.problems, *extra]
+    problems = [*file.problems, *file.local_problems, *extra]
     for finding in findings:
         if file.has_problem(finding.path):
             continue
@@ -115,9 +117,9 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
     if not isinstance(job, RLJob):
         raise InvalidManifestError(str(path), problems)
     sources: dict[int, Document] = {}
+    local: list[Problem] = []
     if not keep_references:
-        job, sources, found = inline_reward_models(job, document, models)
-        problems += found
+        job, sources, local = inline_reward_models(job, document, models)
         if not invalid:
             job, objects, found = inline_config_maps(job, document, objects)
             problems += found
@@ -128,6 +130,7 @@ def load_partial(path: Path, overrides: Iterable[str] = (), *, keep_references: 
         document=document,
         lines=text.splitlines(),
         problems=tuple(problems),
+        local_problems=tuple(local),
         sources=sources,
         reward_models=own,
         others=tuple(others),

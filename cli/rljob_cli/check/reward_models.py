@@ -37,7 +37,8 @@ def read_reward_models(documents: Iterable[Document]) -> tuple[Models, list[Prob
 def inline_reward_models(
     job: RLJob, document: Document, models: Models
 ) -> tuple[RLJob, dict[int, Document], list[Problem]]:
-    """Replace each reference by its RewardModel. Return also their documents by index of the reward, and problems."""
+    """Replace each reference by its RewardModel. Return also their documents by index of the reward, and what keeps
+    `rljob run` from serving a reward; a cluster may have the RewardModel."""
     rewards, sources, problems = [], {}, []
     for index, reward in enumerate(job.spec.rewards):
         reference = reward.reward_model_ref

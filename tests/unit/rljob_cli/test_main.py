@@ -174,6 +174,17 @@ def test_validate_says_where_a_job_can_run(job):
     assert rljob("validate", job, "--local", "--cluster")[0] == 2
 
 
+def test_reward_model_may_be_in_the_cluster_alone(job):
+    text = job.read_text().replace("function: {file: reward.py}", "rewardModelRef: {name: math}")
+    job.write_text(text.replace("./model", "hf://org/m").replace("train.jsonl", "hf://org/d"))
+    assert rljob("validate", job, "--cluster")[0] == 0
+    code, output = rljob("validate", job, "--no-call")
+    assert code == 0
+    assert "only on a cluster:\n    " in output
+    assert "spec.rewards[0].rewardModelRef.name must be a RewardModel in this file, got math" in output
+    assert rljob("validate", job, "--local", "--no-call")[0] == 2
+
+
 def test_objects_of_other_kinds_are_accepted_and_named(job):
     others = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: keys}\n---\napiVersion: v1\nkind: ConfigMap\n"
     job.write_text(job.read_text() + others + "metadata: {name: functions}\ndata: {}\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -17,9 +15,6 @@ from rljob_cli.check.machine import Machine
 from rljob_cli.check.other_objects import describe
 from rljob_cli.check.preflight import Preflight, run_checks
 from rljob_inputs.findings import LengthTable, describe_lengths
-
-if TYPE_CHECKING:
-    from rljob_cli.check.trial import Trial
 
 if TYPE_CHECKING:
     from rljob_cli.check.trial import Trial
@@ -75,8 +70,6 @@ def judge(
 def build_verdict(file: JobFile, preflight: Preflight, target: Target | None, extra: Iterable[Problem] = ()) -> Verdict:
     """Sort findings into errors, warnings, and what keeps a job from running on this machine alone."""
     verdict = Verdict(file, [*file.problems, *extra], lengths=preflight.lengths)
-    if target != "cluster":
-        (verdict.problems if target == "local" else verdict.local).extend(file.local_problems)
     if target != "cluster":
         (verdict.problems if target == "local" else verdict.local).extend(file.local_problems)
     for finding in preflight.findings:

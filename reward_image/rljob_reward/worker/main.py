@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         return 0
     faulthandler.unregister(signal.SIGUSR1)
     os.close(stack)
-    report = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
+    report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
     report |= {"reads_tokens": bound.reads_tokens}
     others = [] if any(line.startswith(f"{sandbox.PRIVATE_SHM}:") for line in missing) else [shared_memory.PATH]
     cleaner = ScratchCleaner(worker_sandbox.scratch, *others)

@@ -73,7 +73,7 @@ def test_index_that_answers_is_reachable(index: str, status: int, is_reachable: 
     assert requirements._find_unreachable_index("", extra) == (None if is_reachable else url)
 
 
-def test_index_that_does_not_answer_is_no_fault_of_the_lines() -> None:
+def test_index_that_does_not_answer_is_not_an_error_of_the_lines() -> None:
     url = "http://me:secret@127.0.0.1:9/simple"
     assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url}) == url
     assert requirements._find_unreachable_index("", {"PIP_INDEX_URL": url, "PIP_NO_INDEX": "1"}) is None

@@ -1,7 +1,7 @@
 """How many executions may have just started. Pure: the caller passes the clock's time.
 
 Functions that take microseconds need a processor each: more workers only take turns, each with its own memory (on two
-processors, 16 workers execute a fifth less than 4). Longer ones wait for something else, so all slots may have one.
+processors, a server with 4 of them serves a sixth less than one with 2). Longer ones wait for something else, so all slots may have one.
 Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
 """
 
@@ -14,7 +14,7 @@ START_WINDOW_SECONDS = 0.002
 _STARTS_PER_SECOND = 2000
 """Of short executions: the limit grows with their length (Little's law). Below what a server can hand out; otherwise a
 mean that is long only because too many workers take turns would admit them all."""
-_STARTS_PER_PROCESSOR = 2
+_STARTS_PER_PROCESSOR = 1
 _NUM_PROCESSORS = len(os.sched_getaffinity(0))
 
 

@@ -13,15 +13,15 @@ def count_starts(mean_seconds, now, started=(), num_processors=2):
     return 100
 
 
-def test_short_executions_start_two_per_processor():
-    assert count_starts(0.0001, 1.0) == 4
-    assert count_starts(0.0001, 1.0, started=[1.0] * 3) == 1, "one for each that ended"
+def test_short_executions_start_one_per_processor():
+    assert count_starts(0.0001, 1.0, num_processors=4) == 4
+    assert count_starts(0.0001, 1.0, started=[1.0] * 3, num_processors=4) == 1, "one for each that ended"
 
 
 def test_executions_older_than_the_window_do_not_count():
-    earlier = [1.0] * 4
+    earlier = [1.0] * 2
     assert count_starts(0.0001, 1.0 + START_WINDOW_SECONDS / 2, earlier) == 0
-    assert count_starts(0.0001, 1.0 + START_WINDOW_SECONDS, earlier) == 4, "for any mean"
+    assert count_starts(0.0001, 1.0 + START_WINDOW_SECONDS, earlier) == 2, "for any mean"
 
 
 def test_long_executions_all_start_at_once():

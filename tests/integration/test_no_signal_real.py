@@ -51,6 +51,7 @@ def write_job(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_job_that_learns_nothing_warns_and_fails_with_the_line_of_the_exception(tmp_path: Path) -> None:
     done = subprocess.run(
         [RLJOB, "run", write_job(tmp_path), "--dir", tmp_path, "--output", "plain"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,9 +33,6 @@ _MAX_ROWS, _MAX_STREAMED_ROWS = 50_000, 1_000
 """Rows of a dataset that are checked: of files, and of a dataset of the Hub, which is streamed."""
 _MAX_MEASURED_ROWS, _MAX_MEASURED_CHARACTERS = 5_000, 8_000_000
 """About a second of work for a tokenizer."""
-_ALLOWS_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-_OVERRIDES = ("--hf-overrides", "--max-model-len", "--tokenizer")
-"""Arguments of vLLM that change what config.json says."""
 
 
 @dataclass
@@ -109,9 +106,11 @@ def _check_all(job: RLJob, locate: Callable[[str], str | None], access: HubAcces
         report, model = _check_trained_model(job, locate(job.spec.model.source), access)
     for future in served:
         _merge(report, future.result())
+    rollout, tokenizer = job.spec.rollout, model.tokenizer if model else None
+    overridden = configs.overrides_length(rollout.extra_args, rollout.env)
+    context_length = configs.find_context_length(model.config) if model and not overridden else None
     for path, source, split in _data_sources(job.spec.data):
-        limit = find_limit(job.spec, split, configs.find_context_length(model.config) if model else None)
-        tokenizer = model.tokenizer if model else None
+        limit = find_limit(job.spec, split, context_length)
         _merge(report, _check_data(job.spec.data, source, path, split, data[path].result(), tokenizer, limit))
     return report
 
@@ -156,7 +155,7 @@ def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) ->
             report.add("spec.model.source", f"{model.files.place} {problem}")
     if problem := configs.find_dtype_problem(model.config, spec.trainer.dtype):
         report.add("spec.trainer.dtype", problem)
-    if not _changes_config(spec.rollout.extra_args, spec.rollout.env):
+    if not configs.overrides_length(spec.rollout.extra_args, spec.rollout.env):
         _check_length(report, "spec.rollout.maxModelLen", model.config, spec.rollout.max_model_len)
         context = configs.find_context_length(model.config)
         if spec.rollout.max_model_len is None and context and spec.rollout.sampling.max_tokens >= context:
@@ -172,7 +171,7 @@ def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) ->
 def _check_served_model(model: ServedModel, path: str, location: str | None, access: HubAccess) -> InputsReport:
     report = InputsReport()
     opened = _open(report, path, location, model.revision, access)
-    if opened is not None and not _changes_config(model.extra_args, {}):
+    if opened is not None and not configs.overrides_length(model.extra_args, {}):
         _check_length(report, f"{path}.maxModelLen", opened.config, model.max_model_len)
     return report
 
@@ -180,10 +179,6 @@ def _check_served_model(model: ServedModel, path: str, location: str | None, acc
 def _check_length(report: InputsReport, path: str, config: configs.Config, max_model_len: int | None) -> None:
     if max_model_len is not None and (problem := configs.find_length_problem(config, max_model_len)):
         report.add(path, problem)
-
-
-def _changes_config(extra_args: Iterable[str], env: Mapping[str, str]) -> bool:
-    return _ALLOWS_ANY_LENGTH in env or any(argument.startswith(_OVERRIDES) for argument in extra_args)
 
 
 def _open(

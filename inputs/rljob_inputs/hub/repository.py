@@ -112,7 +112,7 @@ def offline_mode() -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    modules = (constants, datasets.config)
+    modules: tuple[Any, ...] = (constants, datasets.config)
     before = [module.HF_HUB_OFFLINE for module in modules]
     try:
         for module in modules:

@@ -5,7 +5,7 @@ Follows vLLM and transformers: a limit that vLLM would refuse after a minute of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -26,6 +26,9 @@ _UNSCALED_ROPE = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek
 """Types of RoPE scaling whose factor is already part of the context length."""
 _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 """Model types that are numerically unstable in float16, which vLLM refuses."""
+_ALLOWS_ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_OVERRIDES = ("--hf-overrides", "--hf_overrides", "--max-model-len", "--max_model_len")
+"""Arguments of vLLM that change the length that config.json allows."""
 
 
 def text_config(config: Config) -> Config:
@@ -49,6 +52,11 @@ def find_context_length(config: Config) -> int | None:
             if kind not in _UNSCALED_ROPE:
                 factor = rope.get("factor") or factor
     return int(min(known) * factor)
+
+
+def overrides_length(extra_args: Iterable[str], env: Mapping[str, str]) -> bool:
+    """Return whether arguments or env of vLLM make the context length of config.json meaningless."""
+    return _ALLOWS_ANY_LENGTH in env or any(argument.startswith(_OVERRIDES) for argument in extra_args)
 
 
 def _rope_parameters(text: Config) -> list[Config]:

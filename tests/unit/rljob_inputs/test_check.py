@@ -88,7 +88,9 @@ def test_errors_are_at_their_field(folder, sections, path, message):
 
 def test_settings_that_change_the_config_are_not_second_guessed(folder):
     assert not errors(check(folder, rollout={"maxModelLen": 128, "env": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}))
-    assert not errors(check(folder, rollout={"maxModelLen": 128, "extraArgs": ["--hf-overrides={}"]}))
+    report = check(folder, rollout={"extraArgs": ["--max-model-len=128"]})
+    assert not errors(report)
+    assert report.lengths[0].limit is None
 
 
 @pytest.mark.parametrize(

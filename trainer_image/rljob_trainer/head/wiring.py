@@ -20,7 +20,7 @@ from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.findings import describe_lengths
 from rljob_inputs.hub.repository import HubAccess, repository_name
-from rljob_inputs.models.config import find_context_length
+from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
@@ -57,7 +57,8 @@ def load_data(environment: Environment) -> tuple[PromptSet, list[Prompt]]:
     """Return the training and the held-out prompts, without those that are too long for the rollouts."""
     spec, access = environment.job.spec, HubAccess.from_environment(os.environ)
     config = read_config(environment.model, spec.model.revision, access)
-    tokenizer, context_length = load_tokenizer(environment), find_context_length(config)
+    overridden = overrides_length(spec.rollout.extra_args, spec.rollout.env)
+    tokenizer, context_length = load_tokenizer(environment), None if overridden else find_context_length(config)
 
     def load(source: DataSource, location: str, split: str) -> PromptSet:
         limit = find_limit(spec, split, context_length)

@@ -66,7 +66,8 @@ class Data(Spec):
     template: LongText = "{prompt}"
     """Text of each prompt. `{prompt}` and `{COLUMN}` are replaced by the row's values."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Prompts with more tokens are skipped and counted. Null: no limit."""
+    """Prompts with more tokens are left out and counted, as are prompts that leave no room for sampling.maxTokens in
+    rollout.maxModelLen or the model's context. Null: only these."""
     shuffle: bool = True
     """Whether to shuffle each epoch, with schedule.seed."""
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _IMPORT_REPORT_SECONDS = 3.0
 _MAX_IMPORT_REPORT_SECONDS = 60.0
-_MIN_PATIENCE_SECONDS = 10.0
+_MIN_PATIENCE_SECONDS = 5.0
 _PATIENCE_PER_START = 3.0
 """A start that takes this many times as long as earlier ones is late."""
 _MAX_FAILED_STARTS = 5

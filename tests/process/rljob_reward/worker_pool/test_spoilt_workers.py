@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -238,16 +237,9 @@ def test_server_is_unready_while_no_worker_can_start(start_server: StartServer) 
 
 def test_import_that_hangs_is_reported_and_then_fails(start_server: StartServer) -> None:
     source = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\ndef compute_score(): ..."
-    server = start_server(source, wait=False, function={"importTimeoutSeconds": 5})
+    server = start_server(source, wait=False, function={"importTimeoutSeconds": 4})
     report = re.compile(r"reward test: the import of function\.inline has taken \d+ s so far, now at \S+:4")
     wait_for(lambda: report.search(server.log.read_text()), "a report")
     assert server.process.wait(60) == 78
-    expected = "it took more than 5 s (function.importTimeoutSeconds) and is still at function.inline:4"
+    expected = "it took more than 4 s (function.importTimeoutSeconds) and is still at function.inline:4"
     assert expected in server.log.read_text()
-
-
-def test_sigterm_is_not_delayed_by_the_report_of_an_import(start_server: StartServer) -> None:
-    server = start_server("import time\ntime.sleep(600)", wait=False)
-    wait_for(lambda: "so far" in server.log.read_text(), "a report")
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0

@@ -6,7 +6,6 @@ to be installed are left out. Invariant: when it returns, no process that it sta
 """
 
 import asyncio
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,23 +16,22 @@ from typing import Any
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
+from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
 from rljob_cli.check.score_client import score_all
 from rljob_cli.check.try_reward import TOKEN, find_ended_container, reward_children
+from rljob_cli.check.waits import find_import_place, pods_of, report_waits
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
-from rljob_cli.manifests import is_ready, labels_of
+from rljob_cli.manifests import is_ready
 from rljob_inputs.prompts import Prompt
 
 LIMIT_SECONDS = 60.0
 """For the import and the call of each reward."""
-_PROGRESS_SECONDS, _LATER_PROGRESS_SECONDS = 2.0, 10.0
-_JUDGE_SECONDS = 5.0
+_JUDGE_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 1.0
-_IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
 _SKIP = "skip this call with --no-call"
 
 
@@ -94,8 +92,8 @@ async def _call_all(
             children = {(c["kind"], c["metadata"]["name"]): c for index in chosen for c in _children(job, index)}
             for child in children.values():
                 await cluster.store.apply(child)
-            started = time.monotonic()
-            progress = asyncio.create_task(_report_waits(job, chosen, cluster, say, started))
+            started, names = time.monotonic(), [job.spec.rewards[index].name for index in chosen]
+            progress = asyncio.create_task(report_waits(cluster, names, say, limit))
             try:
                 calls = (_call(job, index, prompt, cluster, started, limit) for index in chosen)
                 return list(await asyncio.gather(*calls))
@@ -125,10 +123,10 @@ async def _call(job: RLJob, index: int, prompt: Prompt, cluster: LocalCluster, s
             (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt)])
         return Trial(index, reward.name, ready_seconds, results[0])
     except TimeoutError:
-        if reward.judge is not None:  # ready only if its endpoint is
+        if reward.judge is not None:  # nothing is known to be wrong
             return Trial(index, reward.name, ready_seconds)
         what = "its call did not return" if ready_seconds else "its import did not end"
-        where = _find_place(cluster, reward.name)
+        where = find_import_place(cluster, reward.name)
         return Trial(index, reward.name, ready_seconds, error=f"{what} within {limit:g} s{where}; {_SKIP}")
     except UserError as error:
         return Trial(index, reward.name, ready_seconds, error=str(error))
@@ -137,36 +135,12 @@ async def _call(job: RLJob, index: int, prompt: Prompt, cluster: LocalCluster, s
 async def _wait_until_ready(cluster: LocalCluster, name: str) -> dict[str, Any]:
     while True:
         cluster.check()
-        for pod in _pods_of(cluster, name):
+        for pod in pods_of(cluster, name):
             if is_ready(pod):
                 return pod
             if ended := find_ended_container(pod):
                 raise UserError((ended["message"] or "its server ended").strip().removeprefix("error: "))
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def _pods_of(cluster: LocalCluster, name: str) -> list[dict[str, Any]]:
-    return [pod for pod in cluster.store.pods.values() if labels_of(pod).get(LABEL_REWARD) == name]
-
-
-def _find_place(cluster: LocalCluster, name: str) -> str:
-    """Return ` at FILE:LINE` where the server's log says that the import is."""
-    logs = sorted((cluster.paths.root / "logs").glob(f"*{name}*.log"))
-    places = [place for log in logs for place in _IMPORT_PLACE.findall(log.read_text(errors="replace"))]
-    return f", at {places[-1]}" if places else ""
-
-
-async def _report_waits(
-    job: RLJob, chosen: list[int], cluster: LocalCluster, say: Callable[[str], None], started: float
-) -> None:
-    pause = _PROGRESS_SECONDS
-    while True:
-        await asyncio.sleep(pause)
-        names = [job.spec.rewards[index].name for index in chosen]
-        imports = [name for name in names if not any(map(is_ready, _pods_of(cluster, name)))]
-        what = f"the import of reward {', '.join(imports)}" if imports else f"one call of reward {', '.join(names)}"
-        say(f"waits for {what} ({time.monotonic() - started:.0f} s; at most {LIMIT_SECONDS:g} s)")
-        pause = _LATER_PROGRESS_SECONDS
 
 
 def build_samples(reward: Reward, prompt: Prompt) -> list[ScoreRequest]:

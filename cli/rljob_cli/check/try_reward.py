@@ -7,6 +7,7 @@ no process that it started is alive.
 import asyncio
 import json
 import signal
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_reward
 from rljob_cli.check.score_client import score_all
+from rljob_cli.check.waits import report_waits
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import Network, claim_block
@@ -180,6 +182,7 @@ async def _score(
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with LocalCluster(job, network, folder) as cluster:
+        progress = asyncio.create_task(report_waits(cluster, [reward.name], _say))
         try:
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)
@@ -187,8 +190,13 @@ async def _score(
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
             results = await score_all(url, TOKEN, job, reward, groups)
         finally:
+            progress.cancel()
             await cluster.stop(_STOP_SECONDS)
     return label_outcomes(groups, results, in_groups=reward.scope != "sample"), _collect_output(folder / "logs")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def label_outcomes(

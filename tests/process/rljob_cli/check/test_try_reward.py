@@ -70,3 +70,14 @@ def test_reward_that_reads_token_ids_gets_those_of_the_jobs_model(tmp_path):
     done = CliRunner().invoke(app, ["test-reward", str(job), *arguments])
     [result] = json.loads(done.stdout)["results"]
     assert (result["score"], result["reason"]) == (4.0, None)
+
+
+def test_slow_import_is_reported_while_it_lasts(tmp_path):
+    folder = tmp_path / "job"
+    assert rljob("init", folder)[0] == 0
+    (folder / "reward.py").write_text(
+        "import time\ntime.sleep(4)\ndef compute_score(data_source, solution_str, ground_truth): return 1\n"
+    )
+    code, output = rljob("test-reward", folder / "rljob.yaml", "--completion", "5", "--answer", "5")
+    assert code == 0, output
+    assert "waits for the import of reward correct (" in output

@@ -1,0 +1,41 @@
+"""Lines about what a check waits for: the start of a reward's server, which imports the function, or its results."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from rljob_api.wire.contract import LABEL_REWARD
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.manifests import is_ready, labels_of
+from rljob_operator.backend import Manifest
+
+_FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
+_IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
+
+
+def pods_of(cluster: LocalCluster, name: str) -> list[Manifest]:
+    """Return the Pods of a reward."""
+    return [pod for pod in cluster.store.pods.values() if labels_of(pod).get(LABEL_REWARD) == name]
+
+
+def find_import_place(cluster: LocalCluster, name: str) -> str:
+    """Return `, at FILE:LINE` where the server's log says that the import is; empty if it says nothing."""
+    logs = sorted((cluster.paths.root / "logs").glob(f"*{name}*.log"))
+    places = [place for log in logs for place in _IMPORT_PLACE.findall(log.read_text(errors="replace"))]
+    return f", at {places[-1]}" if places else ""
+
+
+async def report_waits(
+    cluster: LocalCluster, names: Sequence[str], say: Callable[[str], None], limit_seconds: float | None = None
+) -> None:
+    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled."""
+    started, pause = time.monotonic(), _FIRST_SECONDS
+    limit = f"; at most {limit_seconds:g} s" if limit_seconds else ""
+    while True:
+        await asyncio.sleep(pause)
+        starting = [name for name in names if not any(map(is_ready, pods_of(cluster, name)))]
+        places = "".join(find_import_place(cluster, name) for name in starting)
+        what = f"the import of reward {', '.join(starting)}" if starting else f"a call of reward {', '.join(names)}"
+        say(f"waits for {what} ({time.monotonic() - started:.0f} s{limit}){places}")
+        pause = _LATER_SECONDS

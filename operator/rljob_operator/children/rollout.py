@@ -5,6 +5,7 @@ reads (sampling, timeouts) restarts no rollout.
 """
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.sources import ModelSource, parse_source
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
@@ -13,6 +14,8 @@ from rljob_operator.defaults import Defaults
 
 _STARTUP_SECONDS = 600
 """vLLM loads and compiles before it listens."""
+_DOWNLOAD_SECONDS = 3600
+"""More time for a model of the Hub. A restarted container would begin its download again."""
 _FAILURE_THRESHOLD = 6
 """Each weight sync makes a replica unready for a moment, and consecutive probes may hit such moments. The driver checks
 the weight version of a replica before it uses it, so no stale replica serves."""
@@ -45,10 +48,14 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         },
         ports={"http": PORT_ROLLOUT},
         env=pods.build_job_env(job, run_dir=False),
-        probes=pods.build_probes("http", _STARTUP_SECONDS, _FAILURE_THRESHOLD),
+        probes=pods.build_probes("http", _startup_seconds(job.spec.model), _FAILURE_THRESHOLD),
         volumes=pods.build_job_volumes(job, [job.spec.model.source], run_dir=False),
         grace_seconds=_GRACE_SECONDS + _PRE_STOP_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         gpus=rollout.gpus_per_replica,
     )
     return pods.build_workload(job, "Deployment", child_name(job, ROLLOUT), parts, spec)
+
+
+def _startup_seconds(model: ModelSource) -> int:
+    return _STARTUP_SECONDS + (_DOWNLOAD_SECONDS if parse_source(model.source).kind == "hf" else 0)

@@ -1,5 +1,7 @@
 """Volumes that all roles share."""
 
+import pytest
+
 from rljob_operator.children import build_children
 from rljob_operator.defaults import DEFAULTS
 from tests.support.job_simulation import make_job
@@ -56,6 +58,14 @@ def test_hub_reaches_all_that_load_models_and_no_reward_function():
     assert {name for name, ports in policies.items() if 8080 in ports} == {
         "gsm8k-head", "gsm8k-trainer", "gsm8k-rollout", "gsm8k-reward-j",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "seconds"), [("pvc://c/m", 600), ("hf://org/m", 4200)])
+def test_rollout_has_time_to_download_its_model(source, seconds):
+    children = build_children(make_job(model={"source": source}), "token", DEFAULTS)
+    (rollout,) = (c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] == "gsm8k-rollout")
+    probe = rollout["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
 
 
 def test_env_of_a_role_overrides_the_hub():

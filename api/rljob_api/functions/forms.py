@@ -6,45 +6,19 @@ use the same messages. Pure, standard library only.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from rljob_api.functions import remedies
 from rljob_api.functions.conventions import BY_COLUMNS, CONVENTIONS, NOT_SENT, TOKEN_VALUES, Convention, Value
-
-DEFAULT_ENTRYPOINTS: Final = (
-    "compute_score", "reward_func", "reward", "reward_fn", "score_answer", "rubric", "reward_funcs",
-)  # fmt: skip
-"""If function.entrypoint is null, the first of these that the source defines."""
-
-SCORER_METHODS: Final = ("compute_score", "post_process_scores")
-"""Methods of a class for scope: sampleThenGroup."""
+from rljob_api.functions.descriptions import SCORER_METHODS, Class, Description, Function, Other, Several, Unknown
 
 RUBRIC_METHODS: Final = frozenset({"_get_reward_funcs", "get_reward_funcs"})
-"""A Rubric of verifiers, has one, depending on its version."""
+"""A Rubric of verifiers has one, depending on its version."""
 
 _RUBRIC: Final = "Rubric"
 _TASK: Final = "Task"
 _MANAGER_METHOD: Final = "run_single"
-_COMPLETION_NAMES: Final = frozenset(
-    [
-        "text",
-        "output",
-        "outputs",
-        "generated",
-        "generation",
-        "prediction",
-        "pred",
-        "response",
-        "completion",
-        "answer",
-        "model_output",
-        "predicted",
-        "content",
-        "candidate",
-        "solution_str",
-    ]
-)
 
 
 class FunctionSpec(Protocol):
@@ -74,72 +48,6 @@ class FunctionSettings(NamedTuple):
 
 class FormError(Exception):
     """The entry point has a form that cannot be called. Its text has the problem and the fix."""
-
-
-class Function(NamedTuple):
-    """The parameters of a function; of a method without the first one."""
-
-    name: str
-    named: tuple[str, ...] = ()
-    """Parameters that can be passed by keyword, in order."""
-    required: tuple[str, ...] = ()
-    positional_only: tuple[str, ...] = ()
-    var_positional: str = ""
-    """Name of *args; empty if there is none."""
-    var_keyword: str = ""
-    annotations: Mapping[str, str] = {}
-
-    @property
-    def is_opaque(self) -> bool:
-        """Whether it only forwards its arguments, such as the wrapper of a decorator."""
-        return not self.named and not self.positional_only and bool(self.var_positional or self.var_keyword)
-
-    def accepts(self, name: str) -> bool:
-        return name in self.named or bool(self.var_keyword)
-
-    def show(self) -> str:
-        parts = [*self.positional_only, *self.named]
-        parts += [f"*{self.var_positional}"] if self.var_positional else []
-        parts += [f"**{self.var_keyword}"] if self.var_keyword else []
-        return f"{self.name}({', '.join(parts)})"
-
-
-class Class(NamedTuple):
-    """A class, or one of its instances."""
-
-    name: str
-    bases: frozenset[str]
-    """Names of all known base classes."""
-    methods: Mapping[str, Function]
-    is_open: bool
-    """Whether it may inherit methods that are unknown here."""
-    is_instance: bool
-    constructor: Function | None = None
-    """None: unknown, or an instance."""
-
-
-class Several(NamedTuple):
-    """A list of entry points, whose scores are summed."""
-
-    name: str
-    elements: tuple[Description, ...]
-
-
-class Other(NamedTuple):
-    """Something that cannot be called."""
-
-    name: str
-    what: str
-    """Its type, such as int."""
-
-
-class Unknown(NamedTuple):
-    """Something that only running the source can show."""
-
-    name: str
-
-
-Description = Function | Class | Several | Other | Unknown
 
 
 class CallPlan(NamedTuple):
@@ -176,26 +84,6 @@ class UnknownPlan(NamedTuple):
 
 
 Plan = CallPlan | ObjectPlan | SeveralPlan | UnknownPlan
-
-
-def describe_missing(
-    entrypoint: str | None, scope: str, functions: Sequence[str], classes: Mapping[str, Iterable[str]]
-) -> str:
-    """Return why a source has no entry point. `classes`: the names of their methods."""
-    if scope != "sampleThenGroup":
-        scorers = [name for name, methods in classes.items() if set(SCORER_METHODS) <= set(methods)]
-        if entrypoint is None and scorers and not functions:
-            return f"{scorers[0]} is a class that scores samples and groups; set scope: sampleThenGroup"
-    wanted = list(classes) if scope == "sampleThenGroup" else [*functions, *classes]
-    kind = "class" if scope == "sampleThenGroup" else "function"
-    found = f"it defines {', '.join(wanted)}" if wanted else f"it defines no {kind}"
-    if entrypoint is not None:
-        near = difflib.get_close_matches(entrypoint, wanted, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
-        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
-    if kind == "class":
-        return f"no class with {' and '.join(SCORER_METHODS)} was found ({found}); scope: sampleThenGroup requires one"
-    return f"none of {', '.join(DEFAULT_ENTRYPOINTS)} was found ({found}); set function.entrypoint"
 
 
 def plan_factory(factory: Description, spec: FunctionSpec) -> None:
@@ -319,11 +207,10 @@ def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Con
         raise FormError(f"{shown} does not accept {', '.join(unknown)}; remove it from function.columns")
     convention = inherited or _find_convention(function, spec, for_groups)
     if convention is None:
-        raise FormError(_describe_unknown_form(function, for_groups))
+        raise FormError(remedies.describe_unknown_form(function, for_groups))
     if for_groups and not convention.lists:
-        raise FormError(
-            f"{shown} takes one sample, but scope: group passes lists; {_remedy_for_groups(function)}, or remove scope"
-        )
+        adapter = remedies.write_adapter(function, for_groups=True)
+        raise FormError(f"{shown} takes one sample, but scope: group passes lists; remove scope, or {adapter}")
     uses_kwargs = not convention.kwargs_parameter
     unknown = [name for name in spec.kwargs if uses_kwargs and not function.accepts(name)]
     if unknown:
@@ -333,7 +220,7 @@ def plan_call(function: Function, spec: FunctionSpec, scope: str, inherited: Con
             f"(it takes {taken})"
         )
     if missing := _missing(function, convention, spec):
-        raise FormError(_describe_missing(shown, missing, convention))
+        raise FormError(remedies.describe_missing_values(shown, missing, convention))
     values: dict[str, Any] = {**convention.arguments, **spec.columns}
     values = {name: value for name, value in values.items() if not uses_kwargs or name not in spec.kwargs}
     passed = tuple(name for name in values if name in function.named or name in spec.columns)
@@ -380,13 +267,6 @@ def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> 
     return [name for name in missing if name in NOT_SENT] if convention.has_columns else missing
 
 
-def _describe_missing(shown: str, missing: Sequence[str], convention: Convention) -> str:
-    what = f"{shown} requires {', '.join(missing)}, which the {convention.name} convention does not pass; "
-    known = next((NOT_SENT[name] for name in missing if name in NOT_SENT), None)
-    mapped = ", ".join(f"{name}: extra_info.{name}" for name in missing)
-    return what + (known or f"add a default, a value in function.kwargs, or function.columns: {{{mapped}}}")
-
-
 def _check_call(function: Function, given: Mapping[str, Any], field: str) -> None:
     missing = [name for name in function.required if name not in given]
     if missing or function.positional_only:
@@ -395,48 +275,3 @@ def _check_call(function: Function, given: Mapping[str, Any], field: str) -> Non
     unknown = [name for name in given if not function.accepts(name)]
     if unknown:
         raise FormError(f"{function.show()} does not accept {', '.join(unknown)}; remove it from {field}")
-
-
-def _describe_unknown_form(function: Function, for_groups: bool) -> str:
-    shown = function.show()
-    if function.is_opaque:
-        return (
-            f"{shown} has no named parameters, so its convention is unknown; set function.signature, or add "
-            "@functools.wraps to its decorator"
-        )
-    mapped = ", ".join(f"{name}: {value}" for name, value in _guess(function, "completion", "ground_truth").items())
-    return (
-        f"{shown} does not match a convention of reward functions; map its parameters, such as "
-        f"function.columns: {{{mapped}}}, or {_write_adapter(function, for_groups)}"
-    )
-
-
-def _remedy_for_groups(function: Function) -> str:
-    return _write_adapter(function, for_groups=True)
-
-
-def _write_adapter(function: Function, for_groups: bool) -> str:
-    """Return the three lines that adapt a function to verl's form."""
-    if for_groups:
-        call = ", ".join(f"{name}={value}" for name, value in _guess(function, "text", "truth").items())
-        return (
-            "write\n"
-            "    def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
-            "        pairs = zip(solution_strs, ground_truths)\n"
-            f"        return [{function.name}({call}) for text, truth in pairs]"
-        )
-    call = ", ".join(f"{name}={value}" for name, value in _guess(function, "solution_str", "ground_truth").items())
-    return (
-        "write\n"
-        "    def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        f"        # extra_info has the other columns\n"
-        f"        return {function.name}({call})"
-    )
-
-
-def _guess(function: Function, completion: str, truth: str) -> dict[str, str]:
-    """Return a value for each required parameter, for an example: the completion, then the answer, then columns."""
-    names = list(function.required or function.named)
-    first = next((name for name in names if name.lower() in _COMPLETION_NAMES), names[0] if names else "")
-    others = [name for name in names if name != first]
-    return {name: completion if name == first else truth if name == others[0] else "..." for name in names}

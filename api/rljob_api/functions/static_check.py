@@ -10,19 +10,18 @@ import ast
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
-from rljob_api.functions import forms
-from rljob_api.functions.forms import (
+from rljob_api.functions import forms, remedies
+from rljob_api.functions.descriptions import (
     DEFAULT_ENTRYPOINTS,
     SCORER_METHODS,
     Class,
     Description,
-    FormError,
     Function,
-    FunctionSpec,
     Other,
     Several,
     Unknown,
-)  # fmt: skip
+)
+from rljob_api.functions.forms import FormError, FunctionSpec
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _BOM = "\ufeff"
@@ -222,7 +221,7 @@ def _missing_entrypoint(names: _Names, entrypoint: str | None, scope: str) -> st
     functions = [name for name, node in names.statements.items() if isinstance(node, FunctionNode)]
     described = {n: names.describe(n) for n, node in names.statements.items() if isinstance(node, ast.ClassDef)}
     classes = {name: found.methods for name, found in described.items() if isinstance(found, Class)}
-    return forms.describe_missing(entrypoint, scope, functions, classes)
+    return remedies.describe_missing_entrypoint(entrypoint, scope, functions, classes)
 
 
 def _show(node: ast.expr) -> str:

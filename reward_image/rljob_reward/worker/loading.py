@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.functions import forms
-from rljob_api.functions.forms import DEFAULT_ENTRYPOINTS, Description, FormError
+from rljob_api.functions import remedies
+from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, Description
+from rljob_api.functions.forms import FormError
 from rljob_reward.worker import adapters
 from rljob_reward.worker.adapters import sample_then_group
 from rljob_reward.worker.adapters.binding import Binding
@@ -148,7 +149,7 @@ def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, An
         return found[0]
     functions = [name for name, value in _own(module, settings) if inspect.isfunction(value)]
     classes = {name: dir(value) for name, value in _own(module, settings) if inspect.isclass(value)}
-    problem = forms.describe_missing(settings.entrypoint, settings.scope, functions, classes)
+    problem = remedies.describe_missing_entrypoint(settings.entrypoint, settings.scope, functions, classes)
     raise UserError(f"{settings.path}:1: {problem}")
 
 

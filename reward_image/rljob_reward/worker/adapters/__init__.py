@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rljob_api.functions import forms
-from rljob_api.functions.forms import CallPlan, Description, FormError, Function, ObjectPlan, SeveralPlan
+from rljob_api.functions.descriptions import Description, Function, Several, Unknown
+from rljob_api.functions.forms import CallPlan, FormError, ObjectPlan, SeveralPlan
 from rljob_reward.worker.adapters import inspection, manager, rubric, sample_then_group, task
 from rljob_reward.worker.adapters.binding import Binding, NamedBinding, bind_call, combine, unique_names
 from rljob_reward.worker.adapters.inspection import DescribeInSource
@@ -39,7 +40,7 @@ def bind(name: str, value: Any, spec: forms.FunctionSpec, scope: str, in_source:
     if spec.factory_args is not None and not isinstance(value, type):
         forms.plan_factory(inspection.describe(name, value, in_source), spec)
         value = inspection.unwrap_remote(value(**spec.factory_args))
-        in_source = forms.Unknown
+        in_source = Unknown
     found = inspection.describe(name, value, in_source)
     plan = forms.plan_entrypoint(found, spec, scope)
     if isinstance(plan, ObjectPlan) and plan.kind == "scorer":
@@ -59,7 +60,7 @@ def _bind(
     in_source: DescribeInSource,
 ) -> tuple[Binding, str]:
     if isinstance(plan, SeveralPlan):
-        assert isinstance(found, forms.Several)
+        assert isinstance(found, Several)
         names = unique_names([element.name for element in found.elements])
         elements = zip(value, found.elements, plan.plans, strict=True)
         bindings = [_bind(e.name, each, e, p, spec, scope, in_source)[0] for each, e, p in elements]

@@ -8,7 +8,8 @@ from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from rljob_api.functions.conventions import TOKEN_VALUES
-from rljob_api.functions.forms import CallPlan, Function
+from rljob_api.functions.descriptions import Function
+from rljob_api.functions.forms import CallPlan
 from rljob_reward.worker.adapters import results
 from rljob_reward.worker.adapters.outcome import Outcome, invalid
 from rljob_reward.worker.adapters.values import Sample, value_of
@@ -41,7 +42,6 @@ class NamedBinding(NamedTuple):
 
 def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan) -> Binding:
     """Bind a function by the plan that was made for its parameters."""
-    convention = plan.convention
     read_ids = [name for name in plan.optional if plan.values[name] in TOKEN_VALUES and mentions(function, name)]
     names = [*plan.passed, *(n for n in plan.optional if plan.values[n] not in TOKEN_VALUES or n in read_ids)]
     logged: dict[str, float] = {}
@@ -51,18 +51,18 @@ def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan
         logged.clear()
         return function(**(_arguments(samples, names, parameters, plan) | constants))
 
-    one = results.reader_of if convention.returns != "rewards" else None
-    if one is None:
-        return Binding(
-            call, lambda value, samples: results.read_rewards(value, len(samples)), plan.reads_tokens(read_ids)
-        )
+    return Binding(call, _reader(plan, logged), plan.reads_tokens(read_ids))
+
+
+def _reader(plan: CallPlan, logged: dict[str, float]) -> Callable[[Any, list[Sample]], list[Outcome]]:
+    convention = plan.convention
+    if convention.returns == "rewards":
+        return lambda value, samples: results.read_rewards(value, len(samples))
     key = plan.kwargs.get("reward_key") if convention.kwargs_parameter else None
-    read_one = one(convention.returns, logged.items, key)
+    read_one = results.reader_of(convention.returns, logged.items, key)
     if convention.lists:
-        return Binding(
-            call, lambda value, samples: results.read_list(value, len(samples), read_one), plan.reads_tokens(read_ids)
-        )
-    return Binding(call, lambda value, samples: [read_one(value)], plan.reads_tokens(read_ids))
+        return lambda value, samples: results.read_list(value, len(samples), read_one)
+    return lambda value, samples: [read_one(value)]
 
 
 def _constants(parameters: Function, plan: CallPlan, logged: dict[str, float]) -> dict[str, Any]:

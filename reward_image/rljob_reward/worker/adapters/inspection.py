@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rljob_api.functions.forms import Class, Description, FormError, Function, Other, Several
+from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
+from rljob_api.functions.forms import FormError
 
 _PLAIN_TYPES = (int, float, complex, str, bytes, bool, dict, set, frozenset, type(None), type(inspect))
 

@@ -55,7 +55,7 @@ def _find_function(cls: Any, name: str, path: str | None) -> Callable[..., Any] 
     function = getattr(source, attribute, None)
     if not callable(function):
         raise FormError(f"{name}: function.factoryArgs.{COMPUTE_SCORE} is {path}, which is not a function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _make_config(settings: Mapping[str, Any]) -> Any:

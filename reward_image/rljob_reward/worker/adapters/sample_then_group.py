@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rljob_api.functions.forms import SCORER_METHODS, ObjectPlan
+from rljob_api.functions.descriptions import SCORER_METHODS
+from rljob_api.functions.forms import ObjectPlan
 from rljob_reward.worker.adapters import results
 from rljob_reward.worker.adapters.binding import Binding, bind_call
 from rljob_reward.worker.adapters.inspection import read_parameters

@@ -111,10 +111,11 @@ def test_dataset_of_the_hub_is_read_by_subset_and_limit(hub, is_check):
         read_hub(access, is_check=is_check, subset="b", split="x")
 
 
-def test_dataset_in_the_cache_is_read_without_a_network_and_without_retries(hub):
+def test_dataset_in_the_cache_is_read_without_a_network_and_without_retries(hub, monkeypatch):
     import huggingface_hub
 
     rows = read_hub(HubAccess(hub.url), subset="a")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: pytest.fail("it retries"))
     nowhere = HubAccess("http://127.0.0.1:1")
     for is_check in (True, False):
         assert read_hub(nowhere, is_check=is_check, subset="a") == rows

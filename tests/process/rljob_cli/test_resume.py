@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed: what is printed again, and what its summary counts."""
+"""A run that is stopped, resumed or fails: what is printed again, and what its summary and report say."""
 
 from __future__ import annotations
 
@@ -107,3 +107,20 @@ def test_session_that_was_killed_still_counts(job):
     assert (killed["phase"], later["phase"], later["after_step"]) == ("", "Interrupted", 1)
     assert killed["started"] <= later["started"]
     assert "no: it runs, or was killed" in (job.parent / "again" / "report.html").read_text()
+
+
+def test_report_of_a_failed_run_has_the_reason_and_the_containers_that_ended(job):
+    manifest = json.loads(job.read_text())
+    failing = "import sys; print('error: spec.model.source: no such model'); sys.exit(78)"
+    manifest["spec"]["head"]["template"] = _container("head", failing)
+    job.write_text(json.dumps(manifest))
+    command = [sys.executable, "-m", "rljob_cli.main", "run", str(job), "--no-call", "--dir", str(job.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    [session] = json.loads((job.parent / "again" / "sessions.json").read_text())
+    assert session["phase"] == "Failed"
+    assert [(failure["role"], failure["exit_code"]) for failure in session["failures"]] == [("head", 78)]
+    page = (job.parent / "again" / "report.html").read_text()
+    assert "0 of 4; the same `rljob run` starts over, since there is no checkpoint" in page
+    failures = page.partition("Containers that ended with an error")[2]
+    assert "error: spec.model.source: no such model" in failures

@@ -58,6 +58,19 @@ def test_warning_keeps_its_message_until_signal_returns():
     assert judge_all([LEARNS, *[EQUAL] * 4, LEARNS]).is_learning is True
 
 
+@pytest.mark.parametrize(("signal", "num_steps"), [(EQUAL, 3), (EQUAL, 7), (INVALID, 3), (INVALID, 7)])
+def test_message_has_the_first_step_without_signal(signal, num_steps):
+    verdict = judge_all([LEARNS] * 11 + [signal] * num_steps)
+    assert "since step 12 no sample" in verdict.message
+    assert (verdict.reason == LearningReason.NO_VALID_SAMPLES) is (signal is INVALID)
+
+
+def test_failure_has_at_most_three_reasons():
+    problems = [DriverProblem(reward="correct", reason="timeout", message=f"m{n}", count=n) for n in range(1, 6)]
+    message = describe_failure(StepsWithoutSignal(3, 3), problems, SPEC)
+    assert [n for n in range(1, 6) if f": m{n}" in message] == [3, 4, 5]
+
+
 def test_limit_of_zero_is_off():
     assert judge_all([INVALID] * 50, limit=0).is_learning is None
 

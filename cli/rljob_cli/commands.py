@@ -17,6 +17,7 @@ from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
+from rljob_inputs.findings import describe_lengths
 from rljob_cli.tables import make_console
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
@@ -88,6 +89,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := runfolder.last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
+    for table in verdict.lengths:
+        say(describe_lengths(table))
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
     try:

@@ -73,6 +73,7 @@ def run(job: Path, settings: dict[str, object], **environment: str) -> Path:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-6000:]
+    assert "prompts, in tokens: min " in done.stdout, "the lengths are shown before the start"
     (folder,) = (path.parent for path in job.parent.glob("runs/*/driver-summary.json"))
     return folder
 

@@ -108,6 +108,17 @@ def test_chat_needs_a_template_that_renders():
         prompt_of({"q": "x", "a": 1}, tokenizer=Strict())
 
 
+@pytest.mark.parametrize(("data_format", "adds"), [("chat", False), ("text", True)])
+def test_special_tokens_are_added_once(data_format, adds):
+    class Starting(Tokenizer):
+        def __call__(self, texts, add_special_tokens=True):
+            start = [2] if add_special_tokens else []
+            return {"input_ids": [[*start, *ids] for ids in super().__call__(texts)["input_ids"]]}
+
+    prompt = prompt_of({"q": "x", "a": 1}, tokenizer=Starting(), format=data_format)
+    assert (prompt.token_ids[0] == 2) is adds, "a chat template writes them as text"
+
+
 def test_long_prompts_are_left_out_and_rows_keep_their_index(tmp_path):
     file = tmp_path / "d.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": "x" * n, "answer": n}) for n in (1, 9, 2)) + "\n\n")

@@ -17,8 +17,8 @@ from rljob_cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, guard
 from rljob_cli.local.network import claim_block
 from rljob_cli.output import print_error, print_json
 from rljob_cli.run import runfolder
-from rljob_inputs.findings import describe_lengths
 from rljob_cli.tables import make_console
+from rljob_inputs.findings import describe_lengths
 
 _RENDERED_TOKEN = "RENDERED-WITHOUT-A-TOKEN"
 

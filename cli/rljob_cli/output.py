@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
@@ -17,9 +18,7 @@ _OUTPUT_OPTIONS = ("-o", "--output")
 
 def choose_format(arguments: Sequence[str]) -> None:
     """Print errors as JSON if the arguments request it. They need not be valid otherwise."""
-    values = dict(
-        _split(argument, following) for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
-    )
+    values = dict(_split(argument, following) for argument, following in pairwise([*arguments, ""]))
     _as_json.set("json" in [values.get(option) for option in _OUTPUT_OPTIONS])
 
 

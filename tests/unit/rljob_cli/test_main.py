@@ -114,6 +114,10 @@ def test_version_names_all_parts():
     assert [line.split()[0] for line in output.splitlines()][:3] == ["rljob", "rljob-cli", "rljob-api"]
 
 
+def test_command_without_arguments_prints_the_help():
+    assert rljob()[1] == rljob("-h")[1]
+
+
 @pytest.mark.parametrize("command", [[], *([name] for name in _NAMES)], ids=["rljob", *_NAMES])
 def test_every_command_has_short_help(command):
     code, output = rljob(*command, "-h")

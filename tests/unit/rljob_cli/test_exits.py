@@ -1,0 +1,45 @@
+"""Exit codes, and what leads to them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rljob_api.errors import TransientError, UserError
+from rljob_cli import exits
+from tests.paths import ROOT
+
+
+def raise_error(error):
+    @exits.guard
+    def command():
+        raise error
+
+    return command()
+
+
+def test_documentation_has_the_exit_codes_of_the_program():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    table = text[text.index("| exit code |") :].partition("\n\n")[0]
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)}
+    assert codes == {0, *(value for name, value in vars(exits).items() if name.startswith("EXIT_"))}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UserError("spec.x is wrong; fix it"), "spec.x is wrong; fix it"),
+        (TransientError("no answer"), "no answer"),
+        (FileNotFoundError(2, "No such file", "a.yaml"), "a.yaml: No such file; fix the file, or pass another path"),
+    ],
+)
+def test_errors_of_the_input_are_one_message_and_exit_code_2(capsys, error, message):
+    assert raise_error(error) == exits.EXIT_BAD_INPUT
+    assert capsys.readouterr() == ("", f"{message}\n")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), RuntimeError("a defect")])
+def test_defects_and_closed_pipes_are_not_errors_of_the_input(error):
+    with pytest.raises(type(error)):
+        raise_error(error)

@@ -51,7 +51,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 _RUNS = Path("runs")
 JobsArgument = Annotated[
@@ -172,7 +172,7 @@ def render(
         Literal["yaml", "json"], typer.Option("-o", "--output", help="json: one List, as kubectl prints it.")
     ] = "yaml",
 ) -> None:
-    """Print the Kubernetes objects that the operator creates for a job. The token is a placeholder."""
+    """Print the objects that the operator creates for a job. The token is a placeholder."""
     from rljob_cli.commands import render_command
 
     raise typer.Exit(render_command(files_of(jobs, filenames), overrides or [], output))
@@ -192,7 +192,7 @@ def init(
     list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Print the tasks, and write nothing.")] = False,
     output: OutputOption = "text",
 ) -> None:
-    """Write a job with a reward function and a few lines of data to start from."""
+    """Write a job to start from, with a reward function and data."""
     from rljob_cli.check import scaffold
 
     if list_tasks:

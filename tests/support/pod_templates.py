@@ -252,6 +252,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (volume(persistentVolumeClaim={}), f"{_TEMPLATE}.volumes[0].persistentVolumeClaim.claimName", "is required"),
     (volume(emptyDir={}, hostPath={"path": "/x"}), f"{_TEMPLATE}.volumes[0]", "one kind"),
     (volume(emptyDir={"sizeLimit": "1 Gi"}), f"{_TEMPLATE}.volumes[0].emptyDir.sizeLimit", "quantity"),
+    (
+        volume(persistentVolumeClaim={"claimNam": "x"}),
+        f"{_TEMPLATE}.volumes[0].persistentVolumeClaim.claimNam",
+        "did you mean claimName?",
+    ),
     (volume(emtpyDir={}), f"{_TEMPLATE}.volumes[0].emtpyDir", "did you mean emptyDir?"),
     (pod(volumes=[{"name": "a b", "emptyDir": {}}]), f"{_TEMPLATE}.volumes[0].name", "lower-case"),
     (pod(ephemeralContainers=[{"name": "a", "image": "b"}]), f"{_TEMPLATE}.ephemeralContainers", "not allowed"),

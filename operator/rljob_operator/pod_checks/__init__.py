@@ -8,6 +8,7 @@ Invariant: what this rejects, the API server rejects; what only a cluster can kn
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +56,7 @@ def _check(text: str) -> tuple[Violation, ...]:
         _remove(remaining, location)
     places = [location for location, _ in wrong]
     rules = [v for v in find_rule_violations(remaining) if not any(_follows_from(place, v[0]) for place in places)]
-    return (*wrong, *rules)
+    return tuple(violation for violation in (*wrong, *rules) if not _is_misspelled(template, violation[0], places))
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -89,6 +90,17 @@ def _remove(template: Any, location: Location) -> None:
             return
     if isinstance(holder, dict) and location:
         holder.pop(location[-1], None)
+
+
+def _is_misspelled(template: Any, missing: Location, places: list[Location]) -> bool:
+    """Whether a field is missing only because its name is misspelled, which is a problem already."""
+    holder = template
+    for part in missing[:-1]:
+        holder = holder[part]
+    if not isinstance(holder, dict) or missing[-1] in holder:
+        return False
+    siblings = [str(place[-1]) for place in places if place[:-1] == missing[:-1] and place[-1] in holder]
+    return bool(get_close_matches(str(missing[-1]), siblings))
 
 
 def _follows_from(wrong: Location, found: Location) -> bool:

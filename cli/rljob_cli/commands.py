@@ -89,8 +89,8 @@ def _run_locked(
         say(f"the earlier run is now {old}")
     elif step := runfolder.last_checkpoint(folder):
         say(f"resumes after step {step}, the last checkpoint in {folder}")
-    for table in verdict.lengths:
-        say(describe_lengths(table))
+    for line in (*map(describe_lengths, verdict.lengths), *(trial.describe() for trial in verdict.trials)):
+        say(line)
     runfolder.prepare(folder, file.job)
     phase = run_job(file.job, folder, network, claims, make_output(output, console), console)
     try:

@@ -81,6 +81,12 @@ def lazy_pool():
         executor = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
     assert executor.submit(abs, -1).result() == 1
 
+def lazy_multiprocessing_pool():
+    global executor
+    if executor is None:
+        executor = multiprocessing.get_context("fork").Pool(1)
+    assert executor.map(abs, [-1]) == [1]
+
 def alarm():
     signal.setitimer(signal.ITIMER_REAL, 0.2)
 
@@ -167,7 +173,7 @@ def test_processes_of_a_sample_end_with_it_and_the_worker_stays(leaving: Server,
     assert pids <= {leaving.score(behaviour)["score"] for _ in range(4)}, "workers serve on"
 
 
-@pytest.mark.parametrize("behaviour", ["fork", "forked_child_that_raises", "lazy_pool"])
+@pytest.mark.parametrize("behaviour", ["fork", "forked_child_that_raises", "lazy_pool", "lazy_multiprocessing_pool"])
 def test_worker_that_forked_is_replaced_and_no_sample_is_lost(leaving: Server, behaviour: str) -> None:
     for _ in range(4):
         result = leaving.score(behaviour)

@@ -12,7 +12,7 @@ from rljob_api.functions.descriptions import Function
 from rljob_api.functions.forms import CallPlan
 from rljob_reward.worker.adapters import results
 from rljob_reward.worker.adapters.outcome import Outcome, invalid
-from rljob_reward.worker.adapters.values import Sample, value_of
+from rljob_reward.worker.adapters.values import Sample, reader_of
 
 _ROW_OVERRIDES = ("ground_truth", "data_source")
 """Values that a column with the parameter's name replaces."""
@@ -44,12 +44,19 @@ def bind_call(function: Callable[..., Any], parameters: Function, plan: CallPlan
     """Bind a function by the plan that was made for its parameters."""
     read_ids = [name for name in plan.optional if plan.values[name] in TOKEN_VALUES and mentions(function, name)]
     names = [*plan.passed, *(n for n in plan.optional if plan.values[n] not in TOKEN_VALUES or n in read_ids)]
+    readers = {name: reader_of(plan.values[name]) for name in names}
+    has_columns, lists = plan.convention.has_columns, plan.convention.lists
     logged: dict[str, float] = {}
     constants = _constants(parameters, plan, logged)
 
     def call(samples: list[Sample]) -> Any:
         logged.clear()
-        return function(**(_arguments(samples, names, parameters, plan) | constants))
+        if lists:
+            given: dict[str, Any] = {name: [read(sample) for sample in samples] for name, read in readers.items()}
+        else:
+            given = {name: read(samples[0]) for name, read in readers.items()}
+        columns = _columns(samples, parameters, plan) if has_columns else {}
+        return function(**{**given, **columns, **constants})
 
     return Binding(call, _reader(plan, logged), plan.reads_tokens(read_ids))
 
@@ -74,14 +81,6 @@ def _constants(parameters: Function, plan: CallPlan, logged: dict[str, float]) -
     logs = {"log_metric": logged.__setitem__, "log_extra": lambda column, values: None}
     taken = {name: log for name, log in logs.items() if convention.name == "trl" and parameters.accepts(name)}
     return taken | dict(plan.kwargs)
-
-
-def _arguments(samples: list[Sample], names: Sequence[str], parameters: Function, plan: CallPlan) -> dict[str, Any]:
-    if plan.convention.lists:
-        given: dict[str, Any] = {name: [value_of(plan.values[name], sample) for sample in samples] for name in names}
-    else:
-        given = {name: value_of(plan.values[name], samples[0]) for name in names}
-    return given | _columns(samples, parameters, plan) if plan.convention.has_columns else given
 
 
 def _columns(samples: list[Sample], parameters: Function, plan: CallPlan) -> dict[str, Any]:

@@ -17,11 +17,11 @@ class MissingTokensError(Exception):
     """The request has no token ids, which the function reads."""
 
 
-def value_of(name: str, sample: Sample) -> Any:
-    """Return a value of the table, or `extra_info.KEY`. Raise KeyError if the sample has no such key."""
+def reader_of(name: str) -> Callable[[Sample], Any]:
+    """Return how to read a value of the table, or `extra_info.KEY`: a KeyError if the sample has no such key."""
     if name.startswith(_EXTRA):
-        return _find_path(sample.get("extra_info", {}), name.removeprefix(_EXTRA))
-    return VALUES[name](sample)
+        return lambda sample: _find_path(sample.get("extra_info", {}), name.removeprefix(_EXTRA))
+    return VALUES[name]
 
 
 def _find_path(mapping: Mapping[str, Any], path: str) -> Any:

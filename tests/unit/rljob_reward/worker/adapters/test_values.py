@@ -5,13 +5,17 @@ from typing import Any
 import pytest
 
 from rljob_reward.worker.adapters import values
-from rljob_reward.worker.adapters.values import value_of
+from rljob_reward.worker.adapters.values import reader_of
 
 CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]
 
 
 def sample(**fields: Any) -> dict[str, Any]:
     return {"id": "1", "prompt": "2+2?", "completion": "4", **fields}
+
+
+def value_of(name: str, row: dict[str, Any]) -> Any:
+    return reader_of(name)(row)
 
 
 def test_prompt_text_joins_the_contents_of_a_chat_as_lines() -> None:

@@ -153,6 +153,8 @@ def test_the_jobs_hub_and_token_take_precedence_over_the_shells():
     access = find_access(make_job("/m", "/d", hub=hub), environment)
     assert (access.endpoint, access.token) == ("http://mirror", "mine")
     assert find_access(make_job("/m", "/d"), environment).endpoint == "http://shell"
+    job = make_job("/m", "/d", hub=hub, head={"env": {"HF_ENDPOINT": "http://head"}})
+    assert find_access(job, environment).endpoint == "http://head", "as in the head's container"
 
 
 def test_token_of_a_secret_must_be_set_only_where_the_job_runs(folder):

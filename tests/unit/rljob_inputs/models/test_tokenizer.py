@@ -34,6 +34,7 @@ def test_text_and_chats_are_tokenized(tmp_path):
     "template",
     [
         "{{ messages[0]['content'] | tojson }}{% generation %}x{% endgeneration %}{{ strftime_now('') }}",
+        "{% if true %}\n    {% if true %}{{ messages[0]['content'] | tojson }}x{% endif %}\n{% endif %}",
         "{% for m in messages %}{% break %}{% endfor %}{{ messages[0]['content'] | tojson }}x",
     ],
 )

@@ -18,6 +18,9 @@ settings.register_profile("ci", settings.get_profile("dev"), max_examples=50, de
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=1000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+# Programs under test must not write the termination message of the container that runs the tests.
+os.environ.setdefault("RLJOB_TERMINATION_LOG", os.devnull)
+
 _GROUP_DEPTH = 3
 """Folders of a test's path that name its group: tests/unit/rljob_api, tests/integration/apiserver."""
 

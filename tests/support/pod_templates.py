@@ -275,6 +275,7 @@ ACCEPTED: list[dict[str, Any]] = [
         limits={"cpu": 2, "memory": "4Gi", "ephemeral-storage": "1G"}, requests={"cpu": "1500m", "memory": "4e9"}
     ),
     resources(limits={"nvidia.com/gpu": "2e0", "example.com/npu": "2000m"}),
+    resources(limits={"memory": "9" * 40, "cpu": "1E"}),
     resources(limits={"memory": "1Gi", "hugepages-2Mi": "4Mi"}),
     resources(limits={"cpu": "0.5"}, requests={"cpu": "500m"}),
     {"trainer": {"gpusPerReplica": 2}},

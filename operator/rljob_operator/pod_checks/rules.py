@@ -11,7 +11,8 @@ from typing import Any
 
 from rljob_api.read.documents import Location
 from rljob_operator.pod_checks import formats
-from rljob_operator.pod_checks.formats import Format, between, one_of, parse_quantity
+from rljob_operator.pod_checks.formats import Format, between, one_of
+from rljob_operator.pod_checks.resources import check_resources
 from rljob_operator.pod_checks.schema import Violation
 
 _CONTAINER_LISTS = ("spec.containers.*", "spec.initContainers.*")
@@ -193,71 +194,6 @@ def _check_seccomp(security: Mapping[str, Any]) -> Iterator[Violation]:
         yield ("seccompProfile", "localhostProfile"), "must be set for type Localhost, and for no other type"
 
 
-def _check_resources(resources: Mapping[str, Any]) -> Iterator[Violation]:
-    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    for kind, quantities in (("limits", limits), ("requests", requests)):
-        for name, value in quantities.items():
-            number = parse_quantity(value)
-            if message := _check_resource_name(name):
-                yield (kind, name), message
-            elif _is_integer(name) and number is not None and number % 1:
-                yield (kind, name), f"must be a whole number: {name} cannot be divided, got {value}"
-    for name, value in requests.items():
-        number, limit = parse_quantity(value), parse_quantity(limits.get(name, value))
-        if number is None or limit is None or _check_resource_name(name):
-            continue
-        if _is_overcommittable(name):
-            if number > limit:
-                message = f"must be at most the limit {limits[name]}, got {value}; lower it, or raise the limit"
-                yield ("requests", name), message
-        elif name not in limits:
-            yield ("requests", name), f"needs an equal limit: {name} cannot be overcommitted; set limits, too"
-        elif number != limit:
-            yield ("requests", name), f"must equal the limit {limits[name]}, got {value}; make both equal"
-    hugepages = [name for name in limits if _is_hugepages(name)]
-    if hugepages and not {"cpu", "memory"} & {*limits, *requests}:
-        yield ("limits", hugepages[0]), "needs cpu or memory in addition; set either"
-
-
-def _check_resource_name(name: str) -> str:
-    near = {
-        "mem": "memory",
-        "gpu": "nvidia.com/gpu",
-        "gpus": "nvidia.com/gpu",
-        "cpus": "cpu",
-        "disk": "ephemeral-storage",
-    }
-    hint = f"; did you mean {near[name.lower()]}?" if name.lower() in near else ""
-    if "/" not in name:
-        is_known = name in ("cpu", "memory", "ephemeral-storage") or (
-            _is_hugepages(name) and formats.parse_quantity(name[10:])
-        )
-        return "" if is_known else f"must be cpu, memory, ephemeral-storage or a device such as nvidia.com/gpu{hint}"
-    is_device = "kubernetes.io/" in name or not name.startswith("requests.")
-    message = formats.is_qualified_name(name) or (
-        "" if "kubernetes.io/" in name else formats.is_qualified_name(f"requests.{name}")
-    )
-    return message if is_device else "must not begin with requests."
-
-
-def _is_hugepages(name: str) -> bool:
-    return name.startswith("hugepages-")
-
-
-def _is_integer(name: str) -> bool:
-    return "/" in name and "kubernetes.io/" not in name
-
-
-def _is_overcommittable(name: str) -> bool:
-    return not _is_integer(name) and not _is_hugepages(name)
-
-
-def _check_probe(probe: Mapping[str, Any]) -> Iterator[Violation]:
-    handlers = [name for name in _HANDLERS if name in probe]
-    if len(handlers) != 1:
-        yield (), f"must have exactly one of {', '.join(_HANDLERS)}, got {' and '.join(handlers) or 'none'}"
-
-
 def _check_success_threshold(probe: Mapping[str, Any]) -> Iterator[Violation]:
     if probe.get("successThreshold", 1) not in (0, 1):
         yield ("successThreshold",), f"must be 1, got {probe['successThreshold']}"
@@ -294,7 +230,7 @@ RELATIONS: tuple[tuple[tuple[str, ...], Relation], ...] = (
     (("C",), _has_image),
     (("C",), _check_privileges),
     (("C.securityContext", "spec.securityContext"), _check_seccomp),
-    (("C.resources",), _check_resources),
+    (("C.resources",), check_resources),
     (("C.env.*",), _has_one_value),
     (
         ("C.env.*.valueFrom",),
@@ -303,7 +239,7 @@ RELATIONS: tuple[tuple[tuple[str, ...], Relation], ...] = (
     (("C.envFrom.*",), _has_one_of("configMapRef", "secretRef")),
     (("C.volumeMounts",), _is_unique("mountPath")),
     (("C.ports",), _is_unique("name")),
-    (tuple(f"C.{probe}" for probe in _PROBES), _check_probe),
+    (tuple(f"C.{probe}" for probe in _PROBES), _has_one_of(*_HANDLERS)),
     (("C.livenessProbe", "C.startupProbe"), _check_success_threshold),
     (tuple(f"C.lifecycle.{hook}" for hook in _HOOKS), _has_one_of("exec", "httpGet", "tcpSocket", "sleep")),
     (("spec.volumes",), _is_unique("name")),

@@ -59,7 +59,7 @@ def test_image_pull_error_leads_to_the_field_and_the_editor() -> None:
     assert found.next == ["kubectl edit rljob sums -n ns"]
 
 
-def test_job_that_learns_nothing_is_explained_with_the_first_exceptions_of_its_reward() -> None:
+def test_job_that_learns_nothing_is_explained_with_the_exceptions_of_its_reward() -> None:
     manifest = job()
     manifest["status"]["conditions"] += [
         {"type": "Learning", "status": "False", "reason": "NoAdvantages", "message": "why", "lastTransitionTime": NOW}

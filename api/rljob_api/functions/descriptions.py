@@ -52,6 +52,8 @@ class Class(NamedTuple):
     is_open: bool
     """Whether it may inherit methods that are unknown here."""
     is_instance: bool
+    rewards: frozenset[str] = frozenset()
+    """Methods marked with @reward, as of a Task of verifiers."""
     constructor: Function | None = None
     """None: unknown, or an instance."""
 

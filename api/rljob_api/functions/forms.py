@@ -147,7 +147,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
     if RUBRIC_METHODS.intersection(methods) or (_RUBRIC in found.bases and "__call__" not in methods):
         return ObjectPlan("rubric")
     if _TASK in found.bases and "__call__" not in methods:
-        return ObjectPlan("task")
+        return _plan_task(found)
     if set(SCORER_METHODS) <= set(methods) and not found.is_instance and "__call__" not in methods:
         raise FormError(f"{name} is a class that scores samples and groups; set scope: sampleThenGroup")
     if _MANAGER_METHOD in methods:
@@ -177,6 +177,20 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
     if found.constructor is not None and not constructor:
         _check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
     return ObjectPlan(kind, call, constructor)
+
+
+def _plan_task(found: Class) -> ObjectPlan:
+    """Plan a Task of verifiers. A reward that does not run would be missing in the sum, so it is refused."""
+    for name in sorted(found.rewards):
+        if "runtime" in found.methods[name].required:
+            shown = f"{found.name}.{found.methods[name].show()}"
+            raise FormError(
+                f"{shown} requires runtime, which exists only in a rollout of verifiers; write runtime=None, and score "
+                "from the trace without it"
+            )
+    if not found.rewards and not found.is_open:
+        raise FormError(f"{found.name} has no method marked with @reward; add one")
+    return ObjectPlan("task")
 
 
 def _plan_manager(found: Class, scope: str) -> ObjectPlan:

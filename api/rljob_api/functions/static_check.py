@@ -121,7 +121,7 @@ class _Names:
         return Unknown(name)
 
     def _describe_class(self, node: ast.ClassDef) -> Class:
-        methods, bases, is_open = dict[str, Function](), set[str](), bool(node.keywords)
+        methods, bases, rewards, is_open = dict[str, Function](), set[str](), set[str](), bool(node.keywords)
         for base in node.bases:
             inner = base.value if isinstance(base, ast.Subscript) else base
             bases.add(inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", ""))
@@ -129,12 +129,16 @@ class _Names:
             if isinstance(parent, Class):
                 methods |= parent.methods
                 bases |= parent.bases
+                rewards |= parent.rewards
                 is_open |= parent.is_open
             elif not (isinstance(inner, ast.Name) and inner.id == "object"):
                 is_open = True
-        methods |= _Names(node).methods()
+        own = _Names(node)
+        methods |= own.methods()
+        rewards |= {name for name, statement in own.statements.items() if _is_marked(statement)}
         constructor = methods.get("__init__", None if is_open or node.decorator_list else Function("__init__"))
-        return Class(node.name, frozenset(bases), methods, is_open or bool(node.decorator_list), False, constructor)
+        is_open |= bool(node.decorator_list)
+        return Class(node.name, frozenset(bases), methods, is_open, False, frozenset(rewards), constructor)
 
     def methods(self) -> Mapping[str, Function]:
         """Return the methods of a class body, without their first parameter."""
@@ -147,6 +151,13 @@ class _Names:
             elif name != "*":
                 methods[name] = Function(name, var_keyword="kwargs")  # assigned: unknown parameters
         return methods
+
+
+def _is_marked(statement: ast.stmt) -> bool:
+    """Return whether a method has the decorator @reward, @vf.reward or @vf.reward(...)."""
+    decorators = statement.decorator_list if isinstance(statement, FunctionNode) else []
+    made = (decorator.func if isinstance(decorator, ast.Call) else decorator for decorator in decorators)
+    return any(getattr(each, "attr", getattr(each, "id", "")) == "reward" for each in made)
 
 
 def _without_self(function: Function) -> Function:

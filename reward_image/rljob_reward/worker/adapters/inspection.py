@@ -98,7 +98,8 @@ def _describe_class(name: str, cls: type, *, is_instance: bool) -> Class:
         except FormError:
             constructor = None
     bases = frozenset(base.__name__ for base in cls.__mro__[1:-1])
-    return Class(name, bases, methods, is_open=False, is_instance=is_instance, constructor=constructor)
+    rewards = frozenset(method for method in methods if getattr(getattr(cls, method, None), "reward", None) is True)
+    return Class(name, bases, methods, False, is_instance, rewards, constructor)
 
 
 def _read_method(cls: type, name: str, raw: Any) -> dict[str, Function]:

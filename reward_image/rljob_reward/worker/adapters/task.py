@@ -1,7 +1,7 @@
 """A Task class of verifiers 0.4: methods marked with @reward and @metric, which score a trace.
 
 Builds the Task of each row and a Trace with the prompt and the completion, as its own rollout does, and lets the Task
-score it. Rewards that require a runtime (a container of the rollout) are not supported.
+score it. A reward that requires a runtime (a container of the rollout) is refused.
 """
 
 from __future__ import annotations

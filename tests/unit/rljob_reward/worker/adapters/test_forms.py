@@ -118,6 +118,14 @@ def level(completion, level):
 def rank(completions, answers):
     return list(range(len(completions)))
 """
+TASK = """
+def reward(function):
+    function.reward = True
+    return function
+class Task: ...
+class SumTask(Task):
+    @reward
+"""
 FACTORY = """
 def get_punishment(limit, soft=1):
     def punishment(completion_ids, **kwargs):
@@ -349,6 +357,18 @@ FORMS = [
         f"{RUBRIC}rubric = Rubric([], [])",
         is_known=False,
         expected="has no reward functions",
+    ),
+    Form(
+        "Task",
+        TASK + "    async def right(self, trace, runtime): ...\n",
+        {"entrypoint": "SumTask"},
+        expected="requires runtime, which exists only in a rollout of verifiers; write runtime=None",
+    ),
+    Form(
+        "Task without a reward",
+        TASK.replace("    @reward\n", "    answer = 1"),
+        {"entrypoint": "SumTask"},
+        expected="SumTask has no method marked with @reward; add one",
     ),
     # ms-swift
     Form("ms-swift", ORM, {"entrypoint": "Match"}),

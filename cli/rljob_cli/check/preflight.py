@@ -19,7 +19,7 @@ from rljob_cli.check.machine import Machine, check_machine
 from rljob_cli.check.rewards import check_reward
 from rljob_inputs.findings import LengthTable
 from rljob_inputs.prompts import Prompt
-from rljob_operator.plan.validate import find_model_sources, find_problems
+from rljob_operator.plan.validate import find_model_problems, find_model_sources, find_problems
 
 if TYPE_CHECKING:
     from rljob_inputs.check import InputsReport
@@ -64,7 +64,13 @@ def _check_weights(job: RLJob) -> Iterator[Finding]:
 
 def check_objects(file: JobFile) -> list[Finding]:
     """Check the objects that a cluster would get."""
-    return [*map(_read_problem, find_problems(file.job)), *_check_relative_paths(file)]
+    found = [*map(_read_problem, find_problems(file.job)), *_check_relative_paths(file)]
+    inlined = {document.data["metadata"]["name"] for document in file.sources.values()}
+    for name, model in file.reward_models.items():
+        if name not in inlined:  # `rljob run` does not use it
+            problems = find_model_problems(model)
+            found += [Finding("", f"RewardModel {name}: {problem}", only="cluster") for problem in problems]
+    return found
 
 
 def _read_problem(problem: str) -> Finding:

@@ -237,3 +237,13 @@ def test_pod_that_a_cluster_refuses_is_refused_here(folder):
     write_job(folder, trainer={"env": {"A=B": "1"}})
     for target in (None, "local", "cluster"):
         assert any(message.startswith("spec.trainer.env.A=B must be") for message in messages(folder, target=target))
+
+
+def test_reward_model_that_no_reward_uses_is_checked_for_a_cluster(folder):
+    model = {"metadata": {"name": "extra"}, "spec": {"function": {"inline": REWARD}, "env": {"A=B": "1"}}}
+    document = yaml.safe_dump({"apiVersion": "rljob.dev/v1alpha1", "kind": "RewardModel", **model})
+    path = folder / "job.yaml"
+    path.write_text(f"{path.read_text()}---\n{document}")
+    assert messages(folder, target="local") == []
+    (found,) = [message for message in messages(folder, target="cluster") if "RewardModel" in message]
+    assert found.startswith(" RewardModel extra: spec.env.A=B must be an environment variable's name")

@@ -214,6 +214,8 @@ class WorkerProcess(asyncio.Protocol):
 
     async def _end_processes(self) -> None:
         """Kill what the request started and left running."""
+        if self.exited.done():
+            return
         kept = {psutil.Process(self.pid), *self._kept}
         commands = await asyncio.to_thread(process_marks.kill_processes, self._sandbox.mark, kept)
         if self.exited.done():

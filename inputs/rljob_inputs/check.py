@@ -5,7 +5,6 @@ Invariant: a check writes nothing but the Hub's cache, and answers within second
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,8 @@ from rljob_inputs.prompts import Prompt
 
 _MAX_ROWS, _MAX_STREAMED_ROWS = 50_000, 1_000
 """Rows of a dataset that are checked: of files, and of a dataset of the Hub, which is streamed."""
+_MAX_CHARACTERS = 50_000_000
+"""About a second of reading, and a few hundred MiB."""
 _MAX_MEASURED_ROWS, _MAX_MEASURED_CHARACTERS = 5_000, 8_000_000
 """About a second of work for a tokenizer."""
 
@@ -226,12 +227,16 @@ def _read_sample(source: DataSource, location: str | None, split: str, access: H
         return None
     limit = _MAX_STREAMED_ROWS if location.startswith("hf://") else _MAX_ROWS
     rows: list[Row] = []
+    num_characters = 0
     try:
-        iterator = read_rows(source, location, split=split, access=access, is_check=True)
-        rows.extend(itertools.islice(iterator, limit))
-        return _Sample(rows, is_whole=len(rows) < limit)
+        for row in read_rows(source, location, split=split, access=access, is_check=True):
+            if len(rows) == limit or num_characters > _MAX_CHARACTERS:
+                return _Sample(rows, is_whole=False)
+            rows.append(row)
+            num_characters += len(str(row.values))
     except RLJobError as error:
         return _Sample(rows, is_whole=False, error=error)
+    return _Sample(rows, is_whole=True)
 
 
 def _check_data(

@@ -69,6 +69,16 @@ def test_prompts_that_are_too_long_are_a_warning_and_an_error_if_all_are(folder)
     assert "all 1 prompts are too long" in errors(check(folder))["spec.data.train.source"]
 
 
+@pytest.mark.parametrize("limit", ["_MAX_ROWS", "_MAX_CHARACTERS"])
+def test_only_the_beginning_of_large_data_is_read(folder, monkeypatch, limit):
+    monkeypatch.setattr(f"rljob_inputs.check.{limit}", 3)
+    write_rows(folder / "train.jsonl", *({"prompt": str(i), "answer": "1"} for i in range(9)), {"no": "prompt"})
+    report = check(folder)
+    assert not errors(report)
+    (table,) = report.lengths
+    assert (table.num_rows, table.is_whole) == ({"_MAX_ROWS": 3, "_MAX_CHARACTERS": 1}[limit], False)
+
+
 @pytest.mark.parametrize(
     ("sections", "path", "message"),
     [

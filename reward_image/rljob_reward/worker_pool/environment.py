@@ -17,7 +17,7 @@ _FIXED = frozenset(
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
         # Models that are already on this machine; not HF_TOKEN.
         *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
-        "TRANSFORMERS_OFFLINE",
+        *("TRANSFORMERS_OFFLINE", "CUDA_VISIBLE_DEVICES"),  # of a Pod without GPUs: none
     )
 )
 _FIXED_PREFIX = "LC_"

@@ -3,6 +3,7 @@ the Hub that hf:// sources come from."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,6 +11,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.base import ClusterRule, ObjectName, PathText, Rule, ShortText, Spec, Url
 from rljob_api.wire.contract import PATH_CLAIMS
 
+_REPOSITORY = re.compile(r"[^/]+(/[^/]+)?/?")
 _SOURCE_CEL = "!self.source.contains('://') || self.source.matches('^(hf://[^/]+(/[^/]+)?/?|pvc://[^/]+(/.*)?)$')"
 
 
@@ -36,8 +38,8 @@ def parse_source(source: str) -> Source:
     scheme, separator, rest = source.partition("://")
     if not separator:
         return Source("absolute" if source.startswith("/") else "relative", source)
-    if scheme == "hf" and rest.count("/") <= 1 and rest.strip("/"):
-        return Source("hf", rest)
+    if scheme == "hf" and _REPOSITORY.fullmatch(rest):
+        return Source("hf", rest.removesuffix("/"))
     if scheme == "pvc" and rest.partition("/")[0]:
         claim, _, path = rest.partition("/")
         return Source("pvc", path, claim)

@@ -16,6 +16,8 @@ from rljob_api.errors import UserError
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.pod_checks import find_violations
+from tests.integration.apiserver.manifests import put_all, smallest
+from tests.integration.apiserver.operator_harness import NAME
 from tests.support.job_simulation import make_job
 from tests.support.pod_templates import ACCEPTED, REFUSED
 
@@ -151,3 +153,21 @@ def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copy(inner) for key, inner in value.items()}
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer.resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}}, "spec.trainer.resources.requests.cpu"),
+        ({"rollout.template": {"spec": {"nodeSelector": ["a"]}}}, "spec.rollout.template.spec.nodeSelector"),
+    ],
+)
+async def test_job_with_a_refused_pod_fails_at_once_without_a_workload_until_it_is_fixed(harness, changes, message):
+    await harness.start()
+    await harness.create(put_all(smallest(), changes))
+    failed = await harness.until_condition("Failed")
+    assert (failed["reason"], failed["message"].startswith(message)) == ("InvalidSpec", True), failed
+    assert await harness.workloads() == [], "no Pod holds a node"
+    role, field = next(iter(changes)).split(".")
+    await harness.patch("RLJob", NAME, {"spec": {role: {field: None}}})
+    await harness.until_all_workloads()

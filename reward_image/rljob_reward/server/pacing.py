@@ -1,8 +1,8 @@
 """How many executions may have just started. Pure: the caller passes the clock's time.
 
 Functions that take microseconds need a processor each: more workers only take turns, each with its own memory (on two
-processors, a server with 4 of them serves a sixth less than one with 2). Longer ones wait for something else, so all slots may have one.
-Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
+processors, a server with 4 of them serves a sixth less than one with 2). Longer ones wait for something else, so all
+slots may have one. Invariant: a free slot is held back for at most START_WINDOW_SECONDS.
 """
 
 from __future__ import annotations

@@ -32,16 +32,16 @@ class _Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         arguments = sys.argv[1:] if args is None else list(args)
-        choose_format(arguments)
-        if not is_json():
-            return super().main(arguments, prog_name, complete_var, standalone_mode, windows_expand_args, **extra)
-        try:
-            code = super().main(arguments, prog_name, complete_var, standalone_mode=False)
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # typer's usage errors have no public base class
-                raise
-            print_error(error.format_message(), EXIT_BAD_INPUT)
-            code = EXIT_BAD_INPUT
+        with choose_format(arguments):
+            if not is_json():
+                return super().main(arguments, prog_name, complete_var, standalone_mode, windows_expand_args, **extra)
+            try:
+                code = super().main(arguments, prog_name, complete_var, standalone_mode=False)
+            except Exception as error:
+                if not hasattr(error, "format_message"):  # typer's usage errors have no public base class
+                    raise
+                print_error(error.format_message(), EXIT_BAD_INPUT)
+                code = EXIT_BAD_INPUT
         sys.exit(code)
 
 

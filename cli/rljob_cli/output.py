@@ -4,9 +4,10 @@ A command prints its result with `print_json`, and raises errors for `rljob_cli.
 printed once, as text on stderr, or with `--output json` as one object on stdout.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from itertools import pairwise
@@ -16,10 +17,15 @@ _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 _OUTPUT_OPTIONS = ("-o", "--output")
 
 
-def choose_format(arguments: Sequence[str]) -> None:
-    """Print errors as JSON if the arguments request it. They need not be valid otherwise."""
+@contextlib.contextmanager
+def choose_format(arguments: Sequence[str]) -> Iterator[None]:
+    """Print errors as JSON within the context if the arguments request it. They need not be valid otherwise."""
     values = dict(_split(argument, following) for argument, following in pairwise([*arguments, ""]))
-    _as_json.set("json" in [values.get(option) for option in _OUTPUT_OPTIONS])
+    token = _as_json.set("json" in [values.get(option) for option in _OUTPUT_OPTIONS])
+    try:
+        yield
+    finally:
+        _as_json.reset(token)
 
 
 def _split(argument: str, following: str) -> tuple[str, str]:

@@ -11,12 +11,6 @@ from rljob_api.read.load import InvalidManifestError
 from rljob_cli import output
 
 
-@pytest.fixture(autouse=True)
-def text_again():
-    yield
-    output.choose_format([])
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -32,13 +26,14 @@ def text_again():
     ],
 )
 def test_json_is_requested_by_each_form_of_the_option(arguments, expected):
-    output.choose_format(arguments)
-    assert output.is_json() is expected
+    with output.choose_format(arguments):
+        assert output.is_json() is expected
+    assert not output.is_json(), "the next command in this process has its own format"
 
 
 def test_error_about_fields_has_its_file_and_problems(capsys):
-    output.choose_format(["-o", "json"])
-    output.print_error(InvalidManifestError("job.yaml", [Problem("spec.x", 3, "is unknown")]), 2)
+    with output.choose_format(["-o", "json"]):
+        output.print_error(InvalidManifestError("job.yaml", [Problem("spec.x", 3, "is unknown")]), 2)
     assert json.loads(capsys.readouterr().out) == {
         "error": "job.yaml:3: spec.x is unknown",
         "exit_code": 2,

@@ -19,6 +19,7 @@ from rljob_operator.plan import conditions
 from rljob_operator.plan.observed_job import extract_error_message, is_terminating, name_of
 
 _ROLE_ORDER = ("head", "trainer", "rollout", "reward")
+_FINAL_PHASES = ("Succeeded", "Failed")
 _STEP_NUMBERS = (("reward", "reward {:.3f}"), ("tokens_per_second", "{:.0f} tokens/s"), ("step_seconds", "{:.1f} s"))
 
 
@@ -101,7 +102,7 @@ def diff_snapshots(old: Snapshot, new: Snapshot) -> list[Change]:
     if new.phase != old.phase:
         changes.append(_format_phase(new))
     before = {role.name: (role.ready, role.desired) for role in old.roles}
-    for role in new.roles:
+    for role in () if new.phase in _FINAL_PHASES else new.roles:  # the end releases all of them
         if before.get(role.name) != (role.ready, role.desired):
             data = {"type": "role", **role.__dict__}
             changes.append(Change(f"{role.name}: {role.ready} of {role.desired} ready", data))

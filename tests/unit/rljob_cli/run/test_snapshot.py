@@ -98,6 +98,11 @@ def test_user_error_is_shown_once_with_its_log_whichever_snapshot_sees_it_first(
     assert [change.data["type"] for change in diff_snapshots(running, ended)] == ["failure"], "programs get each end"
 
 
+def test_nothing_follows_the_cause_of_a_failed_job():
+    before = Snapshot(phase="Running", roles=(RoleRow("head", 1, 1, 0),))
+    assert texts(before, Snapshot(phase="Failed", message="why", roles=(RoleRow("head", 0, 0, 0),))) == ["Failed: why"]
+
+
 def test_crash_is_one_line_with_its_log_and_repetitions_are_short():
     first = failed(1, "INFO a\n" * 9 + "Traceback (most recent call last):\n  x\nRuntimeError: boom\nINFO bye\n")
     second = failed(1, first.message, pod="p-2")

@@ -64,8 +64,8 @@ class FunctionReward(Spec):
     columns: Annotated[
         dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
     ] = {}
-    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source, extra_info,
-    extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
+    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source,
+    extra_info, extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
     ground_truth}`."""
     kwargs: FreeForm = {}
     """Additional keyword arguments of each call; with scope sampleThenGroup, of the class's constructor."""

@@ -75,8 +75,8 @@ def _run_locked(
     except UserError as error:
         problems.append(Problem("", file.document.line_of(()), str(error)))
     verdict = judge(file, folder, claims, target="local", extra=problems, should_call=should_call)
-    verdict.print_warnings()
     verdict.raise_problems()
+    verdict.print_warnings()
     from rljob_cli.report.command import write_report
     from rljob_cli.run.command import run_job
     from rljob_cli.run.live import make_output
@@ -124,7 +124,6 @@ def validate_command(
             file = load_partial(path, overrides)
             folder = Path("runs").resolve() / file.job.metadata.name
             verdict = judge(file, folder, claims, target=target, should_call=should_call)
-            verdict.print_warnings()
             verdict.raise_problems()
         except UserError as caught:
             error = caught
@@ -132,6 +131,8 @@ def validate_command(
             print_error(error, EXIT_BAD_INPUT)
         elif output != "json" and verdict is not None:
             print_verdict(verdict, target)
+        if verdict is not None:
+            verdict.print_warnings()
         found.append(to_json(path, verdict, error))
     is_valid = all(one["valid"] for one in found)
     if output == "json":

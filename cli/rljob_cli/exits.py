@@ -8,6 +8,7 @@
 | 130 | EXIT_INTERRUPTED | Ctrl-C; `run` also by SIGTERM and SIGHUP |
 """
 
+import errno
 import functools
 from collections.abc import Callable
 from typing import ParamSpec
@@ -31,6 +32,9 @@ def guard(command: Callable[P, int]) -> Callable[P, int]:
         except RLJobError as error:
             print_error(error, EXIT_BAD_INPUT)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                print_error(f"{error.strerror}; free disk space, or choose another disk with --dir", EXIT_FAILED)
+                return EXIT_FAILED
             if error.filename is None:  # not a file of the user: a closed pipe, or a defect
                 raise
             print_error(f"{error.filename}: {error.strerror}; fix the file, or pass another path", EXIT_BAD_INPUT)

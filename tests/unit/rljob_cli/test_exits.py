@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import pytest
@@ -37,6 +38,12 @@ def test_documentation_has_the_exit_codes_of_the_program():
 def test_errors_of_the_input_are_one_message_and_exit_code_2(capsys, error, message):
     assert raise_error(error) == exits.EXIT_BAD_INPUT
     assert capsys.readouterr() == ("", f"{message}\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_one_message_and_a_failure(capsys, number):
+    assert raise_error(OSError(number, "No space left")) == exits.EXIT_FAILED
+    assert capsys.readouterr() == ("", "No space left; free disk space, or choose another disk with --dir\n")
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), RuntimeError("a defect")])

@@ -80,6 +80,16 @@ def test_init_writes_a_valid_job_once(tmp_path):
     assert "already has rljob.yaml" in output
 
 
+def test_errors_are_printed_before_warnings(job):
+    job.write_text(
+        job.read_text().replace("rewards:", "wrong: 1\n  rewards:").replace("{name: r,", "{name: r, weight: -1,")
+    )
+    done = CliRunner().invoke(app, ["validate", str(job), "--no-call"])
+    first, *others = done.stderr.splitlines()
+    assert "spec.wrong is unknown" in first
+    assert any(line.startswith("warning:") and "weight" in line for line in others)
+
+
 def test_render_prints_objects_with_a_placeholder_token(job):
     code, output = rljob("render", job)
     assert code == 0

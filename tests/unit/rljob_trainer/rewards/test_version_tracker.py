@@ -163,7 +163,7 @@ async def test_evaluation_after_a_step_pins_the_current_version(reward_harness, 
 async def test_token_ids_are_sent_only_to_versions_that_read_them(reward_harness):
     server = await reward_harness.serve("v1")
     bodies = []
-    server.fault = lambda body: bodies.append(body)  # a list has no result of its own
+    server.fault = lambda body: bodies.append(body)  # returns None: no fault
     reward_harness.list(server)
     request = make_request(1, prompt_ids=[1, 2], completion_ids=[3])
     async with reward_harness.rewards(make_reward()) as rewards:

@@ -115,7 +115,11 @@ test-integration: $(SYNCED) ## Integration tests: a real API server, vLLM, Ray a
 .PHONY: test-slow
 test-slow: $(SYNCED) ## The tests that make test leaves out
 	$(BIN)/python examples/prepare.py tiny
-	$(PYTEST) tests -m slow
+	$(PYTEST) tests -m "slow and not packages"
+
+.PHONY: test-packages
+test-packages: $(SYNCED) ## Rewards of ms-swift, Trinity-RFT, AReaL, verl 0.9 and verifiers, unchanged (up to 6 GB each, an hour)
+	$(BIN)/pytest tests/integration/packaged_rewards -m packages
 
 .PHONY: test-changed
 test-changed: $(SYNCED) ## The tests of what changed since the main branch (SINCE=REV for another base)

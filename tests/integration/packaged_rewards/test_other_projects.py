@@ -325,7 +325,12 @@ def score_directly(packaged: Packaged, samples: list[dict[str, Any]]) -> list[li
     return outcomes
 
 
-@pytest.mark.parametrize("packaged", PACKAGED, ids=lambda packaged: packaged.name)
+def _mark(packaged: Packaged) -> Any:
+    """Only reasoning_gym is small: the others install up to 6 GB each."""
+    return pytest.param(packaged, id=packaged.name, marks=[] if "gym" in packaged.name else [pytest.mark.packages])
+
+
+@pytest.mark.parametrize("packaged", [_mark(packaged) for packaged in PACKAGED])
 def test_packaged_reward_equals_direct_calls(
     packaged: Packaged, start_server: Callable[..., Server], set_up_installer: Callable[[Packaged], None]
 ) -> None:

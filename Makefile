@@ -101,6 +101,7 @@ test-unit: $(SYNCED) ## Unit tests: no process is started (60 s)
 
 .PHONY: test-process
 test-process: $(SYNCED) ## Tests that start programs: reward servers, the CLI, FSDP2 ranks, helm
+	$(BIN)/python examples/prepare.py tiny
 	$(PYTEST) tests/process -m "not slow"
 
 .PHONY: test-charts

@@ -31,7 +31,7 @@ time.sleep(300)
 
 
 def _container(role, script):
-    return {"spec": {"containers": [{"name": role, "command": [sys.executable, "-c", script]}]}}
+    return {"spec": {"containers": [{"name": role, "command": ["python", "-c", script]}]}}
 
 
 @pytest.fixture

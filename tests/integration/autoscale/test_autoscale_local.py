@@ -62,6 +62,9 @@ class Watcher:
         self.seen: list[tuple[float, int, int, str]] = []
         self.stop = lambda: None
 
+    def begin(self, earlier: Snapshot) -> None:
+        pass
+
     def show(self, snapshot: Snapshot) -> None:
         role = next((role for role in snapshot.roles if role.name == "reward-slow"), None)
         if role is None:

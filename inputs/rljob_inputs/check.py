@@ -21,7 +21,7 @@ from rljob_inputs.data.prompts import build_prompt, render, tokenize
 from rljob_inputs.data.rows import Row, read_rows
 from rljob_inputs.errors import InputError
 from rljob_inputs.findings import Finding, LengthTable, describe_all_too_long, describe_too_long
-from rljob_inputs.hub.repository import HubAccess, RefusedError
+from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, RefusedError
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
 from rljob_inputs.models.files import ModelFiles, open_model
@@ -192,7 +192,7 @@ def _open(
     try:
         files = open_model(location, revision, access)
     except RLJobError as error:
-        report.add_error(error, f"{path}.revision" if "has no revision" in str(error) else source)
+        report.add_error(error, f"{path}.revision" if isinstance(error, MissingRevisionError) else source)
         return None
     if "config.json" not in files.sizes:
         remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"

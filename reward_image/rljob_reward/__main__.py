@@ -24,7 +24,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.ExitCode.SUCCEEDED))
     options = _parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         _serve(options)
     except RLJobError as error:

@@ -115,18 +115,17 @@ def _find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | Non
     from rljob_inputs.check import check_inputs  # imports the Hub's client
 
     sources = _sources(file.job)
-    left_out = {source for path, source in sources.items() if path in skipped or not _is_here(file, path, target)}
+    left_out = {
+        source
+        for path, source in sources.items()
+        # On a cluster an absolute path is one of the image.
+        if path in skipped or (target == "cluster" and source.startswith("/") and path not in file.relative)
+    }
     return check_inputs(
         file.job,
         lambda source: None if source in left_out else _locate(source, claims),
         runs_here=target != "cluster",
     )
-
-
-def _is_here(file: JobFile, path: str, target: Target | None) -> bool:
-    """Whether this machine has what a source names. On a cluster an absolute path is one of the image."""
-    source = _sources(file.job)[path]
-    return target != "cluster" or not source.startswith("/") or path in file.relative
 
 
 def _locate(source: str, claims: Mapping[str, Path]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, Repository, find_repository, offline_mode
+from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Repository, find_repository, offline_mode
 
 Values = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
@@ -138,7 +138,7 @@ def _read_hub(
     try:
         repository = find_repository(location, "dataset", source.revision, access)
     except UserError as error:
-        name = "revision" if "has no revision" in str(error) else "source"
+        name = "revision" if isinstance(error, MissingRevisionError) else "source"
         raise InputError(f"{field}.{name}", str(error)) from error
     try:
         table = _load_table(source, repository, split, is_check=is_check)

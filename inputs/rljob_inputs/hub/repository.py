@@ -29,6 +29,10 @@ class RefusedError(UserError):
     """The Hub does not have the repository, or not for this token."""
 
 
+class MissingRevisionError(RefusedError):
+    """The repository has no such revision."""
+
+
 @dataclass(frozen=True)
 class HubAccess:
     """Address and token of the Hub. None: what huggingface_hub finds (its environment, `hf auth login`)."""
@@ -95,7 +99,8 @@ def find_repository(source: str, kind: Kind, revision: str | None, access: HubAc
         raise UserError(f"{source} is not a repository of the Hub: {_first_line(error)}") from error
     except Exception as error:  # the types of the HTTP client depend on the release of huggingface_hub
         if _status_of(error) in _REFUSALS:
-            raise RefusedError(_describe_refusal(error, source, kind, revision, access)) from error
+            refusal = MissingRevisionError if isinstance(error, errors.RevisionNotFoundError) else RefusedError
+            raise refusal(_describe_refusal(error, source, kind, revision, access)) from error
         if cached := _find_cached(name, kind, revision, access):
             return cached
         raise TransientError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_inputs.errors import InputError
-from rljob_inputs.hub.repository import HubAccess, find_repository
+from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, find_repository
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_config(location: str, revision: str | None, access: HubAccess | None = 
         files = open_model(location, revision, access)
         config = files.read_json("config.json")
     except UserError as error:
-        field = "revision" if "has no revision" in str(error) else "source"
+        field = "revision" if isinstance(error, MissingRevisionError) else "source"
         raise InputError(f"spec.model.{field}", str(error)) from error
     if not config:
         remedy = "set a Hugging Face folder, as save_pretrained writes it, or hf://org/name"

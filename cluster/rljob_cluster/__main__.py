@@ -112,6 +112,18 @@ def volume(state: Path, name: str, folder: Path, namespace: str) -> None:
     _kubectl(state, "wait", "-n", namespace, f"pvc/{name}", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
 
 
+def power_off(state: Path, pool: str) -> None:
+    """End the node of a pool as if its machine had lost its power."""
+    _require_running(state)
+    supervisor.set_power(state, pool, on=False)
+
+
+def power_on(state: Path, pool: str) -> None:
+    """Start the node of a pool again."""
+    _require_running(state)
+    supervisor.set_power(state, pool, on=True)
+
+
 def _kubectl(state: Path, *arguments: str, input: str | None = None) -> str:
     _require_running(state)
     program = str(find_or_build("kubectl") / "kubectl")
@@ -139,7 +151,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(command: Callable[..., None]) -> argparse.ArgumentParser:
-        added = commands.add_parser(command.__name__, help=(command.__doc__ or "").partition(".")[0])
+        added = commands.add_parser(command.__name__.replace("_", "-"), help=(command.__doc__ or "").partition(".")[0])
         added.set_defaults(command=command)
         return added
 
@@ -147,6 +159,8 @@ def _build_parser() -> argparse.ArgumentParser:
         add(command)
     add(serve).add_argument("sources", nargs="*")
     add(load).add_argument("archives", nargs="*")
+    for command in (power_off, power_on):
+        add(command).add_argument("pool", choices=supervisor.POOLS)
     add(install).add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
     parser_volume = add(volume)
     parser_volume.add_argument("name")

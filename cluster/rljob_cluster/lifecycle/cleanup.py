@@ -26,7 +26,7 @@ _KILL_TIMEOUT_SECONDS = 20.0
 
 def remove_everything(nodes: Sequence[Node], state: Path) -> None:
     """Restore the machine to its state before the cluster. Idempotent; also works after a crash."""
-    _kill_pods(nodes)
+    kill_pods(nodes)
     for path in sorted(_mounts_below(RUN, state), reverse=True):
         try_run("umount", "--lazy", path)
     for node in nodes:
@@ -42,7 +42,8 @@ def remove_everything(nodes: Sequence[Node], state: Path) -> None:
         shutil.rmtree(state / part, ignore_errors=True)
 
 
-def _kill_pods(nodes: Sequence[Node]) -> None:
+def kill_pods(nodes: Sequence[Node]) -> None:
+    """Kill the processes of the containers of these nodes."""
     deadline = time.monotonic() + _KILL_TIMEOUT_SECONDS
     while (processes := _find_processes(nodes)) and time.monotonic() < deadline:
         for process in processes:
@@ -59,12 +60,13 @@ def _find_processes(nodes: Sequence[Node]) -> list[psutil.Process]:
             for procs in cgroup.rglob("cgroup.procs"):
                 with contextlib.suppress(OSError):
                     pids.update(map(int, procs.read_text().split()))
-    return [process for process in psutil.process_iter(["cmdline"]) if process.pid in pids or _is_shim(process)]
+    folders = tuple(f"{node.socket.parent}/" for node in nodes)
+    return [p for p in psutil.process_iter(["cmdline"]) if p.pid in pids or _is_shim(p, folders)]
 
 
-def _is_shim(process: psutil.Process) -> bool:
+def _is_shim(process: psutil.Process, folders: tuple[str, ...]) -> bool:
     arguments = process.info["cmdline"] or [""]
-    return "containerd-shim" in arguments[0] and any(argument.startswith(str(RUN)) for argument in arguments)
+    return "containerd-shim" in arguments[0] and any(argument.startswith(folders) for argument in arguments)
 
 
 def _mounts_below(*folders: Path) -> list[str]:

@@ -69,6 +69,7 @@ class Supervisor:
         self._plane.kubectl("rollout", "status", "-n", "kube-system", "deployment/coredns", "--timeout=60s")
         (self.state / "run/ready").touch()
         while not self._stopping.wait(_RESTART_DELAY_SECONDS):
+            self._switch_nodes()
             self._processes.restart_dead()
         self._processes.stop_all()
         self._plane.stop()
@@ -93,9 +94,26 @@ class Supervisor:
                 copy_store(base.folder / "containerd", node.folder / "containerd")
             self._processes.start(f"containerd-{node.pool}", node.containerd_command())
         for node in self.nodes:
-            _wait_for_containerd(node)
-            kubeconfig = self._plane.kubeconfig_for(f"system:node:{node.name}", ["system:nodes"])
-            self._processes.start(f"kubelet-{node.pool}", node.kubelet_command(self.programs, kubeconfig))
+            self._start_kubelet(node)
+
+    def _start_kubelet(self, node: Node) -> None:
+        _wait_for_containerd(node)
+        kubeconfig = self._plane.kubeconfig_for(f"system:node:{node.name}", ["system:nodes"])
+        self._processes.start(f"kubelet-{node.pool}", node.kubelet_command(self.programs, kubeconfig))
+
+    def _switch_nodes(self) -> None:
+        """Make the power of each node what `set_power` has asked for."""
+        for node in self.nodes:
+            switch, is_on = power_switch(self.state, node.pool), self._processes.is_running(f"kubelet-{node.pool}")
+            if switch.exists() and is_on:
+                for process in ("kubelet", "containerd"):
+                    self._processes.stop(f"{process}-{node.pool}", signal.SIGKILL)
+                cleanup.kill_pods([node])
+                switch.with_suffix(".off").touch()
+            elif not switch.exists() and switch.with_suffix(".off").exists():
+                self._processes.start(f"containerd-{node.pool}", node.containerd_command())
+                self._start_kubelet(node)
+                switch.with_suffix(".off").unlink()
 
     def _build_store(self) -> Node:
         """A containerd store with all images, imported once; every node starts with hard links to it."""
@@ -160,6 +178,26 @@ def start_in_background(state: Path, image_sources: list[str]) -> None:
         if process.poll() is not None:
             raise ClusterError(f"the cluster did not start:\n{log_path.read_text()[-3000:]}")
         time.sleep(0.2)
+
+
+def power_switch(state: Path, pool: str) -> Path:
+    """Exists while the node of this pool must be off; with the suffix .off, while it is."""
+    return state / "run" / f"power-{pool}"
+
+
+def set_power(state: Path, pool: str, *, on: bool) -> None:
+    """End a node's kubelet, containerd and containers at once and without a word to the API server, as a machine that
+    loses its power; or start them again. Returns when it is done."""
+    switch = power_switch(state, pool)
+    if on:
+        switch.unlink(missing_ok=True)
+    else:
+        switch.touch()
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while switch.with_suffix(".off").exists() == on:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"node {pool} was not switched in {START_TIMEOUT_SECONDS:.0f} s; see run/supervisor.log")
+        time.sleep(0.1)
 
 
 def find_process(state: Path) -> psutil.Process | None:

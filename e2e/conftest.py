@@ -17,12 +17,12 @@ from harness import (
     CLAIM,
     LOADER,
     NAMESPACE,
-    OPERATOR_NAMESPACE,
     ROOT,
     Cluster,
     Job,
     Manifest,
     execute,
+    install,
     log_step,
     python,
 )
@@ -43,7 +43,8 @@ def cluster() -> Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o777)  # hostPath volumes ignore fsGroup
         python("-m", "rljob_cluster", "volume", CLAIM, folder, "--namespace", NAMESPACE)
-    _install(cluster)
+    log_step("installing the chart")
+    install(cluster)
     _load_files(cluster)
     return cluster
 
@@ -77,18 +78,6 @@ def _start_cluster() -> Cluster:
     programs = find_or_build("kubectl", "helm")
     flag = ("--kubeconfig", execute(sys.executable, "-m", "rljob_cluster", "kubeconfig").decode().strip())
     return Cluster((str(programs / "kubectl"), *flag), (str(programs / "helm"), *flag), is_local=True)
-
-
-def _install(cluster: Cluster) -> None:
-    log_step("installing the chart")
-    if cluster.is_local:
-        python("-m", "rljob_cluster", "install", "--set", "replicas=2")
-        return
-    execute(
-        *cluster.helm_command,
-        *("upgrade", "--install", "rljob", ROOT / "charts/rljob", "--namespace", OPERATOR_NAMESPACE),
-        *("--create-namespace", "--set", "replicas=2", "--wait", "--timeout", "5m"),
-    )
 
 
 def _load_files(cluster: Cluster) -> None:

@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -87,6 +88,13 @@ class Cluster:
         pods = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
+    def rljob(self, *arguments: str, namespace: str = NAMESPACE) -> str:
+        """Run `kubectl rljob`; kubectl accepts a plugin's options only after its name, and finds it on PATH."""
+        program, *options = self.kubectl_command
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        command = ("env", f"PATH={path}", program, "rljob", *arguments, "-n", namespace, *options)
+        return execute(*command).decode()
+
     def in_loader(self, *command: str, input: bytes | None = None) -> bytes:
         """Run a command in the Pod that mounts the claim at /claim."""
         stdin = ("-i",) if input is not None else ()
@@ -101,6 +109,19 @@ class Cluster:
             return self.in_loader("cat", f"/claim/{path}").decode()
         except CommandError:
             return None
+
+
+def install(cluster: Cluster, values: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Install or upgrade the chart with these values only, and wait until the operator's new Pods are ready."""
+    sets = [part for name, value in ({"replicas": "2"} | values).items() for part in ("--set", f"{name}={value}")]
+    if cluster.is_local:
+        python("-m", "rljob_cluster", "install", *sets)
+        return
+    execute(
+        *cluster.helm_command,
+        *("upgrade", "--install", "rljob", ROOT / "charts/rljob", "--namespace", OPERATOR_NAMESPACE),
+        *("--create-namespace", *sets, "--wait", "--timeout", "5m"),
+    )
 
 
 class Job:

@@ -7,16 +7,17 @@ image, a shared RewardModel and `helm test`; `make e2e-faults` runs all.
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from failure_scenarios.scenario import RECOVERY_TIMEOUT_SECONDS, Scenario
-from harness import OPERATOR_NAMESPACE, Cluster, Manifest, execute, wait_for
+from harness import OPERATOR_NAMESPACE, Cluster, Manifest, execute, log_step, wait_for
+
+from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 
 POOL = {"rljob.dev/pool": "reward"}
 BROKEN = "raise RuntimeError('the corpus of the reward is missing')\n"
@@ -25,9 +26,7 @@ TOLERATED = [{"key": "rljob.dev/pool", "operator": "Exists"}]
 
 
 @pytest.fixture
-def scenario(cluster: Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
-    # kubectl finds the plugin kubectl-rljob on PATH.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+def scenario(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Scenario]:
     name = "rljob-e2e-" + re.sub(r"[^a-z]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
     cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
     cluster.kubectl("create", "namespace", name)
@@ -161,7 +160,6 @@ def test_rollout_that_cannot_start_because_of_its_configuration(scenario: Scenar
     """The message is the program's own, and not the log that follows it. The job fails without a second attempt."""
     cause = "spec.rollout.maxModelLen: vLLM does not start: max_model_len is too long"
     program = f"""
-import sys
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.termination import end_program
 code = end_program({cause!r}, ExitCode.USER)
@@ -201,6 +199,96 @@ def assert_failed(scenario: Scenario, warning: str) -> None:
     assert warning in explanation["why"]
     assert explanation["next"][-1] == f"kubectl rljob retry job -n {scenario.namespace}"
     wait_for("released nodes", lambda: not scenario.pods(), RECOVERY_TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward"])
+def test_typo_in_a_template_creates_no_pod(role: str, scenario: Scenario) -> None:
+    typo = {"template": {"spec": {"nodeSelectr": {"pool": "none"}}}}
+    path = "spec.rewards[0]" if role == "reward" else f"spec.{role}"
+    scenario.submit(
+        **({"rewards": [build_reward(function={"inline": SOUND}) | typo]} if role == "reward" else {role: typo})
+    )
+    scenario.wait_for_warning("InvalidSpec", (f"{path}.template.spec.nodeSelectr",), condition="Failed")
+    assert not scenario.pods()
+
+
+HOSTILE_DRIVER = f"""
+import gzip
+import http.server
+import json
+import sys
+import time
+
+ANSWERS = {{
+    "large": json.dumps({{"waits_for": "x" * 1_000_000}}).encode(),
+    "not a number": b'{{"step": 1, "reward": NaN, "demand": {{"any": {{"samples": 1%s}}}}}}' % (b"0" * 400),
+    "compressed": gzip.compress(b" " * 1_500_000_000),
+}}
+
+
+class Driver(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "{UrlPath.READY}":
+            self.send_response(200)
+            self.end_headers()
+            return
+        kind = sys.argv[1]
+        if kind == "redirect":
+            self.send_response(302)
+            self.send_header("Location", "http://169.254.169.254/latest")
+            self.end_headers()
+            return
+        body = ANSWERS.get(kind) or json.dumps({{"step": int(time.time()) % 100_000, "total_steps": 100_000}}).encode()
+        self.send_response(200)
+        if kind == "compressed":
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        for byte in range(len(body)) if kind == "slow" else ():
+            self.wfile.write(body[byte : byte + 1])
+            time.sleep(1)
+        if kind != "slow":
+            self.wfile.write(body)
+
+
+http.server.ThreadingHTTPServer(("", {PORT_DRIVER}), Driver).serve_forever()
+"""
+HOSTILE = ("large", "not a number", "compressed", "redirect", "slow")
+
+
+def test_hostile_drivers_hurt_no_other_job(cluster: Cluster, scenario: Scenario) -> None:
+    kinds = ("healthy", *HOSTILE)
+    for kind in kinds:
+        head = {"name": "head", "command": ["python", "-c", HOSTILE_DRIVER, kind]}
+        template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [head]}}
+        scenario.submit(kind.replace(" ", "-"), head={"template": template})
+    for kind in kinds:
+        scenario.wait_until_healthy(name=kind.replace(" ", "-"))
+    before = {pod["metadata"]["uid"] for pod in read_operators(cluster)}
+
+    def read_step() -> int:
+        return int(scenario.get("rljob", "healthy")["status"]["progress"]["step"])
+
+    first = wait_for("the healthy job's progress", read_step, RECOVERY_TIMEOUT_SECONDS)
+    wait_for("more of it", lambda: read_step() > first, RECOVERY_TIMEOUT_SECONDS)
+    for kind in HOSTILE:
+        name = kind.replace(" ", "-")
+        told = wait_for(
+            f"what is wrong with the answer of {kind}",
+            lambda name=name: scenario.get("rljob", name)["status"]["progress"].get("waitsFor"),
+            RECOVERY_TIMEOUT_SECONDS,
+        )
+        log_step(f"{name}: {told}")
+        assert scenario.condition("Running", name)["status"] == "True"
+    operators = read_operators(cluster)
+    assert {pod["metadata"]["uid"] for pod in operators} == before
+    assert not any(status["restartCount"] for pod in operators for status in pod["status"]["containerStatuses"])
+
+
+def read_operators(cluster: Cluster) -> list[Manifest]:
+    selector = ("-l", "app.kubernetes.io/name=rljob-operator")
+    found = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, *selector, "-o", "json")
+    return list(json.loads(found)["items"])
 
 
 def build_model(**spec: object) -> Manifest:

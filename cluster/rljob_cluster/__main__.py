@@ -159,8 +159,8 @@ def _build_parser() -> argparse.ArgumentParser:
         add(command)
     add(serve).add_argument("sources", nargs="*")
     add(load).add_argument("archives", nargs="*")
-    for command in (power_off, power_on):
-        add(command).add_argument("pool", choices=supervisor.POOLS)
+    for power in (power_off, power_on):
+        add(power).add_argument("pool", choices=supervisor.POOLS)
     add(install).add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="values")
     parser_volume = add(volume)
     parser_volume.add_argument("name")

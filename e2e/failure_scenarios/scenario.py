@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from harness import Cluster, Manifest, execute, log_step, wait_for
+from harness import Cluster, Manifest, log_step, wait_for
 
 WARNING_TIMEOUT_SECONDS = 300.0
 RECOVERY_TIMEOUT_SECONDS = 600.0
@@ -101,9 +101,7 @@ class Scenario:
         return found
 
     def rljob(self, *arguments: str) -> str:
-        """Run `kubectl rljob`; kubectl accepts a plugin's options only after its name."""
-        program, *options = self.cluster.kubectl_command
-        return execute(program, "rljob", *arguments, "-n", self.namespace, *options).decode()
+        return self.cluster.rljob(*arguments, namespace=self.namespace)
 
     def describe(self) -> str:
         objects, pods = ("describe", "rljob,rewardmodel"), ("get", "pods", "-o", "wide")

@@ -1,0 +1,66 @@
+"""`helm upgrade` with running jobs replaces no Pod, and the jobs finish; `kubectl rljob restart` rolls on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from harness import Cluster, Job, install, log_step
+
+ROLES = ("head", "trainer", "rollout", "reward")
+NEW_IMAGES = {
+    "defaults.trainerImage": "registry.invalid/rljob/trainer:next",
+    "defaults.rewardImage": "registry.invalid/rljob/reward:next",
+}
+"""Nobody can pull them: a Pod that was replaced could not start."""
+
+
+@pytest.fixture
+def upgrade(cluster: Cluster) -> Iterator[Callable[..., None]]:
+    """Upgrade the release to other values, and restore it afterwards."""
+
+    def upgrade(**values: str) -> None:
+        log_step(f"helm upgrade with {values}")
+        install(cluster, values)
+
+    yield upgrade
+    upgrade()
+
+
+def read_uids(job: Job) -> dict[str, list[str]]:
+    return {role: [pod["metadata"]["uid"] for pod in job.cluster.pods(job.name, role)] for role in ROLES}
+
+
+def read_images(job: Job) -> dict[str, str]:
+    return {role["name"]: role["image"] for role in job.status["roles"]}
+
+
+def test_upgrade_replaces_no_pod_of_running_jobs(
+    cluster: Cluster, submit: Callable[..., Job], upgrade: Callable[..., None]
+) -> None:
+    jobs = [submit(name, trainer={"replicas": 1}, rollout={"replicas": 1}) for name in ("upgrade-one", "upgrade-two")]
+    for job in jobs:
+        job.wait_for_step(1)
+        job.wait_for("the images in the status", lambda job=job: all(read_images(job).values()))
+    before = {job.name: (read_uids(job), read_images(job)) for job in jobs}
+    upgrade(**NEW_IMAGES)
+    for job in jobs:
+        job.wait_for_step(job.step() + 2)
+        assert (read_uids(job), read_images(job)) == before[job.name], "an upgrade restarts nothing"
+    upgrade(**{"defaults.labels.cost-center": "research"})
+    one, two = jobs
+    old = read_uids(one)["rollout"]
+    cluster.rljob("restart", one.name, "--role", "rollout")
+
+    def is_rolled() -> bool:
+        pods = cluster.pods(one.name, "rollout")
+        return bool(pods) and all(
+            pod["metadata"]["uid"] not in old and pod["metadata"]["labels"].get("cost-center") == "research"
+            for pod in pods
+        )
+
+    one.wait_for("a rollout Pod of the new operator", is_rolled)
+    assert {**read_uids(one), "rollout": old} == before[one.name][0], "only the requested role was restarted"
+    for job in jobs:
+        job.wait_for_success()
+    assert [role["restarts"] for role in two.status["roles"]] == [0, 0, 0, 0]

@@ -273,12 +273,12 @@ def test_hostile_drivers_hurt_no_other_job(cluster: Cluster, scenario: Scenario)
     wait_for("more of it", lambda: read_step() > first, RECOVERY_TIMEOUT_SECONDS)
     for kind in HOSTILE:
         name = kind.replace(" ", "-")
-        told = wait_for(
+        reported = wait_for(
             f"what is wrong with the answer of {kind}",
             lambda name=name: scenario.get("rljob", name)["status"]["progress"].get("waitsFor"),
             RECOVERY_TIMEOUT_SECONDS,
         )
-        log_step(f"{name}: {told}")
+        log_step(f"{name}: {reported}")
         assert scenario.condition("Running", name)["status"] == "True"
     operators = read_operators(cluster)
     assert {pod["metadata"]["uid"] for pod in operators} == before

@@ -1,4 +1,4 @@
-"""Drained and lost nodes on a real cluster: the job goes on, and nobody is charged for what the cluster did."""
+"""Drained and lost nodes on a real cluster: the job continues, and what the cluster did is charged to no role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_DRAINS = 7
 
 
 @pytest.mark.each
-def test_drains_of_trainers_are_charged_to_nobody(submit: Callable[..., Job]) -> None:
+def test_drains_of_trainers_are_not_charged(submit: Callable[..., Job]) -> None:
     job = submit("drains", schedule={"steps": 60, "promptsPerStep": 4}, checkpoint={"everySteps": 1})
     job.wait_for_step(1)
     for number in range(1, NUM_DRAINS + 1):

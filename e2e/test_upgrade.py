@@ -12,7 +12,7 @@ NEW_IMAGES = {
     "defaults.trainerImage": "registry.invalid/rljob/trainer:next",
     "defaults.rewardImage": "registry.invalid/rljob/reward:next",
 }
-"""Nobody can pull them: a Pod that was replaced could not start."""
+"""No registry has them: a Pod that was replaced could not start."""
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_job_that_learns_nothing_warns_and_fails_with_the_line_of_the_exception(
     failed = next(line for line in events if line.startswith("Failed: "))
     assert failed.startswith("Failed: head: spec.rewards[0].function: no sample of the last 3 steps has a valid score")
     assert f"16 x exception of reward letters: {cause}" in failed
-    # One look may find the warning and the first exception together; both precede the end.
+    # One poll may find the warning and the first exception together; both precede the end.
     assert max(events.index(warning), events.index(problem)) < events.index(failed), "each is shown when it is known"
     assert output.count(cause) == 2, "once as it comes, and once as the reason of the failure"
     assert "\x1b[" not in output

@@ -1,4 +1,8 @@
-"""Observed state of an RLJob: conditions, and fields derived from them."""
+"""Observed state of an RLJob: conditions, and fields derived from them.
+
+Invariant: each text is printable and bounded, whoever sent it, so a status can be stored and printed. A longer one is
+truncated, also when a status of another version is read.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from pydantic import Field
 
 from rljob_api.manifest.base import Spec, list_map
 from rljob_api.manifest.scaling import RewardScaling
+from rljob_api.wire.protocol import MAX_PROBLEMS
+from rljob_api.wire.text import Count, Line, Name, Paragraph, Word
 
 
 class Condition(Spec):
@@ -18,14 +24,43 @@ class Condition(Spec):
     """Name of the condition, in CamelCase."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
-    reason: str
+    reason: Name
     """Machine-readable reason, in CamelCase."""
-    message: str = ""
+    message: Paragraph = ""
     """Human-readable message: the cause and the remedy."""
     last_transition_time: datetime
     """Time of the last change of status."""
     observed_generation: int = 0
     """Generation of spec that this condition refers to."""
+
+
+MAX_FAILING_PODS = 32
+MAX_FAILURE_TIMES = 18
+
+
+class FailureTime(Spec):
+    """Failures at one time."""
+
+    at: datetime
+    """End of the failed container."""
+    count: Count = 1
+    """Failures that are charged to backoffLimit. 0: a restart that is not."""
+
+
+class PodFailures(Spec):
+    """Failures of a Pod's own containers. For the head, of all its Pods; the trainers have an entry with the head's
+    name, too: failures of their ranks."""
+
+    pod: Name
+    """Name of the Pod that failed last."""
+    created: datetime
+    """Its creation. Another Pod with its name has a later one."""
+    counted: Count = 0
+    """Restarts of that Pod that these entries contain, charged or not."""
+    last: Line = ""
+    """Why it failed last."""
+    times: list[FailureTime] = Field(default=[], max_length=MAX_FAILURE_TIMES)
+    """Oldest first. With a backoffLimit above 15, rounded to a sixteenth of the window."""
 
 
 class RoleStatus(Spec):
@@ -38,17 +73,19 @@ class RoleStatus(Spec):
     ready: int = 0
     """Ready Pods."""
     restarts: int = 0
-    """Restarts so far."""
+    """Restarts so far, charged or not."""
+    failures: list[PodFailures] = Field(default=[], max_length=MAX_FAILING_PODS)
+    """What counts against backoffLimit: the Pods that failed within backoffWindowSeconds, those with most failures."""
 
 
 class RewardProblem(Spec):
     """Why samples have no valid score."""
 
-    reward: str
+    reward: Name
     """Name of the reward."""
-    reason: str
+    reason: Word
     """Reason of the invalid result, such as exception or timeout."""
-    message: str = Field(default="", max_length=500)
+    message: Line = ""
     """Message of the first sample: for an exception its file, line, type and text."""
     step: int = 0
     """Step of the first sample. 0: an evaluation before the first step."""
@@ -65,11 +102,11 @@ class JobProgress(Spec):
     """Mean score of the last step's valid samples."""
     weight_version: int = 0
     """Version of the newest published weights."""
-    phase: str = ""
+    phase: Word = ""
     """Current phase: starting, evaluate, generate, score, update, publish, checkpoint, done."""
-    waits_for: str = ""
+    waits_for: Line = ""
     """What the driver is waiting for; empty if nothing."""
-    problems: list[RewardProblem] = Field(default=[], max_length=8)
+    problems: list[RewardProblem] = Field(default=[], max_length=MAX_PROBLEMS)
     """The first reasons for which samples have no valid score, each once."""
 
 

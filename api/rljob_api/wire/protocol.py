@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
 from rljob_api.wire.contract import MAX_COMPONENTS
+from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Word, first
 
 Lane = Literal["train", "eval"]
 Message = dict[str, Any]
@@ -168,56 +169,58 @@ class RolloutWeights(WeightVersion):
     """Time to load the last update into the engine. Part of the pause."""
 
 
+MAX_PROBLEMS = 8
+MAX_PROBLEM_LENGTH = 500
+MAX_NAMES = 64
+"""Rewards or roles of one job: more than a manifest can have."""
+
+
 class RewardDemand(Wire):
     """Demand for one reward in the current or the next collection. Input of the autoscaler."""
 
-    samples: int = 0
+    samples: Count = 0
     """Samples of the whole collection. 0 if there is no further collection."""
-    expected: int = 0
+    expected: Count = 0
     """Samples without a score yet."""
     is_open: bool = False
     """Whether the collection is in progress: from the first prompt to the last score."""
     is_first: bool = False
     """Whether it is the driver's first collection: all times are then estimates from its samples so far."""
-    starts_in_seconds: float = 0.0
+    starts_in_seconds: Seconds = 0.0
     """If not in progress: estimated time until it starts, from the last pause."""
-    elapsed_seconds: float = 0.0
+    elapsed_seconds: Seconds = 0.0
     """If in progress: time since it started."""
-    due_seconds: float | None = None
+    due_seconds: Seconds | None = None
     """Time after the start at which the GPUs need the last scores: the generation plus, with on-policy mini-batches,
     all updates except the last. Measured in the last collection; in the first one, from the generation so far. Null:
     not measured yet."""
-    window_seconds: float | None = None
+    window_seconds: Seconds | None = None
     """Target time for Little's law: the minimum over time of the time left until due_seconds for the samples not yet
     generated, scaled to all samples. Equals due_seconds if samples arrive evenly."""
-    in_flight: int = 0
+    in_flight: Count = 0
     """Requests in flight, queued ones included."""
-    waiting: int = 0
+    waiting: Count = 0
     """Requests that wait for a free replica."""
-    oldest_in_flight_seconds: float = 0.0
+    oldest_in_flight_seconds: Seconds = 0.0
     """Time since the oldest of the other requests was sent to a replica: a lower bound of its execution time."""
-    latency_seconds: float | None = None
+    latency_seconds: Seconds | None = None
     """Mean execution time per sample, including retries, over recent samples."""
-    latency_p95_seconds: float | None = None
+    latency_p95_seconds: Seconds | None = None
     """95th percentile of the same."""
-
-
-MAX_PROBLEMS = 8
-MAX_PROBLEM_LENGTH = 500
 
 
 class DriverProblem(Wire):
     """Why samples have no valid score: the first of its kind since the driver started, and how many followed."""
 
-    reward: str
+    reward: Name
     """Name of the reward."""
-    reason: str
+    reason: Word
     """An InvalidReason, or one of a newer driver."""
-    message: str = Field(default="", max_length=MAX_PROBLEM_LENGTH)
+    message: Line = ""
     """Of the first sample: for an exception its file, line, type and text."""
-    step: int = 0
+    step: Count = 0
     """Step of the first sample. 0: an evaluation before the first step."""
-    count: int = 1
+    count: Count = 1
     """Samples so far."""
 
 
@@ -235,40 +238,55 @@ class Learning(Wire):
 
     is_learning: bool | None = None
     """Null: not known before the first step. False: not for schedule.maxStepsWithoutSignal steps in a row."""
-    reason: str = ""
+    reason: Word = ""
     """A LearningReason, or one of a newer driver. Empty if null."""
-    message: str = ""
+    message: Paragraph = ""
     """Why not, and what to do."""
 
 
-class DriverStatus(Wire):
-    """The driver's status, served at /status."""
+class RankFailures(Wire):
+    """Ends of the trainer group through its own fault: a rank's process failed while its node stayed."""
 
-    step: int = 0
-    total_steps: int = 0
-    phase: str = "starting"
+    count: Count = 0
+    """Since this driver started."""
+    last: Line = ""
+    """The last one's reason."""
+
+
+class DriverStatus(Wire):
+    """The driver's status, served at /status.
+
+    The operator reads the answers of drivers of every version, and of users' programs. So each field has a bound: too
+    long texts and collections are truncated, an impossible number makes the answer invalid.
+    """
+
+    step: Count = 0
+    total_steps: Count = 0
+    phase: Word = "starting"
     """starting, evaluate, generate, score, update, publish, checkpoint, done."""
-    waits_for: str = ""
+    waits_for: Line = ""
     """Human-readable: what the driver is waiting for. Empty if nothing."""
-    weight_version: int = 0
-    reward: float | None = None
+    weight_version: Count = 0
+    reward: FiniteFloat | None = None
     """Mean score of the last step's valid samples."""
-    accuracy: float | None = None
+    accuracy: FiniteFloat | None = None
     """Accuracy of the last evaluation."""
-    tokens_per_second: float | None = None
+    tokens_per_second: FiniteFloat | None = None
     """Sampled tokens per second during the last step's generation."""
-    reward_latency_p50_seconds: float | None = None
-    reward_latency_p95_seconds: float | None = None
-    num_invalid: int = 0
+    reward_latency_p50_seconds: Seconds | None = None
+    reward_latency_p95_seconds: Seconds | None = None
+    num_invalid: Count = 0
     """Invalid results so far."""
-    step_seconds: float | None = None
+    step_seconds: Seconds | None = None
     """Wall time of the last step."""
-    demand: dict[str, RewardDemand] = {}
+    demand: Annotated[dict[Name, RewardDemand], first(MAX_NAMES)] = {}
     """By reward name."""
-    gpu_seconds_per_step: float | None = None
+    gpu_seconds_per_step: Seconds | None = None
     """Time of generation, updates and weight sync in the last step, without rewards: the minimum of its wall time."""
-    restarts: dict[str, int] = {}
-    """Restarts by role that the driver made (trainer group)."""
-    problems: list[DriverProblem] = Field(default=[], max_length=MAX_PROBLEMS)
+    restarts: Annotated[dict[Name, Count], first(MAX_NAMES)] = {}
+    """Restarts by role that the driver made (trainer group), for whatever reason."""
+    rank_failures: RankFailures = RankFailures()
+    """Those of the restarts that count against spec.trainer.backoffLimit."""
+    problems: Annotated[list[DriverProblem], first(MAX_PROBLEMS)] = []
     """The first reasons for which samples have no valid score, each once."""
     learning: Learning = Learning()

@@ -179,7 +179,7 @@ async def _fetch_driver_status(session: aiohttp.ClientSession, address: str, tok
     url = f"http://{address}:{PORT_DRIVER}{UrlPath.STATUS}"
     text = await _get(session, url, {"Authorization": f"Bearer {token}"})
     try:
-        return DriverStatus.model_validate(json.loads(text))
+        return DriverStatus.model_validate_json(text)
     except ValueError:
         return None
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from rljob_api.manifest.status import Condition, RLJobStatus
+from rljob_api.wire.text import MAX_MESSAGE_LENGTH
 from rljob_operator.backend import Event, OwnerStatus
 
 QUEUED = "Queued"
@@ -34,7 +35,6 @@ REASON_INVALID_SAMPLES = "InvalidSamples"
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
 """Condition types in the order in which a True one gives the phase its name."""
-MAX_MESSAGE_LENGTH = 2000
 _WARNING_TYPES = {FAILED, RESTARTING, NAME_CONFLICT}
 
 Reason = tuple[str, str]
@@ -98,6 +98,18 @@ def describe_wait(waits: Iterable[str], causes: Sequence[str]) -> str:
     room = max(0, MAX_MESSAGE_LENGTH - len(known) - len("; "))
     cut = waiting if len(waiting) <= room else waiting[: max(0, room - 1)] + "…"
     return "; ".join(filter(None, [cut, known]))
+
+
+def add_refused_deletion(status: RLJobStatus, error: str) -> RLJobStatus:
+    """`status` whose deciding condition also says why a Pod could not be deleted by force."""
+    phase = next((type_ for type_ in PHASES if is_true(status, type_)), RUNNING)
+
+    def extend(condition: Condition) -> Condition:
+        if condition.type not in (phase, RUNNING):
+            return condition
+        return condition.model_copy(update={"message": describe_wait([condition.message], [error])})
+
+    return status.model_copy(update={"conditions": [extend(condition) for condition in status.conditions]})
 
 
 def set_name_conflict(status: RLJobStatus, conflicts: list[str], now: datetime) -> RLJobStatus:

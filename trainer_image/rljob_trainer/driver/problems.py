@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
+from rljob_api.wire.text import clean_line
 from rljob_trainer.episodes.types import Group, Trajectory
 
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
@@ -58,8 +59,7 @@ def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:
 
 def clean_message(message: str) -> str:
     """Return one line without control characters and lone surrogates: terminals and JSON get it."""
-    printable = "".join(char if char.isprintable() else " " for char in message[: 2 * MAX_PROBLEM_LENGTH])
-    return " ".join(printable.split())[:MAX_PROBLEM_LENGTH]
+    return clean_line(message, MAX_PROBLEM_LENGTH)
 
 
 def kind_of(message: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 from rljob_api.wire.protocol import DriverStatus, WeightManifest
@@ -24,6 +25,8 @@ class StatusBoard:
         self._announced = asyncio.Condition()
 
     def update(self, **fields: object) -> None:
+        """Set fields. A measurement that is not finite, such as the mean of immense scores, counts as unknown."""
+        fields = {name: None if _is_not_finite(value) else value for name, value in fields.items()}
         self.status = DriverStatus.model_validate(self.status.model_dump() | fields)
 
     def set_phase(self, phase: str, waits_for: str = "") -> None:
@@ -54,3 +57,7 @@ class StatusBoard:
 
     def _is_new(self, key: str) -> bool:
         return self.manifest is not None and self.manifest.key != key
+
+
+def _is_not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -60,5 +60,5 @@ def test_any_messages_stay_within_the_bounds_of_the_status(messages):
 
 def test_message_has_one_line_without_terminal_escapes_and_surrogates():
     cleaned = clean_message("a\n\x1b[31mb\x07\ud800 c")
-    assert cleaned == "a [31mb c"
+    assert cleaned == "a b c"
     json.dumps(cleaned).encode()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.manifest.base import yaml_fields
+from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Role
 
 Schema = dict[str, Any]
@@ -22,12 +23,13 @@ Relative paths in a job file are relative to the job file, not to the working di
 """
 _ROLES = ("head", "trainer", "rollout", "rewards")
 _COMMON = tuple(yaml_fields(Role))
+_POD = tuple(yaml_fields(PodSettings))
 _TABLE = "| field | type | default | meaning |\n|---|---|---|---|\n"
 
 
 def build_reference(job: Schema, reward_model: Schema) -> str:
     spec, status = job["properties"]["spec"], job["properties"]["status"]
-    simple = {name: node for name, node in spec["properties"].items() if not _fields(node)[0]}
+    simple = {name: node for name, node in spec["properties"].items() if name in _POD or not _fields(node)[0]}
     parts = [_INTRO, "\n## RLJob\n", job["description"], "\n\n", _table("spec", spec, simple)]
     for name, node in spec["properties"].items():
         if name not in simple:
@@ -41,7 +43,7 @@ def build_reference(job: Schema, reward_model: Schema) -> str:
     parts += [
         f"\n## RewardModel\n{reward_model['description']} ",
         "Its `spec` has the fields of an entry of an RLJob's `spec.rewards`, except name, weight, failurePolicy, "
-        "deadlineSeconds and hedging.\n\n",
+        f"deadlineSeconds and hedging, and of an RLJob's `spec` {', '.join(_POD[:-1])} and {_POD[-1]}.\n\n",
         f"### status\n{status['description']}\n\n",
         _table("status", status),
     ]

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
+from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
 from rljob_api.manifest.sources import Hub
@@ -149,7 +150,7 @@ _IMMUTABLE: Final = (
 )
 
 
-class RLJobSpec(Spec):
+class RLJobSpec(PodSettings):
     """Desired state of an RLJob."""
 
     RULES: ClassVar[tuple[Rule, ...]] = _RULES

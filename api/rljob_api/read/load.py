@@ -11,7 +11,7 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ from rljob_api.read.validation_messages import describe_choice, describe_error, 
 from rljob_api.wire.contract import API_VERSION
 
 Manifest = RLJob | RewardModel
+Part = TypeVar("Part", bound=Spec)
 _KINDS: dict[str, type[RLJob] | type[RewardModel]] = {"RLJob": RLJob, "RewardModel": RewardModel}
 
 
@@ -104,11 +105,20 @@ def _check_header(document: Document) -> Iterator[Problem]:
             yield Problem(key, document.line_of((key,)), describe_choice(value, choices, expected))
 
 
-def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -> tuple[Manifest | None, list[Problem]]:
+def read_section(model: type[Part], document: Document) -> tuple[Part | None, list[Problem]]:
+    """Validate a document of another type than a manifest, such as the operator's defaults. As read_manifest."""
+    if not isinstance(document.data, dict):
+        message = f"must be a mapping (name: value), got {format_value(document.data)}"
+        return None, [*document.problems, Problem("", document.line_of(()), message)]
+    part, problems = _validate(model, document.data, document)
+    return part, [*document.problems, *problems]
+
+
+def _validate(model: type[Part], data: dict[str, Any], document: Document) -> tuple[Part | None, list[Problem]]:
     """Return the object and its problems: of fields first, then of the rules over valid fields."""
     problems: list[Problem] = []
     invalid: list[Location] = []
-    manifest: Manifest | None = None
+    manifest: Part | None = None
     try:
         manifest = _parse(model, data)
     except ValidationError as error:
@@ -137,7 +147,7 @@ def _validate(model: type[Manifest], data: dict[str, Any], document: Document) -
     return manifest, problems
 
 
-def _parse(model: type[Manifest], data: dict[str, Any]) -> Manifest:
+def _parse(model: type[Part], data: dict[str, Any]) -> Part:
     # Strict JSON, as for the API server: "4" is not a number, and snake_case names are unknown.
     text = json.dumps(data)
     return model.model_validate_json(text, strict=True, by_alias=True, by_name=False, context=DEFER_RULES)

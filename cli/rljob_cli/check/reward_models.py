@@ -7,7 +7,7 @@ Invariant: the fields of _REWARD_FIELDS stay the reward's own; the RewardModel p
 from collections.abc import Iterable
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.reward import RewardBase, RewardModel
 from rljob_api.read.documents import Document, Location, Problem
 from rljob_api.read.load import read_manifest
 
@@ -48,7 +48,8 @@ def inline_reward_models(
             if model.spec.is_served and model.spec.replicas == 0 and model.spec.autoscaling is None:
                 line = sources[index].line_of(("spec", "replicas"))
                 problems.append(Problem("spec.replicas", line, "must be at least 1 for `rljob run`, got 0; raise it"))
-            fields = {name: getattr(model.spec, name) for name in type(model.spec).model_fields}
+            # Fields of all Pods of a RewardModel have no meaning in `rljob run`.
+            fields = {name: getattr(model.spec, name) for name in RewardBase.model_fields}
             reward = reward.model_copy(update=fields | {"reward_model_ref": None})
         elif reference:
             line = document.line_of(("spec", "rewards", index, "rewardModelRef", "name"))

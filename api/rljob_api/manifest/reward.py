@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob_api.functions.conventions import Signature
 from rljob_api.manifest import base
 from rljob_api.manifest.base import FreeForm, ObjectMeta, ObjectName, PathText, Rule, ShortText, Spec, Url
+from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
@@ -233,7 +234,7 @@ _SHARED_RULES = (
 )
 
 
-class RewardModelSpec(RewardBase):
+class RewardModelSpec(PodSettings, RewardBase):
     """A reward service. Exactly one of function, model, judge and http."""
 
     RULES: ClassVar = (*Role.RULES, base.exactly_one("function", "model", "judge", "http"), *_SHARED_RULES)

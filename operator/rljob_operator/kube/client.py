@@ -6,6 +6,7 @@ passes `hooks` and `on_response`: tests can delay or fail each request, and metr
 
 import contextlib
 import json
+import re
 import ssl
 import urllib.parse
 import urllib.request
@@ -27,6 +28,11 @@ MAX_CONNECTIONS = 20
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+"""Merges conditions by type."""
+
+_ESCAPED = re.compile("[\x7f-\uffff]")
+"""What is valid JSON as an escape only: all but ASCII and the characters beyond 16 bits."""
 
 Hook = Callable[[aiohttp.ClientRequest], Awaitable[None]]
 """Gets a request before it is sent; may wait, or raise aiohttp.ClientError to make it fail."""
@@ -80,7 +86,7 @@ class KubeApi:
     ) -> Manifest:
         """Return the JSON of the response. Raise ApiError if the server refuses, TransientError if it is silent."""
         headers = {"Content-Type": content_type or "application/json"} if body is not None else {}
-        data = json.dumps(body) if body is not None else None
+        data = _encode_json(body) if body is not None else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
         async with self._open(method, path, params=query, data=data, headers=headers, timeout=timeout) as response:
             return _parse_json(await response.read())
@@ -191,6 +197,17 @@ def _proxy_of_environment(server: str) -> str | None:
     if urllib.request.proxy_bypass(url.hostname or ""):
         return None
     return urllib.request.getproxies().get(url.scheme)
+
+
+def _encode_json(body: Any) -> bytes:
+    """Return JSON that is YAML, too: the API server reads an apply as YAML, which has no surrogate pairs ("\\ud83d\\ude00"
+    for an emoji) and no raw control characters."""
+    return _ESCAPED.sub(_escape, json.dumps(body, ensure_ascii=False)).encode()
+
+
+def _escape(character: re.Match[str]) -> str:
+    is_surrogate = "\ud800" <= character[0] <= "\udfff"
+    return "\\ufffd" if is_surrogate else f"\\u{ord(character[0]):04x}"
 
 
 def _parse_json(raw: bytes) -> Manifest:

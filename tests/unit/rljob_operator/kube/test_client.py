@@ -1,8 +1,13 @@
 """The client's errors, and what it reads of a response."""
 
+import json
+
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
@@ -44,6 +49,21 @@ async def test_refusal_is_an_api_error_and_a_lost_connection_a_transient_one(api
 async def test_text_and_lines_of_a_response_are_read(api):
     assert await api.read_text("/text") == "not JSON"
     assert [line async for line in api.stream_lines("/lines", {}, idle_timeout_seconds=5)] == ["one", "two", "rest"]
+
+
+@given(st.text())
+def test_any_text_of_a_request_is_the_same_as_json_and_as_yaml(text):
+    """The API server reads an apply as YAML, which knows neither surrogate pairs nor raw control characters."""
+    sent = client._encode_json({"inline": text}).decode()
+    assert json.loads(sent) == yaml.safe_load(sent) == {"inline": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("\U0001f600", "\U0001f600"), ("\\ud83d", "\\ud83d"), ("\ud83d!", "\ufffd!"), ("\x7f", "\x7f")]
+)
+def test_emoji_is_sent_and_half_an_emoji_replaced(text, read):
+    sent = client._encode_json([text]).decode()
+    assert json.loads(sent) == yaml.safe_load(sent) == [read]
 
 
 def test_http_server_needs_no_tls():

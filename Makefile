@@ -116,7 +116,12 @@ test-integration: $(SYNCED) ## Integration tests: a real API server, vLLM, Ray a
 .PHONY: test-slow
 test-slow: $(SYNCED) ## The tests that make test leaves out
 	$(BIN)/python examples/prepare.py tiny
-	$(PYTEST) tests -m "slow and not packages"
+	$(PYTEST) tests -m "slow and not packages and not nightly"
+
+.PHONY: test-convergence
+test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a real API server, with a report (nightly; an hour)
+	RLJOB_CONVERGENCE_DIR=.convergence $(BIN)/pytest -n auto --dist load tests/integration/apiserver/test_convergence.py -m nightly
+	$(BIN)/python -m tests.integration.apiserver.convergence .convergence
 
 .PHONY: test-packages
 test-packages: $(SYNCED) ## Rewards of ms-swift, Trinity-RFT, AReaL, verl 0.9 and verifiers, unchanged (up to 6 GB each, an hour)

@@ -1,7 +1,7 @@
 """An HTTP proxy between one operator and the API server that injects faults.
 
-Owns the faults: answers of 409, 410, 429 and 503, connections cut before or after the request was executed, watches
-that become silent, end or expire, and the operator's death. All other answers are the API server's. Lease requests
+Owns the faults: answers of 409, 410, 429, 500 and 503, connections that are cut or stay without an answer, before or
+after the request was executed, watches that become silent, end or expire, and the operator's death. All other answers are the API server's. Lease requests
 always pass, so that faults hit the work.
 """
 
@@ -22,9 +22,17 @@ Manifest = dict[str, Any]
 OnWrite = Callable[[str, Manifest, Manifest], None]
 """Called with the path, the request and the answer of each write that the API server has executed."""
 LATE_SECONDS = 0.3
-_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 503: "ServiceUnavailable"}
+_REASONS = {
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
 WRITE_FAULTS = ("409", "429", "503", "cut", "late", "lost", "death before", "death after")
 """lost: executed, but the answer is cut off. death: like kill -9, before or after the write is executed."""
+TIMEOUT_FAULTS = ("timeout before", "timeout after")
+"""The client waits for an answer until its time-out, before or after the write is executed."""
 LIST_FAULTS = ("410", "503", "cut", "late")
 
 
@@ -39,6 +47,10 @@ class Faults:
     are_watches_silent: bool = False
     """Watches stay open without events."""
     injected: Counter[str] = field(default_factory=Counter)
+    ever_injected: Counter[str] = field(default_factory=Counter)
+    """The same; never reset."""
+    num_writes: int = 0
+    """Write requests so far, without those of the Lease."""
 
     def arm(self, writes: dict[int, str], lists: dict[int, str]) -> None:
         self.writes, self.lists = dict(writes), dict(lists)
@@ -53,6 +65,7 @@ class Faults:
 
     def next_fault(self, *, is_write: bool) -> str:
         """Count a request and return its fault."""
+        self.num_writes += is_write
         faults = self.writes if is_write else self.lists
         fault = faults.pop(1, "")
         shifted = {number - 1: kind for number, kind in faults.items()}
@@ -64,6 +77,7 @@ class Faults:
     def count(self, fault: str) -> None:
         if fault:
             self.injected[fault] += 1
+            self.ever_injected[fault] += 1
 
 
 class FaultProxy:
@@ -113,6 +127,8 @@ class FaultProxy:
             self.die()
         if fault in ("cut", "death before"):
             return _cut(request)
+        if fault == "timeout before":
+            await self.has_died.wait()  # the client gives up first, which cancels this handler
         if fault == "late":
             await asyncio.sleep(LATE_SECONDS)
         return await self._pass(request, fault)
@@ -127,6 +143,8 @@ class FaultProxy:
             self.num_resyncs += 1
         if fault == "death after":
             self.die()
+        if fault == "timeout after":
+            await self.has_died.wait()
         if fault == "lost" or self.has_died.is_set():
             return _cut(request)
         return web.Response(body=raw, status=code, content_type="application/json")

@@ -2,8 +2,8 @@
 
 A life is a fixed sequence of phases: create, run, scale, suspend, resume, fail, retry, delete; then a second job
 succeeds and is deleted after its TTL. An undisturbed life counts the writes of each phase. The others have the same
-fault at write number k of every phase that has so many. After each phase the machine must settle (operator_machine): all
-objects exist once, none is left over, and further reconciles write nothing.
+fault at write number k of every phase with so many writes. After each phase the machine must settle (operator_machine):
+all objects exist once, none is left over, and further reconciles write nothing.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def count_writes(machine: Machine) -> dict[str, int]:
 
 
 def live(machine: Machine, fault: str, write: int, counts: dict[str, int]) -> Iterator[Case]:
-    """Live with the fault at this write of each phase that has so many, until the last of them. Raises if a phase does
-    not settle."""
+    """Live with the fault at this write of each phase that has so many, and end with the last such phase. Raises if
+    a phase does not settle."""
     last = max((index for index, name in enumerate(PHASES) if write <= counts[name]), default=-1)
     for name, phase in list(PHASES.items())[: last + 1]:
         has_fault = write <= counts[name]
@@ -111,7 +111,7 @@ def live(machine: Machine, fault: str, write: int, counts: dict[str, int]) -> It
 
 
 def format_report(cases: list[Case]) -> str:
-    """A table: the faults by phase, all of which converged, and how long that took."""
+    """A table: the faults by phase, and how long they took to converge."""
     by_key = defaultdict[tuple[str, str], list[Case]](list)
     for case in cases:
         by_key[case.fault, case.phase].append(case)

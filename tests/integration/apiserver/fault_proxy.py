@@ -1,8 +1,8 @@
 """An HTTP proxy between one operator and the API server that injects faults.
 
 Owns the faults: answers of 409, 410, 429, 500 and 503, connections that are cut or stay without an answer, before or
-after the request was executed, watches that become silent, end or expire, and the operator's death. All other answers are the API server's. Lease requests
-always pass, so that faults hit the work.
+after the request was executed, watches that become silent, end or expire, and the operator's death. All other answers
+are the API server's. Lease requests always pass, so that faults hit the work.
 """
 
 from __future__ import annotations

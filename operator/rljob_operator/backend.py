@@ -96,6 +96,14 @@ class ObservedState:
     """For a RewardModel: the demand of the jobs that reference it."""
 
 
+class ForcedDeletion(NamedTuple):
+    """A Pod whose node does not confirm its end, and the time from which to delete it without a grace period."""
+
+    pod: str
+    node: str
+    since: datetime
+
+
 @dataclass(frozen=True)
 class Plan(Generic[StatusT]):
     """The desired state of a job or RewardModel, its status and its events. Applying a plan twice writes nothing."""
@@ -110,6 +118,8 @@ class Plan(Generic[StatusT]):
     """When to reconcile again although nothing changed; None: only after a change."""
     ungate: tuple[str, ...] = ()
     """Pods whose scheduling gate to remove now."""
+    force_delete: tuple[ForcedDeletion, ...] = ()
+    """Pods to delete now without a grace period."""
     delete_job: bool = False
     """ttlSecondsAfterFinished has passed."""
     valid_until: datetime | None = None
@@ -162,6 +172,9 @@ class Backend(Protocol):
 
     async def ungate(self, namespace: str, pod: str) -> None:
         """Remove the scheduling gate of a Pod."""
+
+    async def force_delete(self, namespace: str, pod: str) -> None:
+        """Delete a Pod that is being deleted without waiting for its node. Raises ForbiddenError without the right."""
 
     async def delete_job(self, key: JobKey) -> None: ...
 

@@ -23,6 +23,7 @@ from rljob_operator.backend import Manifest
 from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.plan import conditions
 from rljob_operator.plan.causes import Cause, find_causes
+from rljob_operator.plan.lost_nodes import NODE_LOST, OUT_OF_SERVICE_TAINT, LostPods, find_lost_pods
 from rljob_operator.plan.observed_job import count_restarts, last_termination, name_of, observe_job
 
 _MAX_WARNINGS = 8
@@ -45,7 +46,8 @@ _FAILURE_REMEDIES = {
 
 def explain(observation: JobObservation) -> Explanation:
     status, job = observation.status, observation.parse()
-    causes = _find_causes(observation, job, status)
+    lost = _find_lost_pods(observation, job, status)
+    causes = [each.cause for each in lost] + _find_causes(observation, job, status)
     why = _explain_phase(observation, status)
     for cause in causes:  # reported under remedies
         why = why.replace(f"; {cause.message}", "")
@@ -62,7 +64,7 @@ def explain(observation: JobObservation) -> Explanation:
         invalid_samples=[InvalidSamples(p.reward, p.reason, p.message, p.step) for p in status.progress.problems],
         remedies=[*_failure_remedies(observation, status), *_describe_remedies(observation, causes)],
         warnings=_newest_warnings(observation),
-        next=_next_commands(observation, status, causes),
+        next=_next_commands(observation, status, causes, lost),
         unreadable=[*observation.unreadable, *unknown],
     )
 
@@ -76,6 +78,13 @@ def _find_causes(observation: JobObservation, job: RLJob | None, status: RLJobSt
     models = observation.reward_models
     is_certain = models is not None and len(models) == len(observed.reward_models)
     return [cause for cause in found if is_certain or cause.reason != "RewardModelMissing"]
+
+
+def _find_lost_pods(observation: JobObservation, job: RLJob | None, status: RLJobStatus) -> list[LostPods]:
+    if job is None or status.phase in (*_FINISHED, "Suspended"):
+        return []
+    found = find_lost_pods(observe_job(job, observation.as_observed()))
+    return [each for each in found if each.since <= observation.observed_at]
 
 
 def _is_unobserved(manifest: Manifest, status: RLJobStatus) -> bool:
@@ -201,7 +210,9 @@ def _newest_warnings(observation: JobObservation) -> list[WarningEvent]:
     return list(found.values())[:_MAX_WARNINGS]
 
 
-def _next_commands(observation: JobObservation, status: RLJobStatus, causes: list[Cause]) -> list[str]:
+def _next_commands(
+    observation: JobObservation, status: RLJobStatus, causes: list[Cause], lost: list[LostPods]
+) -> list[str]:
     job = observation.manifest
     if is_foreign(job):
         return []
@@ -217,7 +228,9 @@ def _next_commands(observation: JobObservation, status: RLJobStatus, causes: lis
     if conflict and conflict.status == "True":
         kind, _, name = conflict.message.split(":")[0].split(",")[0].partition(" ")
         return [f"kubectl describe {kind.lower()} {name} -n {job['metadata']['namespace']}"]
-    commands = [_command_for(cause, observation) for cause in causes]
+    commands = [f"kubectl describe node {each.node}" for each in lost]
+    commands += [f"kubectl taint nodes {e.node} {OUT_OF_SERVICE_TAINT}" for e in lost if e.problem == NODE_LOST]
+    commands += [_command_for(cause, observation) for cause in causes]
     if _unbound_claims(observation):
         commands.append(_claims_command(observation))
     for pod in observation.pods:

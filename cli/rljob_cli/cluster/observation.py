@@ -15,7 +15,7 @@ from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import LABEL_JOB
 from rljob_cli.cluster.client import Cluster, ClusterError
-from rljob_operator.backend import Manifest, ObservedState, key_of
+from rljob_operator.backend import Manifest, ObservedState, key_of, utc_now
 
 _CLAIM = re.compile(r"pvc://([^/]+)")
 
@@ -33,6 +33,7 @@ class JobObservation:
     """None: they could not be read."""
     unreadable: list[str] = field(default_factory=list)
     """What could not be read, and why."""
+    observed_at: datetime = field(default_factory=utc_now)
 
     @property
     def status(self) -> RLJobStatus:

@@ -65,6 +65,9 @@ class LocalStore:
     async def ungate(self, namespace: str, pod: str) -> None:
         """There is nothing to do: one machine has no scheduler that a gate could block."""
 
+    async def force_delete(self, namespace: str, pod: str) -> None:
+        """There is nothing to do: a process of this machine does not outlive its Pod."""
+
     async def delete_job(self, key: JobKey) -> None:
         self.job = None
         self.objects.clear()

@@ -36,8 +36,8 @@ from rljob_operator.backend import (
     utc_now,
 )
 from rljob_operator.children.config import read_token
-from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings, references_model
-from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi, translate
+from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
+from rljob_operator.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.manifests import read_job, read_model
 from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
@@ -211,6 +211,26 @@ class KubernetesBackend:
         if answer := await self._request("PATCH", POD, namespace, pod, body=body, content_type=MERGE_PATCH):
             self.cache.upsert_own(POD, answer)
 
+    async def force_delete(self, namespace: str, pod: str) -> None:
+        """As Kubernetes does for the Pods of a deleted node: report the Pod as failed, then delete it without a grace
+        period. Otherwise the Job controller keeps its finalizer on a head that never ends."""
+        known = self.cache.get(POD.kind, namespace, pod)
+        if known is None or not known["metadata"].get("deletionTimestamp"):
+            return
+        if (known.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            body = {"metadata": {"uid": known["metadata"]["uid"]}, "status": _build_failed_status(known, self._now())}
+            answer = await self._request(
+                "PATCH", POD, namespace, pod, "status", body=body, content_type=STRATEGIC_MERGE_PATCH
+            )
+            if answer:
+                self.cache.upsert_own(POD, answer)
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": known["metadata"]["uid"]}}
+        answer = await self._request("DELETE", POD, namespace, pod, body=options)
+        if (answer.get("metadata") or {}).get("finalizers"):
+            self.cache.upsert_own(POD, answer)
+        else:
+            self.cache.forget(POD.key, namespace, pod)
+
     async def update_status(self, owner: Owner, status: OwnerStatus) -> None:
         """Raises TransientError if the object is no longer the version that was observed.
 
@@ -261,6 +281,21 @@ class KubernetesBackend:
         if method != "GET" and not self._may_write():
             raise TransientError("this replica is not the leader")
         return await self.api.request(method, resource.path(namespace, *path), **request)
+
+
+def _build_failed_status(pod: Manifest, now: datetime) -> Manifest:
+    """With the condition that makes podFailurePolicy ignore the failure, unless the Pod has it."""
+    conditions = pod["status"].get("conditions") or []
+    if any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in conditions):
+        return {"phase": "Failed"}
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByRLJob",
+        "message": "the node did not confirm the end of the Pod",
+        "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return {"phase": "Failed", "conditions": [condition]}
 
 
 def _build_event(owner: Owner, event: Event, name: str, now: str) -> Manifest:

@@ -33,10 +33,17 @@ from rljob_operator.backend import (
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.difference import contains, stamp
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan.conditions import conflict_events, derive_events, set_name_conflict
+from rljob_operator.plan.conditions import (
+    add_refused_deletion,
+    conflict_events,
+    derive_cause_events,
+    derive_events,
+    set_name_conflict,
+)
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.job_status import build_invalid_status, build_waiting_status
 from rljob_operator.plan.lifecycle import is_managed
+from rljob_operator.plan.lost_nodes import describe_forced_deletion
 from rljob_operator.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
@@ -44,6 +51,7 @@ OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
 CONFLICT_RETRY_SECONDS = 30.0
 """How soon to retry a name that another owner's object has: its deletion causes no watch event."""
 REASON_FORBIDDEN = "Forbidden"
+REASON_FORCE_DELETED = "ForceDeleted"
 REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 
 
@@ -91,13 +99,14 @@ async def reconcile(
         for pod in wanted.ungate:
             await backend.ungate(key.namespace, pod)
         final = _add_failures(owner, observed, wanted, failures, now)
+        final = await _delete_by_force(backend, owner, final)
         await _report(backend, owner, final)
         if final.delete_job:
             await backend.delete_job(JobKey(key.namespace, key.name))
     except ForbiddenError as error:
         await _report_forbidden(backend, owner, error, now)
         raise
-    writes = (*changed, *wanted.delete, *wanted.ungate, *final.events)
+    writes = (*changed, *wanted.delete, *wanted.ungate, *wanted.force_delete, *final.events)
     if not writes and final.status == owner.status and not final.delete_job:
         on_unchanged(owner, observed, final)
     return final.requeue_after_seconds
@@ -149,6 +158,26 @@ def _add_failures(
     if conflicts:
         requeue = min(CONFLICT_RETRY_SECONDS, requeue or CONFLICT_RETRY_SECONDS)
     return replace(wanted, status=status, events=events, requeue_after_seconds=requeue)
+
+
+async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) -> Plan[Any]:
+    """Delete the Pods that lost nodes keep. Return the plan with an event per Pod. A refusal stops nothing else: the
+    status says which right is missing, and the deletion is retried."""
+    if not isinstance(owner, RLJob) or not wanted.force_delete:
+        return wanted
+    status, events = wanted.status, list(wanted.events)
+    for deletion in wanted.force_delete:
+        try:
+            await backend.force_delete(owner.metadata.namespace, deletion.pod)
+            events.append(Event("Warning", REASON_FORCE_DELETED, describe_forced_deletion(owner, deletion)))
+        except (ForbiddenError, UserError) as error:
+            status = add_refused_deletion(wanted.status, str(error))
+            events += derive_cause_events(owner.status, status, [(REASON_FORBIDDEN, str(error))])
+            break
+        except TransientError:
+            break
+    requeue = min(CONFLICT_RETRY_SECONDS, wanted.requeue_after_seconds or CONFLICT_RETRY_SECONDS)
+    return replace(wanted, status=status, events=tuple(events), requeue_after_seconds=requeue)
 
 
 async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:

@@ -28,6 +28,7 @@ from rljob_operator.plan import conditions, job_status, lifecycle
 from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
 from rljob_operator.plan.gang import evaluate_gang
+from rljob_operator.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
 from rljob_operator.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
 from rljob_operator.plan.validate import find_child_problems, find_problems, find_spec_problems
 
@@ -58,14 +59,18 @@ def plan_job(
     context = _Context(observe_job(scaled, observed), now, defaults, new_token)
     steps = (_plan_retry, _plan_finished, _plan_end, _plan_invalid, _plan_suspended, _plan_active)
     plan = next(filter(None, (step(context) for step in steps)))
+    forced = find_forced_deletions(job, observed)
     waits = [seconds for seconds in (plan.requeue_after_seconds, next_decision_seconds) if seconds is not None]
+    waits += [(deletion.since - now).total_seconds() for deletion in forced if deletion.since > now]
     return replace(
         plan,
+        force_delete=tuple(deletion for deletion in forced if deletion.since <= now),
         delete=plan.delete + find_stale(job, observed),
         events=plan.events
         + conditions.derive_events(job.status, plan.status)
         + scaling_events(job.status.scaling, plan.status.scaling),
         requeue_after_seconds=min(waits, default=None),
+        valid_until=plan.valid_until and min([plan.valid_until, *(deletion.since for deletion in forced)]),
     )
 
 
@@ -214,9 +219,10 @@ def _plan_active(context: _Context) -> JobPlan:
         # No Pod must start from the Secret or ConfigMap of an earlier job with this name.
         return key not in frozen and not (blocked and (key.kind in WORKLOAD_KINDS or key in blocked))
 
-    blocking = find_blocking_pods(observed)
-    causes = find_causes(observed) + [cause for since, cause in blocking if since <= now]
-    status = job_status.observe_status(observed, context.restarts).model_copy(
+    applied = {key: child for key, child in desired.items() if can_apply(key)}
+    blocking, lost = find_blocking_pods(observed), find_lost_pods(observed)
+    causes = find_due_causes(lost, now) + find_causes(observed) + [cause for since, cause in blocking if since <= now]
+    status = job_status.observe_status(observed, context.restarts, context.failures, applied).model_copy(
         update={
             "start_time": job.status.start_time or now,
             # The annotation of a job that has not failed has no effect, even later.
@@ -227,7 +233,7 @@ def _plan_active(context: _Context) -> JobPlan:
     )
     status = job_status.set_conditions(job, status, *job_status.active_conditions(observed, gang, blocked, causes), now)
     deadlines = [moment for moment in (lifecycle.deadline_of(job), gang.next_deadline(job)) if moment]
-    deadlines += [since for since, _ in blocking if since > now]
+    deadlines += [since for since, _ in blocking if since > now] + [each.since for each in lost if each.since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in deadlines]
     return Plan(

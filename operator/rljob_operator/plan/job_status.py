@@ -12,6 +12,7 @@ from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.conditions import Reasons
 from rljob_operator.plan.gang import GangState
 from rljob_operator.plan.lifecycle import has_been_running
+from rljob_operator.plan.lost_nodes import BLOCKING_DELETION
 from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded
 from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
@@ -124,7 +125,8 @@ def _running_conditions(
     waiting = conditions.describe_wait(map(describe_waiting, observed.roles), [cause.message for cause in causes])
     if blocked:
         names = ", ".join(f"{kind} {name}" for kind, name in blocked)
-        waiting = f"waits until an earlier {names} is deleted"
+        known = [cause.message for cause in causes if cause.reason in BLOCKING_DELETION]
+        waiting = conditions.describe_wait([f"waits until an earlier {names} is deleted"], known)
     if was_running and driver_succeeded(observed):
         return {conditions.RUNNING: ("Running", "the driver has ended; its Job is about to complete")}, {}
     if not short and not blocked:

@@ -36,6 +36,9 @@ class RoleView:
     spec: Role
     desired: int
     pods: tuple[Manifest, ...]
+    """Those of this incarnation that are not being deleted."""
+    terminating: tuple[Manifest, ...] = ()
+    """Pods that are being deleted, of any incarnation: a trainer's has a name that its replacement needs."""
 
     @property
     def ready(self) -> int:
@@ -74,7 +77,8 @@ class ObservedJob:
 
 def observe_job(job: RLJob, state: ObservedState) -> ObservedJob:
     children, blocked = find_owned_children(job, state)
-    return ObservedJob(job, state, children, blocked, tuple(_roles(job, find_pods(job, state))))
+    terminating = [pod for pod in state.pods if is_terminating(pod)]
+    return ObservedJob(job, state, children, blocked, tuple(_roles(job, find_pods(job, state), terminating)))
 
 
 def find_owned_children(owner: Owner, state: ObservedState) -> tuple[dict[ChildKey, Manifest], frozenset[ChildKey]]:
@@ -129,11 +133,15 @@ def find_controller(manifest: Manifest) -> Manifest:
     return next((ref for ref in manifest["metadata"].get("ownerReferences") or [] if ref.get("controller")), {})
 
 
-def _roles(job: RLJob, pods: list[Manifest]) -> Iterator[RoleView]:
+def _roles(job: RLJob, pods: list[Manifest], terminating: list[Manifest]) -> Iterator[RoleView]:
     def view(role: str, path: str, spec: Role, desired: int, reward: str = "") -> RoleView:
         labels = {LABEL_ROLE: role} | ({LABEL_REWARD: reward} if reward else {})
-        found = sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of)
-        return RoleView(f"{role}-{reward}" if reward else role, role, path, spec, desired, tuple(found))
+
+        def of_role(pods: list[Manifest]) -> tuple[Manifest, ...]:
+            return tuple(sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of))
+
+        name = f"{role}-{reward}" if reward else role
+        return RoleView(name, role, path, spec, desired, of_role(pods), of_role(terminating))
 
     spec = job.spec
     yield view(HEAD, "spec.head", spec.head, 1)
@@ -203,9 +211,11 @@ def describe_waiting(role: RoleView) -> str:
     if missing <= 0:
         return ""
     unready = [pod for pod in role.pods if not is_ready(pod)]
-    details = [f"{name_of(pod)}: {_describe_unready_pod(pod)}" for pod in unready[:_MAX_PODS_NAMED]]
-    if len(unready) > _MAX_PODS_NAMED:
-        details.append(f"and {len(unready) - _MAX_PODS_NAMED} more")
+    details = [f"{name_of(pod)}: {_describe_unready_pod(pod)}" for pod in unready]
+    if len(role.pods) < role.desired:  # their replacements do not exist yet
+        details += [f"{name_of(pod)}: being deleted" for pod in role.terminating]
+    if len(details) > _MAX_PODS_NAMED:
+        details[_MAX_PODS_NAMED:] = [f"and {len(details) - _MAX_PODS_NAMED} more"]
     noun = "Pod" if role.desired == 1 else "Pods"
     return f"waits for {missing} of {role.desired} {role.name} {noun}: {'; '.join(details) or 'not created yet'}"
 

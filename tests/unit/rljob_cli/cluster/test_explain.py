@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -57,6 +58,22 @@ def test_image_pull_error_leads_to_the_field_and_the_editor() -> None:
     found = explain(observation)
     assert any("correct spec.rollout.image" in remedy for remedy in found.remedies)
     assert found.next == ["kubectl edit rljob sums -n ns"]
+
+
+def test_lost_node_leads_to_the_commands_that_release_its_pod() -> None:
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    trainer = pod("sums-trainer-0", "trainer", "", status={"conditions": conditions})
+    trainer["metadata"] |= {"deletionTimestamp": NOW}
+    found = explain(JobObservation(job("Restarting", message="waits"), [trainer], claims=[claim("Bound")]))
+    (remedy,) = found.remedies
+    assert remedy.startswith("trainer: Pod sums-trainer-0 is stuck in Terminating on node n, which does not answer")
+    assert found.next == [
+        "kubectl describe node n",
+        "kubectl taint nodes n node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ]
+    at = datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
+    found = explain(JobObservation(job("Restarting"), [trainer], claims=[claim("Bound")], observed_at=at))
+    assert found.remedies == [], "the grace period has just ended"
 
 
 def test_job_that_learns_nothing_is_explained_with_the_exceptions_of_its_reward() -> None:

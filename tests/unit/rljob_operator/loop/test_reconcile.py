@@ -93,6 +93,12 @@ class MemoryBackend:
         with self._write("delete the job"):
             self.owner = None
 
+    async def force_delete(self, namespace, pod):
+        with self._write(f"force delete {pod}"):
+            if error := self.errors.get("Pod"):
+                raise error
+            self.pods.pop(pod, None)
+
     async def update_status(self, owner, status):
         with self._write("status"):
             assert owner.metadata.uid == self.owner.metadata.uid
@@ -332,6 +338,51 @@ async def test_forbidden_write_is_reported_then_recovers(owner, key):
     backend.errors = {}
     await reconcile(backend, key, START)
     assert {c.reason for c in backend.owner.status.conditions} >= {"WaitingForPods"}
+
+
+def add_stuck_trainer(backend):
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer", "app.kubernetes.io/managed-by": "rljob-operator"}
+    metadata = {"name": "gsm8k-trainer-0", "labels": labels, "deletionTimestamp": "2025-12-31T23:00:00Z"}
+    owner = ChildKey("StatefulSet", "gsm8k-trainer")
+    backend.pods["gsm8k-trainer-0"] = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": {}, "owner": owner}
+
+
+async def test_pod_of_a_lost_node_is_deleted_by_force_with_an_event():
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    await reconcile(backend, KEY, START)
+    add_stuck_trainer(backend)
+    await reconcile(backend, KEY, START)
+    (event,) = [event for event in backend.events if event.reason == "ForceDeleted"]
+    assert "deleted Pod gsm8k-trainer-0 of node n1 by force" in event.message
+    assert backend.pods == {}
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("RBAC: may not delete pods"), UserError("the webhook says no")])
+async def test_refused_forced_deletion_is_in_the_status_and_stops_nothing_else(error):
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    add_stuck_trainer(backend)
+    backend.errors = {"Pod": error}
+    assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
+    assert len(backend.objects) == NUM_CHILDREN, "everything else goes on"
+    message = conditions.find(backend.owner.status, conditions.RUNNING).message
+    assert "Pod gsm8k-trainer-0 is stuck in Terminating on node n1" in message
+    assert str(error) in message
+    await reconcile(backend, KEY, START)
+    await reconcile(backend, KEY, START)
+    assert backend.writes.count("status") == 1, "once, however often it is retried"
+    assert [event.reason for event in backend.events].count("Forbidden") == 1
+    backend.errors = {}
+    await reconcile(backend, KEY, START)
+    assert str(error) not in conditions.find(backend.owner.status, conditions.RUNNING).message
+
+
+async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status_is_written():
+    backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
+    add_stuck_trainer(backend)
+    backend.errors = {"Pod": TransientError("409")}
+    assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
+    assert "is stuck in Terminating" in conditions.find(backend.owner.status, conditions.RUNNING).message
+    assert "ForceDeleted" not in {event.reason for event in backend.events}
 
 
 class Operator(RuleBasedStateMachine):

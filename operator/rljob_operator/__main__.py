@@ -6,13 +6,17 @@ import gc
 import logging
 import signal
 import sys
+from pathlib import Path
 
-from rljob_api.errors import RLJobError
+from rljob_api.errors import RLJobError, UserError
+from rljob_api.wire.contract import ExitCode
+from rljob_operator.defaults import load_defaults
 from rljob_operator.operator import run_operator
 from rljob_operator.settings import Settings
 
 
 def parse(argv: list[str] | None = None) -> Settings:
+    """Raises UserError for a wrong file of defaults."""
     default = Settings()
     parser = argparse.ArgumentParser("rljob_operator", description="The operator of RLJobs and RewardModels.")
     parser.add_argument("--kubeconfig", help="default: in-cluster, else ~/.kube/config")
@@ -27,12 +31,19 @@ def parse(argv: list[str] | None = None) -> Settings:
     parser.add_argument("--no-lease", action="store_true", help="for one replica outside a cluster")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port)
     parser.add_argument("--health-port", type=int, default=default.health_port)
-    parser.add_argument("--trainer-image", default=default.trainer_image, metavar="IMAGE")
-    parser.add_argument("--reward-image", default=default.reward_image, metavar="IMAGE")
+    parser.add_argument(
+        "--defaults", type=Path, metavar="FILE", help="YAML with defaults for all jobs (docs/install.md)"
+    )
+    parser.add_argument("--trainer-image", metavar="IMAGE", help="takes precedence over the file")
+    parser.add_argument("--reward-image", metavar="IMAGE", help="takes precedence over the file")
     parser.add_argument("--log-level", default=default.log_level, choices=["debug", "info", "warning", "error"])
     given = vars(parser.parse_args(argv))
     namespaces, no_lease = tuple(given.pop("namespace")), given.pop("no_lease")
-    return Settings(**given, namespaces=namespaces, lease=not no_lease)
+    images = {name: given.pop(name) for name in ("trainer_image", "reward_image")}
+    file: Path | None = given.pop("defaults")
+    defaults = load_defaults(file) if file else default.defaults
+    defaults = defaults.model_copy(update={name: image for name, image in images.items() if image})
+    return Settings(**given, namespaces=namespaces, lease=not no_lease, defaults=defaults)
 
 
 async def _run(settings: Settings) -> None:
@@ -52,7 +63,11 @@ async def _run(settings: Settings) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    settings = parse(argv)
+    try:
+        settings = parse(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.USER
     level = settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     gc.freeze()  # imported objects stay: garbage collections need not scan half a million objects

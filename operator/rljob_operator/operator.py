@@ -61,7 +61,7 @@ async def run_operator(
     api.on_response = metrics.on_response
     server = await health.serve(settings.health_port, settings.metrics_port)
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    namespace = settings.lease_namespace or _pod_namespace()
+    namespace = settings.lease_namespace or _pod_namespace() or "default"
     lease = Lease(api, namespace, settings.lease_name, identity, settings.lease_seconds)
 
     async def end() -> None:
@@ -101,6 +101,7 @@ async def _lead(
 ) -> None:
     cache, driver = Cache(clock), DriverClient(clock)
     informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
+    driver.on_change = informer.requeue
     health.is_ready = lambda: informer.has_listed
     health.unconfirmed_write_seconds = cache.unconfirmed_write_seconds
     backend = KubernetesBackend(
@@ -111,7 +112,7 @@ async def _lead(
         now=now,
         on_read=health.metrics.record_owner,
     )
-    reconcile_key = build_reconcile(backend, health, Defaults(settings.trainer_image, settings.reward_image), clock)
+    reconcile_key = build_reconcile(backend, health, complete_defaults(settings.defaults, _pod_namespace()), clock)
     work = asyncio.create_task(
         run(informer.keys, reconcile_key, settings.workers, clock=clock, now=now, queue=health.queue)
     )
@@ -155,5 +156,10 @@ def build_reconcile(
     return reconcile_key
 
 
-def _pod_namespace() -> str:
-    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+def complete_defaults(defaults: Defaults, own_namespace: str | None) -> Defaults:
+    """Return the defaults with the operator's own namespace, unless they name another one. None: outside a cluster."""
+    return defaults.model_copy(update={"operator_namespace": defaults.operator_namespace or own_namespace})
+
+
+def _pod_namespace() -> str | None:
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None

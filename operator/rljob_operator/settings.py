@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rljob_operator.defaults import DEFAULTS
+from rljob_operator.defaults import DEFAULTS, Defaults
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,6 @@ class Settings:
     metrics_port: int = 9090
     """0: none."""
     health_port: int = 8081
-    trainer_image: str = DEFAULTS.trainer_image
-    reward_image: str = DEFAULTS.reward_image
+    defaults: Defaults = DEFAULTS
+    """Of the file of --defaults, with the images of --trainer-image and --reward-image."""
     log_level: str = "info"

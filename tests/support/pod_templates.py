@@ -80,7 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "must equal the limit 2",
     ),
     (resources(requests={"hugepages-2Mi": "4Mi"}), "spec.trainer.resources.requests.hugepages-2Mi", "equal limit"),
-    (resources(limits={"hugepages-2Mi": "4Mi"}), "spec.trainer.resources.limits.hugepages-2Mi", "cpu or memory"),
+    (own(resources={"limits": {"hugepages-2Mi": "4Mi"}}), f"{_OWN}.resources.limits.hugepages-2Mi", "cpu or memory"),
     (resources(limits={"_x/y": "1"}), "spec.trainer.resources.limits._x/y", "must be a name"),
     (resources(limits={"requests.cpu/x": "1"}), "spec.trainer.resources.limits.requests.cpu/x", "requests."),
     (reward(resources={"limits": {"gpu": 1}}), "spec.rewards[0].resources.limits.gpu", "nvidia.com/gpu"),
@@ -276,7 +276,7 @@ ACCEPTED: list[dict[str, Any]] = [
     ),
     resources(limits={"nvidia.com/gpu": "2e0", "example.com/npu": "2000m"}),
     resources(limits={"memory": "9" * 40, "cpu": "1E"}),
-    resources(limits={"memory": "1Gi", "hugepages-2Mi": "4Mi"}),
+    resources(limits={"hugepages-2Mi": "4Mi"}),  # with the default requests of cpu and memory
     resources(limits={"cpu": "0.5"}, requests={"cpu": "500m"}),
     {"trainer": {"gpusPerReplica": 2}},
     {"trainer": {"env": {"A.B-C d": "1", "lower": "", "_": "x"}}},

@@ -6,6 +6,7 @@ Invariant: reading job.yaml back gives the same spec, including explicit nulls (
 import base64
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import FILE_FUNCTION, FILE_JOB, FILE_REWARD
 from rljob_operator.backend import Manifest, Owner
@@ -21,7 +22,8 @@ def build_job_config(job: RLJob) -> Manifest:
         "apiVersion": job.api_version,
         "kind": job.kind,
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
-        "spec": spec.to_manifest(),
+        # Without the fields of Pods, which no program reads: one of an earlier version would refuse them.
+        "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(POD_SETTINGS)),
     }
     return build_child("v1", "ConfigMap", job, child_name(job, "config"), {}, data={FILE_JOB: to_yaml(document)})
 

@@ -8,6 +8,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import build_child
+from rljob_operator.defaults import Defaults
 
 ANNOTATION_VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 LABEL_COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -63,14 +64,14 @@ def build_gang_spec(job: RLJob) -> Manifest:
     return spec | ({"schedulingGates": [_GATE]} if scheduling.gang == "gates" else {})
 
 
-def build_pod_group(job: RLJob) -> list[Manifest]:
+def build_pod_group(job: RLJob, defaults: Defaults) -> list[Manifest]:
     """The PodGroup, for schedulers that have one."""
     scheduling = job.spec.scheduling
     spec: Manifest = {"minMember": count_desired_pods(job)}
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
-        spec |= {"priorityClassName": priority} if (priority := _common_priority(job)) else {}
+        spec |= {"priorityClassName": priority} if (priority := _common_priority(job, defaults)) else {}
     elif scheduling.gang == "coscheduling":
         api_version = "scheduling.x-k8s.io/v1alpha1"
         spec["scheduleTimeoutSeconds"] = scheduling.timeout_seconds
@@ -79,11 +80,13 @@ def build_pod_group(job: RLJob) -> list[Manifest]:
     return [build_child(api_version, "PodGroup", job, job.metadata.name, {}, spec=spec)]
 
 
-def _common_priority(job: RLJob) -> str | None:
-    """The PriorityClass that all templates name. Volcano orders groups by their own class, not by their Pods'."""
-    spec = job.spec
+def _common_priority(job: RLJob, defaults: Defaults) -> str | None:
+    """The PriorityClass of all Pods, if they have the same. Volcano orders groups by their own class, not by their
+    Pods'."""
+    spec, name = job.spec, "priorityClassName"
+    common = spec.priority_class_name or defaults.priority_class_name
     roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.is_served)]
-    first, *others = [(role.template.get("spec") or {}).get("priorityClassName") for role in roles]
+    first, *others = [(role.template.get("spec") or {}).get(name, common) for role in roles]
     return first if isinstance(first, str) and all(other == first for other in others) else None
 
 

@@ -55,6 +55,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         role=HEAD,
         spec=job.spec.head,
         image=defaults.trainer_image,
+        defaults=defaults,
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},

@@ -10,7 +10,8 @@ from typing import Any
 
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.roles import Role
+from rljob_api.manifest.pod_settings import PodSettings
+from rljob_api.manifest.roles import Resources, Role
 from rljob_api.manifest.scorers import ServedModel
 from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire import contract
@@ -18,9 +19,11 @@ from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import common
 from rljob_operator.children.gang import build_gang_metadata, build_gang_spec
 from rljob_operator.children.merge import merge
+from rljob_operator.defaults import Defaults
 
 TOKEN_KEY = "token"
-UNPRIVILEGED_USER = 1000
+VLLM_CONTAINER = "vllm"
+"""The sidecar of a reward with a served model."""
 GPU_RESOURCE = "nvidia.com/gpu"
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 ENV_HUB_TOKEN = "HF_TOKEN"
@@ -66,6 +69,7 @@ class PodParts:
     role: str
     spec: Role
     image: str
+    defaults: Defaults
     command: list[str]
     labels: dict[str, str]
     config: Any
@@ -113,13 +117,14 @@ def build_workload(
 def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     """The whole template. The Pods of a job start as a gang, those of a RewardModel individually. Raises UserError if
     the user's template cannot be merged."""
-    built = _build_metadata(owner, parts)
+    built, defaults = _build_metadata(owner, parts), parts.defaults
     gang = build_gang_spec(owner) if isinstance(owner, RLJob) else {}
-    template = {"metadata": built, "spec": _build_spec(parts) | gang}
+    metadata = {"labels": defaults.labels | built["labels"], "annotations": defaults.annotations | built["annotations"]}
+    template = {"metadata": metadata, "spec": _build_spec(owner, parts) | gang}
     template = merge(template, parts.spec.template, f"{parts.spec_path or f'spec.{parts.role}'}.template")
     # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
-    spec = template["spec"] | {"restartPolicy": parts.restart_policy}
+    spec = _fill_resources(template["spec"], parts) | {"restartPolicy": parts.restart_policy}
     return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
 
@@ -132,40 +137,78 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     return {"labels": labels, "annotations": annotations | more}
 
 
-def _build_spec(parts: PodParts) -> Manifest:
+def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
     volumes = [*parts.volumes, *(parts.sidecar.volumes if parts.sidecar else [])]
     spec: Manifest = {
         "restartPolicy": parts.restart_policy,
         "terminationGracePeriodSeconds": parts.grace_seconds,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # vLLM and Ray would read some of these variables as their settings
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UNPRIVILEGED_USER,
-            "runAsGroup": UNPRIVILEGED_USER,
-            "fsGroup": UNPRIVILEGED_USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": parts.defaults.pod_security_context.build(),
+        **_build_settings(owner, parts.defaults),
         **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
         # By name: a volume may be mounted twice.
         "volumes": list({volume.name: {"name": volume.name} | volume.source for volume in volumes}.values()),
     }
-    pool = parts.spec.node_pool
-    if pool.node_selector:
-        spec["nodeSelector"] = dict(pool.node_selector)
-    if pool.tolerations:
-        spec["tolerations"] = [toleration.to_manifest() for toleration in pool.tolerations]
+    pool, defaults = parts.spec.node_pool, parts.defaults
+    if node_selector := defaults.node_selector | pool.node_selector:
+        spec["nodeSelector"] = node_selector
+    if tolerations := [toleration.to_manifest() for toleration in (*pool.tolerations, *defaults.tolerations)]:
+        spec["tolerations"] = tolerations
     if pool.exclusive:
         spec["affinity"] = {"podAntiAffinity": _build_exclusive(parts.role)}
     return spec
+
+
+def _build_settings(owner: Owner, defaults: Defaults) -> Manifest:
+    """The fields of all Pods of a job or a RewardModel that are set."""
+    settings: PodSettings = owner.spec
+    secrets = [secret.name for secret in (*settings.image_pull_secrets, *defaults.image_pull_secrets)]
+    fields = {
+        "priorityClassName": settings.priority_class_name or defaults.priority_class_name,
+        "runtimeClassName": settings.runtime_class_name or defaults.runtime_class_name,
+        "serviceAccountName": settings.service_account_name,
+        "imagePullSecrets": [{"name": name} for name in dict.fromkeys(secrets)],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
+    """The Pod's spec with the default requests and limits of the containers that RLJob builds. What the job says about
+    a resource, in `resources` or in the template, of the container or of the whole Pod, replaces both defaults."""
+    defaults = parts.defaults.resources
+    by_container = {parts.role: getattr(defaults, parts.role), VLLM_CONTAINER: defaults.vllm}
+    lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
+    whole = spec.get("resources") or {}
+    return spec | {
+        name: [_fill(container, by_container.get(container.get("name")), whole) for container in containers]
+        for name, containers in lists.items()
+    }
+
+
+def _fill(container: Manifest, defaults: Resources | None, whole: Manifest) -> Manifest:
+    if defaults is None:
+        return container
+    own = container.get("resources") or {}
+    given = {name for holder in (own, whole) for kind in ("requests", "limits") for name in holder.get(kind) or {}}
+    missing = {
+        kind: {name: value for name, value in default.items() if name not in given}
+        for kind, default in (("requests", defaults.requests), ("limits", defaults.limits))
+    }
+    filled = {kind: (own.get(kind) or {}) | more for kind, more in missing.items() if more}
+    return container | {"resources": own | filled} if filled else container
+
+
+def pull_policy(defaults: Defaults) -> Manifest:
+    return {"imagePullPolicy": defaults.image_pull_policy} if defaults.image_pull_policy else {}
 
 
 def _build_container(parts: PodParts) -> Manifest:
     return {
         "name": parts.role,
         "image": parts.spec.image or parts.image,
+        **pull_policy(parts.defaults),
         "command": parts.command,
         "env": override_env(parts.env, parts.spec.env),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in parts.ports.items()],

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import EndpointLimits
 from rljob_api.manifest.sources import Hub
@@ -26,6 +27,7 @@ _PRE_STOP_SECONDS = 5
 """The driver may still send requests for this long after a terminating server has left the Service."""
 _MAX_SURGE = "25%"
 """Rounded up, so at least one Pod."""
+_DISK = "ephemeral-storage"
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
 _SCORING = (REWARD, reward_vllm.CONTAINER)
 """Containers whose images are part of the version; containers that a template adds do not score."""
@@ -69,9 +71,10 @@ def build_model_selector(name: str) -> dict[str, str]:
 
 def service_of(model: RewardModel) -> RewardService:
     name = reward_refs.child_name(model.metadata.name)
+    settings = model.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(POD_SETTINGS))
     return RewardService(
         owner=model,
-        reward=Reward.model_validate({**model.spec.to_manifest(), "name": _NAME_IN_SERVER}),
+        reward=Reward.model_validate({**settings, "name": _NAME_IN_SERVER}),
         path="spec",
         name=name,
         selector=build_model_selector(model.metadata.name),
@@ -114,11 +117,13 @@ def _add_images_env(template: Manifest) -> None:
 
 def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods.PodParts:
     reward = service.reward
+    disk: Manifest = {"sizeLimit": reward.resources.limits.get(_DISK) or defaults.reward_scratch_size}
     return pods.PodParts(
         role=REWARD,
         spec=reward,
         spec_path=service.path,
         image=defaults.reward_image,
+        defaults=defaults,
         command=[
             *("python", "-m", "rljob_reward", "--config", f"{contract.PATH_CONFIG}/{contract.FILE_REWARD}"),
             *("--grace", str(math.ceil(reward.timeout_seconds))),
@@ -132,11 +137,11 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         probes=pods.build_probes("http", _startup_seconds(reward), liveness_path=contract.UrlPath.LIVE.value),
         volumes=[
             _build_config_volume(service),
-            pods.Volume("scratch", {"emptyDir": {}}, contract.PATH_SCRATCH),
-            pods.Volume("tmp", {"emptyDir": {}}, "/tmp"),
+            pods.Volume("scratch", {"emptyDir": disk}, contract.PATH_SCRATCH),
+            pods.Volume("tmp", {"emptyDir": disk}, "/tmp"),
             *([reward_vllm.SOCKET_VOLUME] if reward.served_model else []),
         ],
-        sidecar=reward_vllm.build_sidecar(reward, defaults.trainer_image, hub_of(service.owner)),
+        sidecar=reward_vllm.build_sidecar(reward, defaults, hub_of(service.owner)),
         grace_seconds=_PRE_STOP_SECONDS + math.ceil(reward.timeout_seconds) + _DRAIN_SECONDS,
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},

@@ -11,8 +11,9 @@ from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire.contract import ENV_VLLM_SOCKET, FILE_VLLM_SOCKET, PATH_VLLM
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods
+from rljob_operator.defaults import Defaults
 
-CONTAINER = "vllm"
+CONTAINER = pods.VLLM_CONTAINER
 STARTUP_SECONDS = 1800
 """A large model takes minutes to load."""
 _SOCKET = f"{PATH_VLLM}/{FILE_VLLM_SOCKET}"
@@ -33,7 +34,7 @@ SERVER_ENV = {ENV_VLLM_SOCKET: _SOCKET}
 """With SOCKET_VOLUME, how the reward server reaches the sidecar."""
 
 
-def build_sidecar(reward: Reward, image: str, hub: Hub) -> pods.Sidecar | None:
+def build_sidecar(reward: Reward, defaults: Defaults, hub: Hub) -> pods.Sidecar | None:
     """The container and its volumes; None for a reward without a served model."""
     model = reward.served_model
     if model is None:
@@ -43,7 +44,8 @@ def build_sidecar(reward: Reward, image: str, hub: Hub) -> pods.Sidecar | None:
     environment = pods.build_env(_ENVIRONMENT | ({} if model.gpus else _CPU_ENVIRONMENT)) + pods.build_hub_env(hub)
     container: Manifest = {
         "name": CONTAINER,
-        "image": model.image or image,
+        "image": model.image or defaults.trainer_image,
+        **pods.pull_policy(defaults),
         "restartPolicy": "Always",
         "command": ["sh", "-c", _START, _SOCKET, *_build_command(reward, model)],
         "env": pods.override_env(environment, reward.env),

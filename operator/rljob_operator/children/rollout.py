@@ -36,6 +36,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         role=ROLLOUT,
         spec=rollout,
         image=defaults.trainer_image,
+        defaults=defaults,
         command=["python", "-m", "rljob_trainer.rollout"],
         labels=build_selector(job, ROLLOUT),
         config={

@@ -21,6 +21,7 @@ def build_trainer(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
         role=TRAINER,
         spec=trainer,
         image=defaults.trainer_image,
+        defaults=defaults,
         command=["python", "-m", "rljob_trainer.worker"],
         labels=build_selector(job, TRAINER),
         config={

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.manifest.base import yaml_fields
+from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scorers import ServedModel
@@ -18,6 +20,7 @@ from rljob_operator.children.pods import GPU_RESOURCE
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM
 
 _CONTAINER_LISTS = ("containers", "initContainers")
+_POD_FIELDS = frozenset(yaml_fields(PodSettings))
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ def _fields_behind(role: RolePath, template: Manifest, location: Location) -> It
     part = location[1] if len(location) > 1 else ""
     if part in ("nodeSelector", "tolerations"):
         yield f"{role.path}.nodePool.{format_path(location[1:])}"
+    elif part in _POD_FIELDS:
+        yield f"spec.{format_path(location[1:])}"
     elif location[:2] == ("metadata", "labels"):
         yield "spec.scheduling.queue"
     elif part in _CONTAINER_LISTS and len(location) > 3:

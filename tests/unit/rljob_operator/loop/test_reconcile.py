@@ -174,7 +174,8 @@ def _defaulted(manifest):
     manifest["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
     for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
         container.setdefault("imagePullPolicy", "IfNotPresent")
-        container.get("resources", {}).get("requests", {}).update({"cpu": "500m"} if container["resources"] else {})
+        requests = container["resources"].get("requests", {})
+        requests.update({"cpu": "500m"} if requests.get("cpu") == "0.5" else {})
     if not manifest.get("spec", {}).get("egress", True):
         del manifest["spec"]["egress"]
     return manifest

@@ -35,7 +35,8 @@ def build_children(
     children += build_trainer(job, token, defaults) + build_rollout(job, token, defaults)
     for service in services:
         children += build_reward(service, token, defaults)
-    children += build_network_policies(job, models) + build_disruption_budgets(job) + build_pod_group(job, defaults)
+    children += build_network_policies(job, models, defaults.operator_namespace)
+    children += build_disruption_budgets(job) + build_pod_group(job, defaults)
     return sort_children(children)
 
 

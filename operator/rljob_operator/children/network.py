@@ -4,6 +4,7 @@ Open within a job: head <-> trainers and trainers among themselves (all ports: R
 rollouts, head -> rewards, rollouts -> head and trainers (weights). Open beyond it: DNS, what the spec names (hf://, an
 http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from labelled namespaces. Reward
 functions are user code: they reach nothing, unless function.network is set, or requirements need the package index.
+Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,24 +25,33 @@ LABEL_MONITORING = "rljob.dev/monitoring"
 """A namespace with this label set to `true` may scrape /metrics. All other paths need the token."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
 _MONITORING: Manifest = {"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}
-_DRIVER_CLIENTS: list[Manifest] = [
-    {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}},
-    _MONITORING,
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""A label that the API server sets on every namespace, and nobody can change."""
+_METADATA_ADDRESSES = {"0.0.0.0/0": "169.254.169.254/32", "::/0": "fd00:ec2::254/128"}
+"""Clouds serve the node's credentials there."""
+_ANYWHERE: list[Manifest] = [
+    *({"ipBlock": {"cidr": cidr, "except": [address]}} for cidr, address in _METADATA_ADDRESSES.items()),
+    {"namespaceSelector": {}},  # some network plugins apply address blocks only to what is outside the cluster
 ]
-"""The operator, in any namespace, and monitoring."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "hf": 443}
 _PACKAGE_INDEX, _WANDB = "https://pypi.org", "https://api.wandb.ai"
 _ONE_AT_A_TIME, _NONE = {"maxUnavailable": 1}, {"maxUnavailable": 0}
-_DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+_DNS_PORTS = (53, 5353)
+"""OpenShift's DNS Pods listen on 5353. A policy sees the port of the Pod, not of its Service."""
+_DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]}
 """To any address: cluster DNS may be Pods, or an address of the node (NodeLocal DNSCache)."""
 
 
-def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> list[Manifest]:
-    """One policy per role and per served reward. The head's also opens egress to the RewardModels in `models`."""
+def build_network_policies(
+    job: RLJob, models: Mapping[str, RewardModel], operator_namespace: str | None = None
+) -> list[Manifest]:
+    """One policy per role and per served reward. The head's also opens egress to the RewardModels in `models`, and
+    ingress from the operator; if its namespace is unknown, from any."""
     head, trainer, rollout = (_peer(build_selector(job, role)) for role in (HEAD, TRAINER, ROLLOUT))
     rewards = [_peer(build_selector(job, REWARD))]
     rewards += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     group = [head, trainer]
+    operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
 
     def build(role: str, ingress: list[Manifest], egress: list[Manifest], urls: Iterable[str]) -> Manifest:
         egress = [*egress, _DNS, *_egress_to(urls)]
@@ -50,7 +60,11 @@ def build_network_policies(job: RLJob, models: Mapping[str, RewardModel]) -> lis
     return [
         build(
             HEAD,
-            [{"from": group}, _open("from", [rollout], PORT_DRIVER), _open("from", _DRIVER_CLIENTS, PORT_DRIVER)],
+            [
+                {"from": group},
+                _open("from", [rollout], PORT_DRIVER),
+                _open("from", [operator, _MONITORING], PORT_DRIVER),
+            ],
             [{"to": group}, _open("to", [rollout], PORT_ROLLOUT), _open("to", rewards, PORT_REWARD)],
             _head_urls(job),
         ),
@@ -78,11 +92,11 @@ def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
 
 
 def _build_reward_egress(reward: Reward, hub: Hub) -> list[Manifest]:
-    """For a function: everything, the package index of its requirements, or nothing. For others: the URLs in their env,
-    a judge's endpoint, and the hub that a model comes from."""
+    """For a function: all but the node's metadata, the package index of its requirements, or nothing. For others:
+    the URLs in their env, a judge's endpoint, and the hub that a model comes from."""
     function = reward.function
     if function and function.network:
-        return [{}]
+        return [_DNS, {"to": _ANYWHERE}]
     urls = [] if function and not function.requirements else _env_urls(reward)
     if function and function.requirements:
         urls.append(_PACKAGE_INDEX)
@@ -110,6 +124,10 @@ def _peer(labels: dict[str, str]) -> Manifest:
     return {"podSelector": {"matchLabels": labels}}
 
 
+def _select_namespace(name: str | None) -> Manifest:
+    return {"matchLabels": {_NAMESPACE_NAME: name}} if name else {}
+
+
 def _open(direction: Literal["from", "to"], peers: list[Manifest], port: int) -> Manifest:
     return {direction: peers, "ports": [{"protocol": "TCP", "port": port}]}
 
@@ -134,9 +152,10 @@ def _env_urls(role: Role) -> list[str]:
 
 
 def _egress_to(urls: Iterable[str]) -> list[Manifest]:
-    """Egress to any address on the ports of URLs and sources: a NetworkPolicy cannot name hosts."""
+    """Egress on the ports of URLs and sources to any address but the node's metadata: a NetworkPolicy cannot name
+    hosts."""
     ports = sorted({port for port in map(_port_of, urls) if port})
-    return [{"ports": [{"protocol": "TCP", "port": port} for port in ports]}] if ports else []
+    return [{"to": _ANYWHERE, "ports": [{"protocol": "TCP", "port": port} for port in ports]}] if ports else []
 
 
 def _port_of(url: str) -> int | None:

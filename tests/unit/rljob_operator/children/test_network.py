@@ -1,0 +1,95 @@
+"""Who may reach the Pods of a job, and what they may reach."""
+
+import ipaddress
+
+import pytest
+
+from rljob_api.manifest.reward import RewardModel
+from rljob_operator.backend import ObservedState, utc_now
+from rljob_operator.children import build_children
+from rljob_operator.children.network import OPERATOR_LABELS
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.plan.reward_model import plan_reward_model
+from tests.support.job_simulation import make_job
+
+METADATA = ("169.254.169.254", "fd00:ec2::254")
+ENDPOINT = {"url": "http://judge.example/v1", "model": "m"}
+REWARDS = [
+    {"name": "open", "function": {"inline": "x", "network": True}},
+    {"name": "packages", "function": {"inline": "x", "requirements": ["math-verify"]}},
+    {"name": "closed", "function": {"inline": "x"}},
+    {"name": "judge", "judge": {"template": "x", "parser": {"regex": "(.)"}, "endpoint": ENDPOINT}},
+]
+ROLES = ("head", "trainer", "rollout", "reward-open", "reward-packages", "reward-closed", "reward-judge")
+
+
+def find_policies(children):
+    return {c["metadata"]["name"].removeprefix("gsm8k-"): c["spec"] for c in children if c["kind"] == "NetworkPolicy"}
+
+
+def build_policies(defaults=DEFAULTS, **spec):
+    hub = {"endpoint": "http://hub.example"}  # port 80, as the metadata address
+    return find_policies(build_children(make_job(**({"rewards": REWARDS, "hub": hub} | spec)), "token", defaults))
+
+
+def may_reach(policy, address, port):
+    """Return whether egress to an address outside the cluster is allowed."""
+    return any(
+        ("ports" not in rule or {"protocol": "TCP", "port": port} in rule["ports"])
+        and ("to" not in rule or any(is_in(address, peer["ipBlock"]) for peer in rule["to"] if "ipBlock" in peer))
+        for rule in policy["egress"]
+    )
+
+
+def is_in(address, block):
+    networks = map(ipaddress.ip_network, (block["cidr"], *block.get("except", [])))
+    inside, *excepted = (ipaddress.ip_address(address) in network for network in networks)
+    return inside and not any(excepted)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_metadata_of_the_node_is_never_reached(role):
+    policy = build_policies()[role]
+    assert not any(may_reach(policy, address, 80) for address in METADATA)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "169.254.169.253", "2606:2800:220:1::1"])
+def test_what_the_spec_names_is_reached(address):
+    policies = build_policies()
+    reached = {role for role in ROLES if may_reach(policies[role], address, 80)}
+    assert reached == {"head", "trainer", "rollout", "reward-open", "reward-judge"}
+    assert may_reach(policies["reward-packages"], address, 443)
+
+
+def test_services_of_the_cluster_are_reached_where_addresses_are_external_ones_only():
+    policies = build_policies()
+    for role in ("rollout", "reward-open", "reward-judge"):
+        assert any({"namespaceSelector": {}} in rule.get("to", []) for rule in policies[role]["egress"]), role
+
+
+@pytest.mark.parametrize("role", sorted(set(ROLES) - {"reward-closed"}))
+def test_dns_is_reached_on_the_ports_of_kubernetes_and_openshift(role):
+    ports = [(p["protocol"], p["port"]) for rule in build_policies()[role]["egress"] for p in rule.get("ports", [])]
+    assert {("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)} <= set(ports)
+
+
+def test_function_without_network_reaches_nothing():
+    assert build_policies()["reward-closed"]["egress"] == []
+
+
+@pytest.mark.parametrize(
+    ("namespace", "selector"), [("ops", {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}), (None, {})]
+)
+def test_head_admits_the_operator_of_its_own_namespace_only(namespace, selector):
+    policy = build_policies(DEFAULTS.model_copy(update={"operator_namespace": namespace}))["head"]
+    peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+    operators = [p for p in peers if p.get("podSelector", {}).get("matchLabels") == OPERATOR_LABELS]
+    assert operators == [{"namespaceSelector": selector, "podSelector": {"matchLabels": OPERATOR_LABELS}}]
+
+
+def test_reward_model_does_not_reach_the_metadata_either():
+    spec = {"function": {"inline": "def reward(): ...", "network": True}}
+    model = RewardModel.model_validate({"metadata": {"name": "m", "uid": "u"}, "spec": spec})
+    (policy,) = find_policies(plan_reward_model(model, ObservedState({}), utc_now()).children).values()
+    assert may_reach(policy, "93.184.216.34", 8000)
+    assert not any(may_reach(policy, address, 80) for address in METADATA)

@@ -70,6 +70,18 @@ class Event:
     message: str
 
 
+DRIVER_UNREADABLE = "the driver's answer is not readable"
+"""Starts DriverAnswer.problem."""
+
+
+class DriverAnswer(NamedTuple):
+    """A driver's answer to /status, or what is wrong with it. Neither: it does not answer."""
+
+    status: DriverStatus | None = None
+    problem: str = ""
+    """The answer is the job's own: it concerns no other job."""
+
+
 @dataclass(frozen=True)
 class Demand:
     """What one job will request from a reward."""
@@ -88,6 +100,8 @@ class ObservedState:
     pods: tuple[Manifest, ...] = ()
     driver: DriverStatus | None = None
     """The driver's answer to /status; None when it did not answer."""
+    driver_problem: str = ""
+    """Why `driver` is None, if the driver's answer is the cause."""
     warnings: tuple[Manifest, ...] = ()
     """Newest Events of type Warning about the Pods and workloads: why a Pod was not created or started."""
     reward_models: dict[str, RewardModel] = field(default_factory=dict)

@@ -4,9 +4,10 @@ Leaves decisions to plan and filling the cache to `watch`. Invariants: an object
 a delete has the observed uid as its precondition.
 """
 
+import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
@@ -17,12 +18,12 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import MANAGED_BY, SCHEDULING_GATE
-from rljob_api.wire.protocol import DriverStatus
 from rljob_operator.backend import (
     DEMAND_POLL_SECONDS,
     PROGRESS_POLL_SECONDS,
     ChildKey,
     Demand,
+    DriverAnswer,
     Event,
     ForeignObjectError,
     InvalidOwnerError,
@@ -32,6 +33,7 @@ from rljob_operator.backend import (
     ObservedState,
     Owner,
     OwnerStatus,
+    RewardModelKey,
     key_of,
     utc_now,
 )
@@ -82,8 +84,11 @@ class KubernetesBackend:
         observed = self._observe_owned(ObjectKey(owner.kind, owner.metadata.namespace, owner.metadata.name))
         if not isinstance(owner, RLJob):
             return replace(observed, demands=await self._observe_demands(owner))
-        driver = await self._get_driver_status(owner, observed, is_scaled=is_autoscaled(owner))
-        return replace(observed, driver=driver, reward_models=self._find_models(owner))
+        max_age = DEMAND_POLL_SECONDS if is_autoscaled(owner) else PROGRESS_POLL_SECONDS
+        key = JobKey(owner.metadata.namespace, owner.metadata.name)
+        answer = await self.driver.get_status(find_driver(owner, observed), key, max_age)
+        models = self._find_models(owner)
+        return replace(observed, driver=answer.status, driver_problem=answer.problem, reward_models=models)
 
     def _observe_owned(self, owner: ObjectKey) -> ObservedState:
         objects = self.cache.owned(owner)
@@ -104,25 +109,28 @@ class KubernetesBackend:
 
     async def _observe_demands(self, model: RewardModel) -> tuple[Demand, ...]:
         """Return the demand of each job of the namespace that references the model."""
-        demands: list[Demand] = []
-        for key in self.cache.names(RLJOB):
-            manifest = self.cache.get(*key) if key.namespace == model.metadata.namespace else None
-            if manifest is None or not references_model(manifest, model.metadata.name):
+        own_key = RewardModelKey(model.metadata.namespace, model.metadata.name)
+        # A reward must be scaled before the step's requests arrive; latencies may be older.
+        max_age = DEMAND_POLL_SECONDS if model.spec.autoscaling else PROGRESS_POLL_SECONDS
+        jobs: list[tuple[RLJob, ObservedState]] = []
+        requests: list[Awaitable[DriverAnswer]] = []
+        for key in self.cache.jobs_of(ObjectKey(REWARD_MODEL.kind, model.metadata.namespace, model.metadata.name)):
+            manifest = self.cache.get(*key)
+            if manifest is None:
                 continue
             try:
                 job = read_job(manifest)
             except InvalidOwnerError:
                 continue  # it has no Pods
             observed = self._observe_owned(key)
-            is_scaled = model.spec.autoscaling is not None
-            driver = await self._get_driver_status(job, observed, is_scaled=is_scaled)
-            demands += read_demands(job, replace(observed, driver=driver), model.metadata.name)
-        return tuple(demands)
-
-    async def _get_driver_status(self, job: RLJob, observed: ObservedState, *, is_scaled: bool) -> DriverStatus | None:
-        # A reward must be scaled before the step's requests arrive; progress may be older.
-        max_age = DEMAND_POLL_SECONDS if is_scaled else PROGRESS_POLL_SECONDS
-        return await self.driver.get_status(find_driver(job, observed), max_age)
+            jobs.append((job, observed))
+            requests.append(self.driver.get_status(find_driver(job, observed), own_key, max_age))
+        answers = zip(jobs, await asyncio.gather(*requests), strict=True)
+        return tuple(
+            demand
+            for (job, observed), answer in answers
+            for demand in read_demands(job, replace(observed, driver=answer.status), model.metadata.name)
+        )
 
     async def apply(self, manifest: Manifest) -> None:
         resource, metadata = resource_of(manifest), manifest["metadata"]

@@ -1,87 +1,150 @@
-"""Reads the status of a job's driver: GET /status at the head Pod's address, with the job's token.
+"""When the driver of each job is requested, and who waits for its answer.
 
-Invariant: a driver gets at most one request per PROGRESS_POLL_SECONDS unless a caller needs a fresher answer. One that
-hangs delays a reconcile by TIMEOUT_SECONDS.
+Invariants: a driver gets at most one request at a time, and one per poll. Requests run in the background, so no driver
+delays another one's. A reconcile waits for PATIENCE_SECONDS at most, and only for a driver that has been punctual. Who
+did not wait is reported to `on_change` when the answer differs from the last one.
 """
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 import aiohttp
 from cachetools import TTLCache
-from pydantic import ValidationError
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import PORT_DRIVER, UrlPath
-from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, ObservedState
+from rljob_api.wire.contract import PORT_DRIVER
+from rljob_operator.backend import (
+    DRIVER_UNREADABLE,
+    PROGRESS_POLL_SECONDS,
+    ChildKey,
+    DriverAnswer,
+    Key,
+    ObservedState,
+)
 from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
+from rljob_operator.kube.driver_request import (
+    TIMEOUT_SECONDS,
+    DriverEndpoint,
+    UnreadableAnswerError,
+    new_session,
+    request_status,
+)
 from rljob_operator.plan.observed_job import find_pods, is_running_head
 
-TIMEOUT_SECONDS = 2.0
-_MAX_CONCURRENT_REQUESTS = 4
-"""Drivers that hang must leave workers for the other jobs. A driver above the limit is asked at its next poll."""
-_CACHE_SECONDS = PROGRESS_POLL_SECONDS * 10
-_MAX_CACHED = 100_000
+PATIENCE_SECONDS = 0.2
+"""A driver answers within milliseconds."""
+_MAX_WAITING = 6
+"""Reconciles that wait at a time: workers remain for others, whatever the drivers do."""
+_MAX_POLL_SECONDS = 60.0
+"""Between requests to a driver that never answers in time. The time doubles with each failure."""
+_DISTRUST_SECONDS = 300.0
+"""No reconcile waits for a driver that was late within this time."""
+_MIN_LATE_REPORTED = 3
+"""Late answers in a row: a driver that is busy, for instance with a checkpoint, may miss a request."""
+_MAX_DRIVERS = 100_000
+_NO_ANSWER = DriverAnswer()
 
 
-class DriverEndpoint(NamedTuple):
-    pod_uid: str
-    address: str
-    token: str
+class _Driver:
+    """One head Pod's driver."""
 
+    def __init__(self) -> None:
+        self.answer = _NO_ANSWER
+        self.requested_at = self.late_at = float("-inf")
+        self.num_late = 0
+        """Late answers in a row."""
+        self.request: asyncio.Task[None] | None = None
+        self.waiting: set[Key] = set()
+        """Who got the last answer instead of that of `request`."""
 
-class _Answer(NamedTuple):
-    requested_at: float
-    status: DriverStatus | None
+    def is_due(self, now: float, max_age_seconds: float) -> bool:
+        backoff = max_age_seconds * 2.0 ** min(self.num_late, 10)
+        # Slightly less than the maximum: otherwise a punctual poll would get the answer of the previous one.
+        return now - self.requested_at >= 0.9 * min(backoff, max(max_age_seconds, _MAX_POLL_SECONDS))
+
+    def is_punctual(self, now: float) -> bool:
+        return now - self.late_at > _DISTRUST_SECONDS
 
 
 class DriverClient:
-    """Requests and caches the status of drivers."""
+    """The drivers of all jobs, by their Pods."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, port: int = PORT_DRIVER) -> None:
         self._clock, self._port = clock, port
-        self._answers: TTLCache[str, _Answer] = TTLCache(_MAX_CACHED, _CACHE_SECONDS, clock)
+        self.on_change: Callable[[Key], None] = lambda key: None
+        self._drivers: TTLCache[str, _Driver] = TTLCache(_MAX_DRIVERS, 2 * _DISTRUST_SECONDS, clock)
+        self._requests: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
-        self._num_requests = 0
+        self._waiting: Counter[Key] = Counter()
+        """Reconciles that wait, with the number of drivers."""
 
     async def get_status(
-        self, driver: DriverEndpoint | None, max_age_seconds: float = PROGRESS_POLL_SECONDS
-    ) -> DriverStatus | None:
-        """Return None if there is no driver, or it did not answer."""
-        if driver is None:
-            return None
-        now = self._clock()
-        last = self._answers.get(driver.pod_uid, _Answer(float("-inf"), None))
-        # Slightly less than the maximum: otherwise a punctual poll would get the answer of the previous one.
-        if now - last.requested_at < max_age_seconds * 0.9 or self._num_requests >= _MAX_CONCURRENT_REQUESTS:
-            return last.status
-        self._answers[driver.pod_uid] = _Answer(now, last.status)
-        self._num_requests += 1
-        try:
-            status = await self._request(driver)
-        finally:
-            self._num_requests -= 1
-        self._answers[driver.pod_uid] = _Answer(now, status)
-        return status
+        self, endpoint: DriverEndpoint | None, key: Key, max_age_seconds: float = PROGRESS_POLL_SECONDS
+    ) -> DriverAnswer:
+        """Return an answer of at most this age, or the last one if the driver does not answer at once. `key` is what to
+        reconcile when it does."""
+        if endpoint is None:
+            return _NO_ANSWER
+        driver = self._drivers.get(endpoint.pod_uid) or _Driver()
+        if driver.request is None:
+            if not driver.is_due(self._clock(), max_age_seconds):
+                return driver.answer
+            driver.request = self._start(driver, endpoint)
+        if driver.is_punctual(self._clock()) and (key in self._waiting or len(self._waiting) < _MAX_WAITING):
+            await self._wait(driver.request, key)
+        if driver.request is not None:
+            driver.waiting.add(key)
+        return driver.answer
 
-    async def _request(self, driver: DriverEndpoint) -> DriverStatus | None:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
-        host = f"[{driver.address}]" if ":" in driver.address else driver.address
+    def _start(self, driver: _Driver, endpoint: DriverEndpoint) -> asyncio.Task[None]:
+        self._drivers[endpoint.pod_uid] = driver
+        driver.requested_at = self._clock()
+        task = asyncio.create_task(self._update(driver, endpoint))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return task
+
+    async def _wait(self, request: asyncio.Task[None], key: Key) -> None:
+        self._waiting[key] += 1
         try:
-            async with self._session.get(
-                f"http://{host}:{self._port}{UrlPath.STATUS}", headers={"Authorization": f"Bearer {driver.token}"}
-            ) as response:
-                # The trainer image of a job may be newer than this operator.
-                body = await response.read()
-                return DriverStatus.model_validate_json(body, extra="ignore") if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValidationError):
-            return None
+            await asyncio.wait({request}, timeout=PATIENCE_SECONDS)
+        finally:
+            self._waiting[key] -= 1
+            self._waiting += Counter()  # without zeros
+
+    async def _update(self, driver: _Driver, endpoint: DriverEndpoint) -> None:
+        last = driver.answer
+        try:
+            driver.answer = await self._ask(driver, endpoint)
+        finally:
+            waiting, driver.waiting, driver.request = driver.waiting, set(), None
+        if driver.answer != last:
+            for key in waiting:
+                self.on_change(key)
+
+    async def _ask(self, driver: _Driver, endpoint: DriverEndpoint) -> DriverAnswer:
+        if self._session is None:
+            self._session = new_session()
+        try:
+            answer = DriverAnswer(await request_status(self._session, endpoint, self._port))
+        except UnreadableAnswerError as error:
+            answer = DriverAnswer(problem=f"{DRIVER_UNREADABLE}: {error}")
+        except TimeoutError:
+            driver.num_late, driver.late_at = driver.num_late + 1, self._clock()
+            late = f"{DRIVER_UNREADABLE}: it is not complete after {TIMEOUT_SECONDS:g} s"
+            return DriverAnswer(problem=late) if driver.num_late >= _MIN_LATE_REPORTED else _NO_ANSWER
+        except OSError:
+            answer = _NO_ANSWER  # it has not started, or has ended
+        driver.num_late = 0
+        return answer
 
     async def close(self) -> None:
+        for task in self._requests:
+            task.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, Key, ObservedState, Owner, Plan
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import ObjectKey
 from rljob_operator.kube.driver import DriverEndpoint, find_driver
@@ -32,7 +31,7 @@ class _IdleState:
     owners: tuple[ObjectKey, ...]
     """The job and the RewardModels whose objects the reconcile read."""
     driver: DriverEndpoint | None
-    driver_status: DriverStatus | None
+    answer: DriverAnswer
     until: datetime
 
 
@@ -46,7 +45,7 @@ class IdleTracker:
     async def idle_seconds(self, key: Key, now: datetime) -> float | None:
         """Return after which time to requeue an idle job; None: reconcile it now."""
         state = self._idle.get(key)
-        if state is not None and await self._is_unchanged(state, now):
+        if state is not None and await self._is_unchanged(key, state, now):
             return PROGRESS_POLL_SECONDS if state.driver else (state.until - now).total_seconds()
         self._idle.pop(key, None)
         return None
@@ -62,18 +61,19 @@ class IdleTracker:
             owners = [ObjectKey(RLJOB.kind, key.namespace, key.name)]
             owners += [ObjectKey(REWARD_MODEL.kind, key.namespace, name) for name in models]
             latest = now + timedelta(seconds=MAX_IDLE_SECONDS - hash(key) % _SPREAD_SECONDS)
-            driver, status = find_driver(owner, observed), _without_demand(observed.driver)
-            self._idle[key] = _IdleState(seen_at, tuple(owners), driver, status, min(latest, wanted.valid_until))
+            driver = find_driver(owner, observed)
+            answer = _without_demand(DriverAnswer(observed.driver, observed.driver_problem))
+            self._idle[key] = _IdleState(seen_at, tuple(owners), driver, answer, min(latest, wanted.valid_until))
 
         return on_unchanged
 
-    async def _is_unchanged(self, state: _IdleState, now: datetime) -> bool:
+    async def _is_unchanged(self, key: Key, state: _IdleState, now: datetime) -> bool:
         cache, driver = self._backend.cache, self._backend.driver
-        if now >= state.until or _without_demand(await driver.get_status(state.driver)) != state.driver_status:
+        if now >= state.until or _without_demand(await driver.get_status(state.driver, key)) != state.answer:
             return False
         return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
 
 
-def _without_demand(status: DriverStatus | None) -> DriverStatus | None:
+def _without_demand(answer: DriverAnswer) -> DriverAnswer:
     """Demand contains passing times, and no reward of an idle job is autoscaled by it."""
-    return status.model_copy(update={"demand": {}}) if status else None
+    return answer._replace(status=answer.status.model_copy(update={"demand": {}})) if answer.status else answer

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
-from rljob_api.manifest.status import Condition, RLJobStatus
+from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus
 from rljob_api.wire.text import MAX_MESSAGE_LENGTH
-from rljob_operator.backend import Event, OwnerStatus
+from rljob_operator.backend import DRIVER_UNREADABLE, Event, OwnerStatus
 
 QUEUED = "Queued"
 SUSPENDED = "Suspended"
@@ -29,6 +29,8 @@ OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, NAME_CONFLICT
 REASON_FOREIGN_OBJECT = "ForeignObject"
 REASON_INVALID_SPEC = "InvalidSpec"
 """The only failure from which a changed spec recovers."""
+REASON_DRIVER_UNREADABLE = "DriverUnreadable"
+"""Of events: the driver's status cannot be read."""
 REASON_INVALID_SAMPLES = "InvalidSamples"
 """Of events: a reward gave no valid score for a new reason."""
 
@@ -153,7 +155,18 @@ def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
         for role in new.roles
         if role.restarts > before.get(role.name, 0)
     )
-    return (*events, *_problem_events(old, new))
+    return (*events, *_driver_events(old, new), *_problem_events(old, new))
+
+
+def is_unreadable(progress: JobProgress) -> bool:
+    """Whether the driver's last answer could not be read. The progress is then that of an earlier one."""
+    return progress.waits_for.startswith(DRIVER_UNREADABLE)
+
+
+def _driver_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
+    """One event when the answers of a driver become unreadable."""
+    if is_unreadable(new.progress) and not is_unreadable(old.progress):
+        yield Event("Warning", REASON_DRIVER_UNREADABLE, new.progress.waits_for)
 
 
 def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:

@@ -68,6 +68,8 @@ def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStat
     ]
     if driver is None:
         progress = job.status.progress.model_copy(update={"total_steps": job.spec.schedule.steps})
+        if observed.state.driver_problem or conditions.is_unreadable(progress):
+            progress = progress.model_copy(update={"waits_for": observed.state.driver_problem})
     else:
         progress = JobProgress(
             step=driver.step,

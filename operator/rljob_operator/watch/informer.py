@@ -72,6 +72,10 @@ class Informer:
                 task.cancel()
             await wait_for_all(tasks)
 
+    def requeue(self, key: Key) -> None:
+        """Yield the key of an object that something else than a watch reports as changed."""
+        self._changed.put_nowait(key)
+
     def _all_keys(self) -> list[Key]:
         return [_key_of(owner) for resource in (RLJOB, REWARD_MODEL) for owner in self._cache.names(resource)]
 

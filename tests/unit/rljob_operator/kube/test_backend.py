@@ -3,7 +3,7 @@
 import base64
 
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import DEMAND_POLL_SECONDS, PROGRESS_POLL_SECONDS, Demand, RewardModelKey
+from rljob_operator.backend import DEMAND_POLL_SECONDS, PROGRESS_POLL_SECONDS, Demand, DriverAnswer, RewardModelKey
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
@@ -19,9 +19,9 @@ class Drivers:
     def __init__(self):
         self.statuses, self.ages = {}, []
 
-    async def get_status(self, driver, max_age_seconds):
+    async def get_status(self, driver, key, max_age_seconds):
         self.ages.append(max_age_seconds)
-        return self.statuses.get(driver.address) if driver else None
+        return DriverAnswer(self.statuses.get(driver.address)) if driver else DriverAnswer()
 
 
 class BackendHarness:

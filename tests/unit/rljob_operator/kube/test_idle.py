@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import PROGRESS_POLL_SECONDS, JobKey
+from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_operator.children.common import WORKLOAD_KINDS
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache, ObjectKey
@@ -44,9 +44,9 @@ class Driver:
     status = None
     num_requests = 0
 
-    async def get_status(self, driver, max_age_seconds=PROGRESS_POLL_SECONDS):
+    async def get_status(self, driver, key, max_age_seconds=PROGRESS_POLL_SECONDS):
         self.num_requests += 1
-        return self.status if driver else None
+        return DriverAnswer(self.status) if driver else DriverAnswer()
 
 
 class OperatorHarness:

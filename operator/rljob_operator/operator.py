@@ -102,7 +102,6 @@ async def _lead(
     cache, driver = Cache(clock), DriverClient(clock)
     informer = Informer(api, cache, settings.namespaces, settings.resync_seconds, on_watching)
     driver.on_change = informer.requeue
-    driver.on_change = informer.requeue
     health.is_ready = lambda: informer.has_listed
     health.unconfirmed_write_seconds = cache.unconfirmed_write_seconds
     backend = KubernetesBackend(

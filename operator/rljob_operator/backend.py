@@ -14,6 +14,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
+from rljob_api.wire.text import clean_text
 
 Manifest = dict[str, Any]
 Owner = RLJob | RewardModel
@@ -23,6 +24,8 @@ StatusT = TypeVar("StatusT", RLJobStatus, RewardModelStatus)
 
 PROGRESS_POLL_SECONDS = 10.0
 """How often the operator requests the progress of an active job from its driver."""
+MAX_EVENT_LENGTH = 1024
+"""What the API server takes."""
 DEMAND_POLL_SECONDS = 2.0
 """The same while a reward of the job is autoscaled. With 10 s, no Pod would start in a sixth of a one-minute
 generation."""
@@ -63,11 +66,15 @@ def key_of(manifest: Manifest) -> ChildKey:
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes Event about a job or RewardModel. Equal events are one event with a count."""
+    """A Kubernetes Event about a job or RewardModel. Equal events are one event with a count. Its message is printable
+    and bounded, whoever sent it."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", clean_text(self.message, MAX_EVENT_LENGTH))
 
 
 DRIVER_UNREADABLE = "the driver's answer is not readable"

@@ -9,12 +9,14 @@ import contextlib
 import difflib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kubernetes.aio.config import kube_config
 from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
 
 from rljob_api.errors import RLJobError, TransientError, UserError
+from rljob_api.wire.text import clean_text
 from rljob_cli.cluster.pod_exec import PROTOCOL, Ended, execute
 from rljob_operator.backend import Manifest
 from rljob_operator.kube.client import MERGE_PATCH, SSA, ApiError, KubeApi
@@ -33,6 +35,8 @@ _METRICS_TIMEOUT_SECONDS = 3.0
 _LOG_TIMEOUT_SECONDS = 30.0
 _MAX_IDLE_LOG_SECONDS = 24 * 3600.0
 _FIELD_MANAGER = "rljob-submit"
+_MAX_TEXT_LENGTH = 10_000
+"""Of a text in a Pod or an Event."""
 _MAX_CONNECTIONS = 1000
 """Each followed log uses one."""
 
@@ -179,7 +183,8 @@ class Cluster:
         path = resource.path(None if everywhere else self.namespace)
         answer = await self._request(f"list {resource.plural}", "GET", path, query=query)
         # The items of a list do not include their kind.
-        return [{"kind": resource.kind, **item} for item in answer.get("items") or []]
+        items = [{"kind": resource.kind, **item} for item in answer.get("items") or []]
+        return [_clean(item) for item in items] if resource in (POD, EVENT) else items
 
     async def _request(
         self,
@@ -209,6 +214,15 @@ class Cluster:
             reason = error.__cause__ or error
             problem = f"the API server {self._api.server} did not answer: {reason or type(reason).__name__}"
             raise ClusterError(f"{problem}; check that the cluster is running") from None
+
+
+def _clean(value: Any) -> Any:
+    """Return the same without terminal escapes: programs of Pods choose their termination messages."""
+    if isinstance(value, dict):
+        return {key: _clean(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_clean(child) for child in value]
+    return clean_text(value, _MAX_TEXT_LENGTH) if isinstance(value, str) else value
 
 
 def _choose_context(kubeconfig: str, wanted: str | None) -> tuple[str, str]:

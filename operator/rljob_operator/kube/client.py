@@ -20,11 +20,14 @@ from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.wire.text import clean_text
 from rljob_operator.backend import ForbiddenError, Manifest
 from rljob_operator.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_CONNECTIONS = 20
+MAX_MESSAGE_LENGTH = 4000
+"""Of an error: an admission webhook may answer anything."""
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 SSA = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
@@ -44,6 +47,7 @@ class ApiError(Exception):
     """An error response of the API server."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
+        message = clean_text(message, MAX_MESSAGE_LENGTH)
         super().__init__(message)
         self.code, self.reason, self.message = code, reason, message
 

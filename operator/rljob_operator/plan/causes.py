@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rljob_api.manifest.reward import RewardBase, RewardModel
 from rljob_api.wire.contract import ExitCode
+from rljob_api.wire.text import clean_line, clean_text
 from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import TRAINER, child_name
@@ -23,6 +24,10 @@ _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIm
 _NODE_FAILURE_REASONS = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
+_MAX_DETAIL_LENGTH = 1200
+"""A condition has room for a cause and its remedy."""
+_MAX_REJECTION_LENGTH = 4000
+"""Of the API server's message: an admission webhook may answer anything."""
 _GARBAGE_COLLECTION_GRACE = timedelta(seconds=60)
 """Time to delete the Pods of an earlier StatefulSet, and to adopt those without a controller."""
 _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
@@ -54,7 +59,8 @@ class Cause(NamedTuple):
 
     @classmethod
     def of(cls, cause: str, path: str, detail: str, claims: str = "") -> Cause:
-        return cls(cause, f"{detail}; {REMEDIES[cause].format(path=path, claims=claims)}")
+        remedy = REMEDIES[cause].format(path=path, claims=clean_line(claims, _MAX_DETAIL_LENGTH))
+        return cls(cause, f"{clean_text(detail, _MAX_DETAIL_LENGTH)}; {remedy}")
 
 
 def find_causes(observed: ObservedJob) -> list[Cause]:
@@ -133,6 +139,7 @@ def _creation_failure(workload: str, children: Mapping[ChildKey, Manifest], warn
 
 
 def _cause_of_rejection(role: RoleView, message: str) -> Cause:
+    message = message[:_MAX_REJECTION_LENGTH]
     if exceeded := re.search(r"exceeded quota: ([^,]+), requested: (.*?), used:", message):
         return Cause.of("QuotaExceeded", role.path, f"{role.name}: exceeds quota {exceeded[1]} with {exceeded[2]}")
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):

@@ -14,12 +14,15 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
 from rljob_api.wire.termination import ERROR_PREFIX
+from rljob_api.wire.text import clean_text
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
 
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
 _MAX_ERROR_LENGTH = 1000
+_MAX_TERMINATION_LENGTH = 4096
+"""What the kubelet keeps of a message."""
 _MAX_SHORT_LINES = 5
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failure)(: |$)")
 """The line of a traceback that says what is wrong. Further lines may follow."""
@@ -246,11 +249,11 @@ def _join(reason: str, message: str | None) -> str:
 def extract_error_message(message: str | None) -> str:
     """The error in a termination message: everything after its last `error: `, else a short message as a whole, else
     the last exception of a log with the first line of its details, else the last line."""
-    lines = [line.rstrip() for line in (message or "").splitlines() if line.strip()]
+    lines = [line.rstrip() for line in (message or "")[:_MAX_TERMINATION_LENGTH].splitlines() if line.strip()]
     errors = [index for index, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
     is_short = 0 < len(lines) <= _MAX_SHORT_LINES and not lines[0].startswith("Traceback")
     relevant = lines[errors[-1] :] if errors else lines if is_short else _last_exception(lines) or lines[-1:]
-    return "\n".join(relevant).removeprefix(ERROR_PREFIX).strip()[:_MAX_ERROR_LENGTH]
+    return clean_text("\n".join(relevant).removeprefix(ERROR_PREFIX).strip(), _MAX_ERROR_LENGTH)
 
 
 def _last_exception(lines: list[str]) -> list[str]:

@@ -190,3 +190,18 @@ async def test_requests_use_the_proxy_of_the_environment(
             else:
                 with pytest.raises(ClusterError, match="did not answer"):
                     await cluster.list_pods("")
+
+
+async def test_texts_of_pods_and_events_reach_no_terminal_with_their_escapes(tmp_path: Path) -> None:
+    pod = {"metadata": {"name": "x"}, "status": {"message": "\x1b[2Jgone\n\x1b]0;title\x07"}}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"apiVersion": "v1", "kind": "PodList", "items": [pod]})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        file = tmp_path / "config"
+        file.write_text((CONFIG % "here").replace("http://127.0.0.1:1", f"http://127.0.0.1:{server.port}"))
+        async with connect(Target(str(file))) as cluster:
+            assert (await cluster.list_pods(""))[0]["status"]["message"] == "gone\n"

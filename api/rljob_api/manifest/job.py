@@ -178,7 +178,8 @@ class RLJobSpec(PodSettings):
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that manages this job, if not RLJob's operator (set by Kueue's MultiKueue). Immutable."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=sections.MAX_SECONDS)
-    """Seconds after the start when the job fails. Null: no deadline."""
+    """Seconds of running after which the job fails. Time in a queue, suspended, or before all needed Pods are ready does
+    not count; a restart does. The count starts again after a suspension or a retry. Null: no deadline."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
 

@@ -137,6 +137,11 @@ class RLJobStatus(Spec):
     not_before: datetime | None = None
     """Time of the next attempt to start a gang that released its nodes."""
     start_time: datetime | None = None
-    """Time when the operator created the first Pod."""
+    """Time when the operator created the first Pod, which may then wait in a queue. Null while suspended."""
+    active_seconds: int = Field(default=0, ge=0)
+    """Seconds for which the job has run (Running or Restarting, and not Queued), without the current period.
+    spec.activeDeadlineSeconds limits them."""
+    active_since: datetime | None = None
+    """Start of the current period in which the job runs. Null: it does not run."""
     completion_time: datetime | None = None
     """Time when the job ended."""

@@ -1,15 +1,18 @@
 """The gang of a job: whether all its Pods exist and have nodes, and what to do if not in time. Pure.
 
 A gang is incomplete (Pods are missing), released (all exist), placed (all have nodes), or backing off (it released its
-nodes). Invariant: a job that has been Running never returns to an earlier state; its replacement Pods start at once.
+nodes). Invariant: a job that has been Running never returns to an earlier state; its replacement Pods start at once,
+unless Kueue holds them.
 """
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import HEAD, TRAINER
 from rljob_operator.children.gang import GATE_KUEUE
 from rljob_operator.plan.conditions import Reason
 from rljob_operator.plan.observed_job import ObservedJob, name_of
@@ -45,11 +48,12 @@ def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) 
     job = observed.job
     gated = tuple(sorted(name_of(pod) for role in observed.roles for pod in role.pods if is_gated(pod)))
     scheduling, status = job.spec.scheduling, job.status
+    if has_been_running and _is_preempted(observed):
+        return GangState(ungate=gated, queued=_wait_for_quota(job))
     if scheduling.gang == "none" or has_been_running:
         return GangState(ungate=gated)
-    # A job leaves its released nodes to others for half its timeout.
-    end = now + timedelta(seconds=max(_MIN_BACKOFF_SECONDS, scheduling.timeout_seconds / 2))
-    if status.not_before and now < status.not_before <= end:  # a later time was written by a clock that was ahead
+    latest = now + timedelta(seconds=2 * _least_rest_seconds(job))
+    if status.not_before and now < status.not_before <= latest:  # a later time was written by a clock that was ahead
         return _back_off(job, status.not_before)
     desired, exist, placed = count_pods(observed)
     ungate = gated if scheduling.gang != "gates" or exist == desired else ()
@@ -57,14 +61,38 @@ def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) 
         return GangState(ungate=ungate)
     if exist == desired and any(is_gated(pod, GATE_KUEUE) for role in observed.roles for pod in role.pods):
         # Without its Pods the job would lose its place in the queue, so this wait does not count towards the timeout.
-        message = f"queue {scheduling.queue} has not admitted the job; see its Kueue Workload {job.metadata.name}"
-        return GangState(ungate, queued=("WaitingForQuota", message))
+        return GangState(ungate, queued=_wait_for_quota(job))
     since = min(status.queued_since or now, now)
     if now >= since + timedelta(seconds=scheduling.timeout_seconds):
-        return _back_off(job, end)
+        return _back_off(job, now + timedelta(seconds=choose_rest_seconds(job, now)))
     if exist < desired:
         return GangState(ungate, queued=("WaitingForPods", f"{exist} of {desired} Pods exist"), queued_since=since)
     return GangState(ungate, queued=("WaitingForNodes", f"{placed} of {desired} Pods have a node"), queued_since=since)
+
+
+def _least_rest_seconds(job: RLJob) -> float:
+    """A job leaves its released nodes to others for half its timeout."""
+    return max(_MIN_BACKOFF_SECONDS, job.spec.scheduling.timeout_seconds / 2)
+
+
+def choose_rest_seconds(job: RLJob, now: datetime) -> int:
+    """Between that time and twice as much: two jobs that each hold a part of the nodes must not rest in step. It depends
+    on the job and on the time of the attempt alone."""
+    identity = f"{job.metadata.uid or (job.metadata.namespace, job.metadata.name)} {now.timestamp():.0f}"
+    jitter = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4]) / 2**32  # 0 to 1
+    return round(_least_rest_seconds(job) * (1 + jitter))
+
+
+def _is_preempted(observed: ObservedJob) -> bool:
+    """Whether Kueue has withdrawn the quota of a running job: no Pod of the training group may start. The gate of a
+    single replacement is opened at once."""
+    group = [pod for role in observed.roles if role.kind in (HEAD, TRAINER) for pod in role.pods]
+    return bool(group) and all(is_gated(pod, GATE_KUEUE) for pod in group)
+
+
+def _wait_for_quota(job: RLJob) -> Reason:
+    queue, name = job.spec.scheduling.queue, job.metadata.name
+    return "WaitingForQuota", f"queue {queue} has not admitted the job; see its Kueue Workload {name}"
 
 
 def _back_off(job: RLJob, until: datetime) -> GangState:

@@ -24,7 +24,7 @@ from rljob_operator.children.difference import is_stamped
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.children.reward_refs import find_frozen_children
 from rljob_operator.defaults import DEFAULTS, Defaults
-from rljob_operator.plan import conditions, job_status, lifecycle
+from rljob_operator.plan import active_time, conditions, job_status, lifecycle
 from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
 from rljob_operator.plan.gang import evaluate_gang
@@ -125,7 +125,7 @@ def _plan_retry(context: _Context) -> JobPlan | None:
     if context.workloads or any(role.pods for role in context.observed.roles):
         delete = context.deletable(context.workloads)
         return Plan((), delete, job.status, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
-    reset = {"retried": lifecycle.requested_retry(job), "start_time": None, "completion_time": None}
+    reset = {"retried": lifecycle.requested_retry(job), "start_time": None, "completion_time": None} | active_time.RESET
     status = job.status.model_copy(update=reset | {"roles": [], "queued_since": None, "not_before": None})
     status = job_status.set_conditions(job, status, {}, {}, context.now)
     why = "retried" if status.retried != job.status.retried else "its spec was changed"
@@ -190,7 +190,8 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     kept = [child for child in context.built[0] if child["kind"] not in WORKLOAD_KINDS]
     status = job_status.observe_status(observed, context.restarts)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
-    status = status.model_copy(update={"start_time": None, "queued_since": None, "not_before": None})
+    reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
+    status = status.model_copy(update=reset)
     message = "spec.suspend is true; set it to false to resume from the checkpoint"
     status = job_status.set_conditions(job, status, {conditions.SUSPENDED: ("Suspended", message)}, {}, context.now)
     blocked = observed.blocked & {key_of(child) for child in kept}
@@ -232,7 +233,7 @@ def _plan_active(context: _Context) -> JobPlan:
         }
     )
     status = job_status.set_conditions(job, status, *job_status.active_conditions(observed, gang, blocked, causes), now)
-    deadlines = [moment for moment in (lifecycle.deadline_of(job), gang.next_deadline(job)) if moment]
+    deadlines = [moment for moment in (active_time.deadline_of(job, status), gang.next_deadline(job)) if moment]
     deadlines += [since for since, _ in blocking if since > now] + [each.since for each in lost if each.since > now]
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in deadlines]

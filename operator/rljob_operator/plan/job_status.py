@@ -8,6 +8,7 @@ from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, R
 from rljob_operator.backend import ChildKey
 from rljob_operator.children.common import REWARD, ROLLOUT
 from rljob_operator.plan import conditions
+from rljob_operator.plan.active_time import account
 from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.conditions import Reasons
 from rljob_operator.plan.gang import GangState
@@ -40,12 +41,13 @@ def build_waiting_status(job: RLJob, reason: str, message: str, now: datetime) -
 def set_conditions(
     job: RLJob, status: RLJobStatus, true: Reasons, false_reasons: Reasons, now: datetime
 ) -> RLJobStatus:
-    """`status` with the conditions, and the phase that follows from them."""
+    """`status` with the conditions, and the phase and the running time that follow from them."""
     generation = job.metadata.generation
     built = conditions.build_conditions(job.status, true, false_reasons, generation, now)
     held = {condition.type for condition in built if condition.status == "True"}
     phase = next((phase for phase in conditions.PHASES if phase in held), "Pending")
-    return status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})
+    new = status.model_copy(update={"conditions": built, "phase": phase, "observed_generation": generation})
+    return account(job.status, new, now)
 
 
 def set_roles(status: RLJobStatus, roles: list[RoleStatus]) -> RLJobStatus:

@@ -13,7 +13,7 @@ from rljob_api.manifest.reward import RewardBase
 from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, REWARD, TRAINER
-from rljob_operator.plan import conditions, observed_job
+from rljob_operator.plan import active_time, conditions, observed_job
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 State = Literal["suspended", "succeeded", "failed", "active"]
@@ -67,17 +67,10 @@ def decide_lifecycle(observed: ObservedJob, restarts: dict[str, int], now: datet
         return failure
     if job.spec.suspend:
         return LifecycleDecision("suspended")
-    deadline = deadline_of(job)
-    if deadline and now >= deadline:
+    if active_time.is_past_deadline(job, now):
         message = f"ran longer than spec.activeDeadlineSeconds ({job.spec.active_deadline_seconds} s)"
         return LifecycleDecision("failed", "DeadlineExceeded", message)
     return LifecycleDecision("active")
-
-
-def deadline_of(job: RLJob) -> datetime | None:
-    """When activeDeadlineSeconds have passed. As with a Job, they start again after a suspension."""
-    seconds, start = job.spec.active_deadline_seconds, job.status.start_time
-    return start + timedelta(seconds=seconds) if seconds and start else None
 
 
 def expiry_of(job: RLJob) -> datetime | None:

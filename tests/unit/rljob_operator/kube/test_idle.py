@@ -89,6 +89,15 @@ class OperatorHarness:
         metadata = head["metadata"] | {"name": "gsm8k-head-x", "uid": "pod"}
         self.store("Pod", metadata, spec=head["spec"], status={"phase": "Running", "podIP": "10.0.0.1"})
 
+    def start_pods(self):
+        """One ready Pod of each workload."""
+        ready = [{"type": "Ready", "status": "True"}]
+        for workload in (o for o in self.cache.owned(OWNER) if o["kind"] in WORKLOAD_KINDS):
+            template, name = workload["spec"]["template"], f"{workload['metadata']['name']}-0"
+            metadata = template["metadata"] | {"name": name, "uid": name}
+            status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": ready}
+            self.store("Pod", metadata, spec=template["spec"], status=status)
+
     async def step(self, seconds=0.0):
         """Return whether the job was reconciled, and after which time to requeue it."""
         before, now = self.num_reconciles, NOW + timedelta(seconds=seconds)
@@ -183,10 +192,12 @@ async def test_created_or_deleted_reward_model_ends_the_idle_state_of_its_jobs()
     assert (await harness.step())[0]
 
 
-async def test_deadline_is_enforced_though_nothing_changes():
+async def test_deadline_of_a_running_job_is_enforced_though_nothing_changes():
     harness = await OperatorHarness(activeDeadlineSeconds=60).settle()
-    _, requeue_after = await harness.step(10)
-    assert requeue_after == 50
+    assert (await harness.step(60))[0] is False, "it does not run yet"
+    harness.start_pods()
+    await harness.settle()
+    assert (await harness.step(59))[0] is False
     assert (await harness.step(60))[0]
     assert harness.api.objects[RLJOB.path(*KEY)]["status"]["phase"] == "Failed"
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.plan import conditions
+from rljob_operator.plan.gang import choose_rest_seconds
 from rljob_operator.plan.validate import find_problems
 from tests.support.job_simulation import START, JobSimulation, make_job
 
@@ -62,13 +63,32 @@ def test_incomplete_gang_releases_its_nodes_and_retries():
     made = simulation.reconcile(1)
     assert not simulation.has_workloads(), "an incomplete gang releases its nodes"
     assert (queued(simulation).reason, simulation.job.status.phase) == ("TimedOut", "Queued")
-    assert made.requeue_after_seconds <= 50
+    assert made.requeue_after_seconds <= 100
+    rest = (simulation.job.status.not_before - simulation.now).total_seconds()
+    assert 50 <= rest <= 100
     simulation.reconcile()  # the Pods are deleted, and the message changes
     simulation.reconcile()
     assert simulation.writes == 0, "nothing to write while it backs off"
-    simulation.reconcile(48)
+    simulation.reconcile(rest - 3)
+    assert not simulation.has_workloads()
+    simulation.reconcile()
     assert simulation.has_workloads()
     assert queued(simulation).reason == "WaitingForPods"
+
+
+def test_rests_of_jobs_that_compete_do_not_stay_in_step():
+    """Two jobs that time out at the same moment try again at different times, and again the next time."""
+    jobs = [make_gang() for _ in range(20)]
+    for number, job in enumerate(jobs):
+        job.metadata.uid = f"u{number}"
+    for attempt in range(4):
+        now = START + timedelta(seconds=200 * attempt)
+        rests = [choose_rest_seconds(job, now) for job in jobs]
+        assert rests == [choose_rest_seconds(job, now) for job in jobs], "the same for the same attempt"
+        assert min(rests) >= 50
+        assert max(rests) <= 100
+        assert len(set(rests)) > 10
+    assert choose_rest_seconds(jobs[0], START) != choose_rest_seconds(jobs[0], START + timedelta(seconds=200))
 
 
 def test_replacement_pod_of_a_running_job_starts_at_once():
@@ -162,6 +182,59 @@ def test_wait_for_kueue_quota_never_times_out():
     assert queued(simulation).reason == "WaitingForNodes"
     simulation.reconcile(1)
     assert not simulation.has_workloads(), "once admitted, the group must be placed in time"
+
+
+def test_deadline_does_not_pass_while_a_job_is_queued_or_rests():
+    simulation = simulate("kueue", queue="research")
+    simulation.job.spec.active_deadline_seconds = 1000
+    simulation.reconcile()
+    simulation.pods = with_kueue_gates(make_pods("pending"))
+    simulation.reconcile(100_000)
+    assert queued(simulation).reason == "WaitingForQuota"
+    simulation.pods = make_pods("pending")
+    simulation.reconcile()
+    simulation.reconcile(100)
+    assert queued(simulation).reason == "TimedOut"
+    simulation.reconcile(40)
+    assert simulation.job.status.active_since is None
+    simulation.reconcile(100)
+    simulation.pods = make_pods("ready")
+    simulation.reconcile()
+    simulation.reconcile(999)
+    assert simulation.job.status.phase == "Running"
+    simulation.reconcile(1)
+    assert conditions.find(simulation.job.status, "Failed").reason == "DeadlineExceeded"
+
+
+def test_preempted_job_is_queued_and_its_deadline_does_not_pass():
+    """Kueue deletes the Pods of a job that it preempts, and gates those that replace them."""
+    simulation = simulate("kueue", queue="research")
+    simulation.job.spec.active_deadline_seconds = 1000
+    simulation.reconcile()
+    simulation.pods = make_pods("ready")
+    simulation.reconcile()
+    simulation.pods["rollout-1"] = with_kueue_gates({"p": make_pod("rollout", 1, "pending")})["p"]
+    simulation.reconcile(400)
+    assert simulation.job.status.phase == "Running", "the group is admitted: Kueue opens the gate at once"
+    simulation.pods = with_kueue_gates(make_pods("pending"))
+    simulation.reconcile()
+    assert (simulation.job.status.phase, queued(simulation).reason) == ("Queued", "WaitingForQuota")
+    simulation.reconcile(100_000)
+    assert simulation.job.status.phase == "Queued"
+    assert simulation.has_workloads(), "it keeps its place in the queue"
+    simulation.pods = make_pods("pending")
+    simulation.reconcile()
+    assert simulation.job.status.phase == "Restarting"
+    simulation.reconcile(590)
+    assert simulation.job.status.phase == "Restarting"
+    simulation.reconcile(10)
+    assert conditions.find(simulation.job.status, "Failed").reason == "DeadlineExceeded"
+
+
+def with_kueue_gates(pods):
+    for pod in pods.values():
+        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    return pods
 
 
 STAGES = st.sampled_from(["missing", "gated", "pending", "placed", "ready"])

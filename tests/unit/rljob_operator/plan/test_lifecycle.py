@@ -284,20 +284,27 @@ def test_suspending_deletes_only_workloads_and_resuming_recreates_them(simulatio
     assert simulation.job.status.phase == "Pending", "a resumed job starts; it does not restart"
 
 
-def test_deadline_fails_the_job_and_suspension_resets_it():
+def test_deadline_fails_a_running_job_and_suspension_resets_it():
     simulation = JobHistory(activeDeadlineSeconds=60)
+    simulation.reconcile()
+    simulation.reconcile(3600)
+    assert simulation.job.status.phase == "Pending", "the deadline does not pass before it runs"
     made = simulation.reconcile(**all_ready())
     assert made.requeue_after_seconds == 10.0
+    simulation.reconcile(50, trainer=None)
+    assert simulation.job.status.phase == "Restarting"
     simulation.job.spec.suspend = True
     simulation.reconcile()
     simulation.now += timedelta(hours=1)
     simulation.job.spec.suspend = False
-    assert simulation.reconcile().requeue_after_seconds == 10.0
-    simulation.now += timedelta(seconds=55)
-    assert simulation.reconcile().requeue_after_seconds == 4.0
-    simulation.now += timedelta(seconds=4)
+    assert simulation.reconcile(**all_ready()).requeue_after_seconds == 10.0
+    made = simulation.reconcile(55)
+    assert made.requeue_after_seconds == 5.0
     simulation.reconcile()
+    assert made.valid_until == simulation.now + timedelta(seconds=4)
+    simulation.reconcile(4, trainer=None)
     assert simulation.true()["Failed"].reason == "DeadlineExceeded"
+    assert simulation.job.status.active_seconds == 60
 
 
 def test_finished_job_is_deleted_after_its_ttl():

@@ -74,14 +74,20 @@ app.kubernetes.io/part-of: rljob
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-# PodGroups of Volcano and coscheduling; without effect if their CRDs are missing.
-- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+{{- $groups := list }}
+{{- if .Values.features.volcano }}{{ $groups = append $groups "scheduling.volcano.sh" }}{{ end }}
+{{- if .Values.features.coscheduling }}{{ $groups = append $groups "scheduling.x-k8s.io" }}{{ end }}
+{{- with $groups }}
+- apiGroups: {{ toJson . }}
   resources: [podgroups]
   verbs: [get, list, watch, create, patch, delete]
-# Workloads create the Pods; the operator removes scheduling gates.
+{{- end }}
+# Workloads create the Pods.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch
+  {{- if .Values.features.schedulingGates }}, patch{{ end }}
+  {{- if .Values.features.forceDeletion }}, delete{{ end }}]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, watch, create, patch]

@@ -3,7 +3,8 @@
 Leaves every decision to plan. Invariant: observing a job costs no API request; nothing is written before every kind was
 listed once, nor by a replica that is not the leader.
 
-Permissions that it needs (a ClusterRole, or a Role in each namespace of --namespace):
+Permissions that it needs (a ClusterRole, or a Role in each namespace of --namespace). Those with a feature are granted
+only if that value of the chart is set; a job that needs one waits with reason Forbidden:
 
 | group | resources | verbs |
 |---|---|---|
@@ -12,7 +13,9 @@ Permissions that it needs (a ClusterRole, or a Role in each namespace of --names
 | rljob.dev | rljobs/status, rewardmodels/status | get patch |
 | rljob.dev | rljobs/finalizers, rewardmodels/finalizers | update (owner references that block deletion) |
 | "" | secrets configmaps services | get list watch create patch delete |
-| "" | pods | get list watch patch |
+| "" | pods | get list watch |
+| "" | pods | patch (features.schedulingGates) |
+| "" | pods | delete (features.forceDeletion) |
 | "" | events | get list watch create patch |
 | apps | statefulsets deployments | get list watch create patch delete |
 | batch | jobs | get list watch create patch delete |
@@ -20,7 +23,7 @@ Permissions that it needs (a ClusterRole, or a Role in each namespace of --names
 | policy | poddisruptionbudgets | get list watch create patch delete |
 | apiextensions.k8s.io | customresourcedefinitions | get list watch (cluster-wide; without it no check of CRDs) |
 | "" | namespaces | list watch (cluster-wide only; kopf checks whether it may) |
-| scheduling.volcano.sh | podgroups | get list watch create patch delete (if the CRD exists) |
-| scheduling.x-k8s.io | podgroups | get list watch create patch delete (if the CRD exists) |
+| scheduling.volcano.sh | podgroups | get list watch create patch delete (features.volcano) |
+| scheduling.x-k8s.io | podgroups | get list watch create patch delete (features.coscheduling) |
 | coordination.k8s.io | leases | get create update (in --lease-namespace) |
 """

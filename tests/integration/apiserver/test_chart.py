@@ -7,7 +7,6 @@ of `helm test` the job that it creates is created here in a dry run.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 
@@ -16,8 +15,8 @@ import yaml
 
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host.go_programs import find_or_build
-from rljob_operator import kube
 from tests.paths import ROOT
+from tests.support.operator_permissions import FEATURES, read_table
 
 CHART = ROOT / "charts" / "rljob"
 ACCOUNT = "system:serviceaccount:ops:rljob-operator"
@@ -98,27 +97,31 @@ def build_review(user, group, resource, verb, namespace):
     }
 
 
-def operators_table():
-    for line in kube.__doc__.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| ") and cells[0] != "group":
-            for resource in re.split(r"[ ,]+", cells[1]):
-                for verb in cells[2].split("(")[0].split():
-                    yield cells[0].strip('"'), resource, verb
-
-
 def test_operator_may_do_each_verb_of_its_table(installed, may):
-    wanted = list(operators_table())
-    assert len(wanted) > 50, "the table was not read"
-    jobs = [one for one in wanted if one[1] != "leases"]
-    leases = [one for one in wanted if one[1] == "leases"]
+    jobs, leases = split_leases(read_table())
     assert may(ACCOUNT, jobs, "research") == set(jobs)
     assert may(ACCOUNT, leases, "ops") == set(leases)
 
 
+def split_leases(table):
+    leases = sorted(one for one in table if one[1] == "leases")
+    return sorted(table - set(leases)), leases
+
+
+def test_operator_may_do_what_a_feature_needs_only_with_the_feature(installed, call, may):
+    jobs, _ = split_leases(read_table(*FEATURES) - read_table())
+    assert may(ACCOUNT, jobs, "research") == set()
+    for features in ([name] for name in FEATURES):
+        sets = ",".join(f"features.{name}=true" for name in features)
+        call("helm", "upgrade", "rljob", str(CHART), "--namespace", "ops", "--set", sets)
+        granted = split_leases(read_table(*features) - read_table())[0]
+        assert may(ACCOUNT, jobs, "research") == set(granted)
+    call("helm", "upgrade", "rljob", str(CHART), "--namespace", "ops", "--reset-values")
+
+
 def test_operator_may_do_nothing_else(installed, may):
     assert may(ACCOUNT, NOT_FOR_THE_OPERATOR, "research") == set()
-    leases = [one for one in operators_table() if one[1] == "leases"]
+    leases = split_leases(read_table())[1]
     assert may(ACCOUNT, leases, "research") == set(), "only the Lease in the namespace of the release"
 
 
@@ -126,13 +129,14 @@ def test_namespaced_operator_may_reach_only_its_namespaces(installed, call, may)
     set_ = "watchNamespaces={research},crds.install=false,rbac.aggregate=false"
     call("helm", "install", "rljob-one", str(CHART), "--namespace", "ops", "--set", set_)
     account = "system:serviceaccount:ops:rljob-one-operator"
-    wanted = [one for one in operators_table() if one[0] in ("", "rljob.dev", "batch") and one[1] != "namespaces"]
+    wanted = [one for one in read_table() if one[0] in ("", "rljob.dev", "batch") and one[1] != "namespaces"]
     assert may(account, wanted, "research") == set(wanted)
     assert may(account, wanted, "prod") == set()
     call("helm", "uninstall", "rljob-one", "--namespace", "ops")
 
 
 def test_job_of_helm_test_is_accepted(installed, call):
+    """Also by the template policy, which denies by default."""
     source = (CHART / "files" / "helm_test.py").read_text()
     scope: dict = {}
     exec(source[: source.index("def ask")], scope)  # its data, without its requests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import subprocess
 
 import kubernetes_validate
@@ -14,9 +13,9 @@ import yaml
 from rljob_api.generate import crd
 from rljob_cluster.host.go_programs import go_command
 from rljob_cluster.host.paths import cache_root
-from rljob_operator import kube
 from rljob_operator.children.network import OPERATOR_LABELS
 from tests.paths import ROOT
+from tests.support.operator_permissions import FEATURES, read_table
 
 CHART = ROOT / "charts" / "rljob"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
@@ -123,20 +122,15 @@ def expand(rules):
     }
 
 
-def operator_table():
-    """Return {(group, resource, verb)} of the table in rljob_operator.kube."""
-    granted = set()
-    for line in kube.__doc__.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| ") and cells[0] != "group":
-            group, resources, verbs = cells[0].strip('"'), re.split(r"[ ,]+", cells[1]), cells[2].split("(")[0].split()
-            granted |= {(group, resource, verb) for resource in resources for verb in verbs}
-    return granted
+@pytest.mark.parametrize("features", [[], *([name] for name in FEATURES), FEATURES], ids=",".join)
+def test_roles_grant_exactly_the_verbs_of_the_read_table(render, features):
+    sets = ["rbac.aggregate=false", "helmTest.enabled=false", *(f"features.{name}=true" for name in features)]
+    roles = [o for o in render("--set", ",".join(sets)) if o["kind"].endswith("Role")]
+    assert set().union(*(expand(role["rules"]) for role in roles)) == read_table(*features)
 
 
-def test_roles_grant_exactly_the_verbs_of_the_operator_table(render):
-    roles = [o for o in render("--set", "rbac.aggregate=false,helmTest.enabled=false") if o["kind"].endswith("Role")]
-    assert set().union(*(expand(role["rules"]) for role in roles)) == operator_table()
+def test_each_feature_has_a_row_in_the_read_table():
+    assert all(read_table(name) > read_table() for name in FEATURES)
 
 
 def test_operator_pods_have_the_labels_that_jobs_and_explain_use(render):

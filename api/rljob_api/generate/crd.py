@@ -137,7 +137,13 @@ _REWARD_COLUMNS = [
     _column("Scaled", "string", ".status.scaling.message", "Reason for the current number of replicas", is_wide=True),
     _AGE,
 ]
-_SCALE = {
+_JOB_SCALE = {
+    "specReplicasPath": ".spec.rollout.replicas",
+    "statusReplicasPath": ".status.rolloutReplicas",
+    "labelSelectorPath": ".status.rolloutSelector",
+}
+"""Rollouts are the role that scales live. `kubectl scale` and autoscalers change their number."""
+_REWARD_SCALE = {
     "specReplicasPath": ".spec.replicas",
     "statusReplicasPath": ".status.replicas",
     "labelSelectorPath": ".status.selector",
@@ -148,7 +154,7 @@ def build_crd(model: type[RLJob] | type[RewardModel]) -> Schema:
     is_job = model is RLJob
     kind = model.__name__
     plural = f"{kind.lower()}s"
-    subresources: Schema = {"status": {}} if is_job else {"status": {}, "scale": _SCALE}
+    subresources: Schema = {"status": {}, "scale": _JOB_SCALE if is_job else _REWARD_SCALE}
     version = {
         "name": API_VERSION.rpartition("/")[2],
         "served": True,

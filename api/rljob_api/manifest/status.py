@@ -126,6 +126,10 @@ class RLJobStatus(Spec):
     """Rollout replicas as READY/DESIRED, for the printed column."""
     rewards: str = ""
     """Reward Pods as READY/DESIRED, for the printed column."""
+    rollout_replicas: int = 0
+    """Ready rollout replicas, for the scale subresource."""
+    rollout_selector: str = ""
+    """Label selector of the rollout Pods, for the scale subresource."""
     scaling: list[RewardScaling] = Field(default=[], json_schema_extra=list_map("name"))
     """Last decision for each reward with autoscaling."""
     progress: JobProgress = Field(default=JobProgress())

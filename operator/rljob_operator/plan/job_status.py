@@ -5,8 +5,8 @@ from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, RoleStatus
-from rljob_operator.backend import ChildKey
-from rljob_operator.children.common import REWARD, ROLLOUT
+from rljob_operator.backend import ChildKey, Manifest
+from rljob_operator.children.common import REWARD, ROLLOUT, build_selector
 from rljob_operator.plan import conditions
 from rljob_operator.plan.active_time import account
 from rljob_operator.plan.causes import Cause
@@ -51,14 +51,16 @@ def set_conditions(
 
 
 def set_roles(status: RLJobStatus, roles: list[RoleStatus]) -> RLJobStatus:
-    """`status` with the roles, and the printed columns that summarize them: 2/2."""
+    """`status` with the roles, the printed columns that summarize them (2/2), and the scale of the rollouts."""
     rollouts = [role for role in roles if role.name == ROLLOUT]
     rewards = [role for role in roles if role.name.startswith(f"{REWARD}-")]
     columns = {
         name: f"{sum(role.ready for role in group)}/{sum(role.desired for role in group)}" if group else ""
         for name, group in (("rollouts", rollouts), ("rewards", rewards))
     }
-    return status.model_copy(update={"roles": roles} | columns)
+    return status.model_copy(
+        update={"roles": roles, "rollout_replicas": sum(role.ready for role in rollouts)} | columns
+    )
 
 
 def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStatus:
@@ -82,7 +84,8 @@ def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStat
             waits_for=driver.waits_for,
             problems=[RewardProblem(**problem.model_dump(exclude={"count"})) for problem in driver.problems],
         )
-    return set_roles(job.status, roles).model_copy(update={"progress": progress})
+    selector = ",".join(f"{key}={value}" for key, value in build_selector(job, ROLLOUT).items())
+    return set_roles(job.status, roles).model_copy(update={"progress": progress, "rollout_selector": selector})
 
 
 def active_conditions(

@@ -131,9 +131,12 @@ class Spec(BaseModel):
                     data[(field.alias or name) if info.by_alias else name] = None
         return data
 
-    def to_manifest(self) -> dict[str, Any]:
-        """Return plain data for YAML: camelCase keys, without nulls except those that differ from the default."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+    def to_manifest(self, *, exclude: dict[str, Any] | None = None, exclude_defaults: bool = False) -> dict[str, Any]:
+        """Return plain data for YAML: camelCase keys, without nulls except those that differ from the default.
+        `exclude`: Python names, as in model_dump."""
+        return self.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude=exclude, exclude_defaults=exclude_defaults
+        )
 
 
 def yaml_fields(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:

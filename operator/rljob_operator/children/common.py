@@ -21,6 +21,9 @@ from rljob_operator.backend import Manifest, Owner
 WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children with Pods. The other children use no resources and stay while a job is suspended and after its end."""
 
+DISRUPTION_CONDITIONS = ("DisruptionTarget", "TerminationTarget")
+"""Conditions of Pods, set before they are evicted or deleted: by Kubernetes, by Kueue. The reason says by whom."""
+
 HEAD = "head"
 TRAINER = "trainer"
 ROLLOUT = "rollout"
@@ -28,6 +31,8 @@ REWARD = "reward"
 
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
 """On Pod templates: digest of what the role reads at its start. Pods are replaced only when that changes."""
+ANNOTATION_RESTARTED = "rljob.dev/restarted"
+"""On Pod templates: the request (`kubectl rljob restart`) for which the Pods were last replaced."""
 ANNOTATION_JOB_UID = "rljob.dev/job-uid"
 """On Pods: uid of their owner. Pods of a deleted owner with the same name are ignored."""
 

@@ -1,9 +1,12 @@
 """The ConfigMaps and the Secret that the programs read.
 
-Invariant: reading job.yaml back gives the same spec, including explicit nulls ('no gradient clipping').
+Invariants: reading job.yaml back gives the same settings, including explicit nulls ('no gradient clipping'). An image
+of version 0.1.0, which a running role keeps over an upgrade of the operator, can read the files: they leave out fields
+with their default, and later ones that no program reads. Later images ignore what they do not know (`pod_files`).
 """
 
 import base64
+from typing import Any
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import POD_SETTINGS
@@ -14,6 +17,13 @@ from rljob_operator.children.common import build_child, child_name, to_yaml
 from rljob_operator.children.pods import TOKEN_KEY
 from rljob_operator.children.reward import RewardService
 
+_NOT_READ_OF_ROLE: dict[str, Any] = {"backoff_window_seconds": True}
+_NOT_READ_OF_JOB: dict[str, Any] = {
+    **dict.fromkeys((*POD_SETTINGS, "scheduling"), True),
+    **dict.fromkeys(("head", "trainer", "rollout"), _NOT_READ_OF_ROLE),
+    "rewards": {"__all__": _NOT_READ_OF_ROLE},
+}
+
 
 def build_job_config(job: RLJob) -> Manifest:
     """ConfigMap NAME-config, with name and namespace only: other metadata changes with every write of the job."""
@@ -22,15 +32,15 @@ def build_job_config(job: RLJob) -> Manifest:
         "apiVersion": job.api_version,
         "kind": job.kind,
         "metadata": {"name": job.metadata.name, "namespace": job.metadata.namespace},
-        # Without the fields of Pods, which no program reads: one of an earlier version would refuse them.
-        "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(POD_SETTINGS)),
+        "spec": spec.to_manifest(exclude=_NOT_READ_OF_JOB, exclude_defaults=True),
     }
     return build_child("v1", "ConfigMap", job, child_name(job, "config"), {}, data={FILE_JOB: to_yaml(document)})
 
 
 def build_reward_config(service: RewardService) -> Manifest:
     """ConfigMap of a reward. Source code in a user's ConfigMap is mounted from there."""
-    data = {FILE_REWARD: to_yaml(_mask_autoscaled_replicas(service.reward).to_manifest())}
+    reward = _mask_autoscaled_replicas(service.reward)
+    data = {FILE_REWARD: to_yaml(reward.to_manifest(exclude=_NOT_READ_OF_ROLE, exclude_defaults=True))}
     if service.reward.function and service.reward.function.inline is not None:
         data[FILE_FUNCTION] = service.reward.function.inline
     return build_child("v1", "ConfigMap", service.owner, service.name, service.selector, data=data)

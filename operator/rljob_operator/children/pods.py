@@ -4,11 +4,9 @@ Invariants: no template can remove the labels that selectors need; no Pod has a 
 run unprivileged.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Resources, Role
@@ -17,7 +15,15 @@ from rljob_api.manifest.sources import Hub, parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import common
+from rljob_operator.children.configuration import (
+    RETRY_FIELDS,
+    read_configuration,
+    read_restart_request,
+    read_scheduling,
+)
+from rljob_operator.children.configuration import read_settings as read_settings
 from rljob_operator.children.gang import build_gang_metadata, build_gang_spec
+from rljob_operator.children.keep import record_configuration
 from rljob_operator.children.merge import merge
 from rljob_operator.defaults import Defaults
 
@@ -28,7 +34,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 ENV_HUB_TOKEN = "HF_TOKEN"
 
-POD_FIELDS = frozenset({"image", "resources", "nodePool", "env", "template", "backoffLimit", "replicas", "autoscaling"})
+POD_FIELDS = RETRY_FIELDS | {"image", "resources", "nodePool", "env", "template", "replicas", "autoscaling"}
 """Fields of a role that shape its Pods and that no program reads."""
 
 KEEP_ANNOTATIONS = {
@@ -108,9 +114,12 @@ def build_workload(
         spec = spec | {"selector": {"matchLabels": parts.labels}}
     api_version = "batch/v1" if kind == "Job" else "apps/v1"
     spec = spec | {"template": _build_pod_template(owner, parts)}
+    uses_hub = parts.role != common.REWARD or parts.sidecar is not None
+    configuration = read_configuration(owner, parts.role, parts.spec, parts.labels, parts.config, uses_hub=uses_hub)
+    workload = common.build_child(api_version, kind, owner, name, parts.labels, spec=spec)
     return [
         common.build_child("v1", "Service", owner, name, parts.labels, spec=service),
-        common.build_child(api_version, kind, owner, name, parts.labels, spec=spec),
+        record_configuration(workload, configuration, read_scheduling(owner)),
     ]
 
 
@@ -132,7 +141,9 @@ def _build_metadata(owner: Owner, parts: PodParts) -> Manifest:
     annotations = {common.ANNOTATION_CONFIG_HASH: common.digest(parts.config)} | parts.annotations
     if owner.metadata.uid:
         annotations[common.ANNOTATION_JOB_UID] = owner.metadata.uid
-    labels, more = build_gang_metadata(owner) if isinstance(owner, RLJob) else ({}, {})
+    if request := read_restart_request(owner, parts.role, parts.labels):
+        annotations[common.ANNOTATION_RESTARTED] = request
+    labels, more = build_gang_metadata(owner, parts.spec) if isinstance(owner, RLJob) else ({}, {})
     labels = parts.labels | {contract.LABEL_MANAGED_BY: contract.MANAGED_BY} | labels
     return {"labels": labels, "annotations": annotations | more}
 
@@ -246,13 +257,6 @@ def _build_exclusive(role: str) -> Manifest:
             }
         ]
     }
-
-
-def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
-    """The user's settings by manifest name, for a digest. Without defaults, so that an operator with a new field
-    restarts nothing."""
-    settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return {name: value for name, value in settings.items() if name not in exclude}
 
 
 def build_token_env(secret_name: str) -> list[Manifest]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
+from rljob_api.read.pod_files import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
 from rljob_reward.worker.settings import SCORE_NEUTRAL_FIELDS, FunctionSettings
 
@@ -61,7 +62,7 @@ def _build_settings(
 
 def _read_reward(path: Path) -> Reward:
     try:
-        return Reward.model_validate(yaml.safe_load(path.read_text()))
+        return Reward.model_validate(drop_unknown_fields(Reward, yaml.safe_load(path.read_text()), str(path)))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; pass the path of one Reward as YAML to --config") from error
     except yaml.YAMLError as error:

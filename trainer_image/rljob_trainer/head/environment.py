@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Schedule
-from rljob_api.read.load import load_job
+from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def read_environment(variables: dict[str, str]) -> Environment:
             f"environment variables not set: {', '.join(missing)}; start the head with the operator or `rljob run`"
         )
     return Environment(
-        job=load_job(variables[contract.ENV_JOB_FILE]),
+        job=load_job_file(variables[contract.ENV_JOB_FILE]),
         job_file=Path(variables[contract.ENV_JOB_FILE]),
         run_dir=Path(variables[contract.ENV_RUN_DIR]),
         address=variables[contract.ENV_POD_IP],
@@ -66,7 +66,7 @@ class JobFile:
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity != self._read:
                 self._read = identity
-                self._schedule = load_job(self._path).spec.schedule
+                self._schedule = load_job_file(self._path).spec.schedule
         except (OSError, UserError) as error:
             log.warning("the job's file is unusable, so the schedule is unchanged: %s", error)
         return self._schedule

@@ -16,7 +16,7 @@ from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.read.load import load_job
+from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.termination import end_program
 from rljob_inputs.hub.repository import repository_name
@@ -105,7 +105,7 @@ def main() -> int:
     # loading.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job = load_job(os.environ[contract.ENV_JOB_FILE])
+        job = load_job_file(os.environ[contract.ENV_JOB_FILE])
         # One request, before vLLM retries for a minute what the Hub refuses.
         read_config(os.environ[contract.ENV_MODEL], job.spec.model.revision)
         arguments = build_arguments(job, os.environ)

@@ -20,7 +20,7 @@ from types import FrameType
 import psutil
 
 from rljob_api.errors import UserError
-from rljob_api.read.load import load_job
+from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import discovery
 from rljob_api.wire.contract import ENV_HEAD, ENV_JOB_FILE, ENV_POD_IP, RAY_RESOURCE_TRAINER, ExitCode
 from rljob_api.wire.termination import end_program
@@ -151,7 +151,7 @@ def terminate_descendants(grace_seconds: float) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        num_gpus = load_job(os.environ[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
+        num_gpus = load_job_file(os.environ[ENV_JOB_FILE]).spec.trainer.gpus_per_replica
     except UserError as error:
         return end_program(str(error), ExitCode.USER)
     worker = Worker(os.environ[ENV_POD_IP], os.environ[ENV_HEAD], num_gpus)

@@ -1,0 +1,54 @@
+"""Read the files that the operator writes for Pods, also those of a newer operator.
+
+After an upgrade of the operator, a running role keeps its image, and a restarted container reads the file again.
+Fields that its version does not know were validated by the operator, so they are left out with a warning.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api.manifest.base import Spec
+from rljob_api.manifest.job import RLJob
+from rljob_api.read.documents import format_path, read_documents
+from rljob_api.read.load import InvalidManifestError, load_job
+
+log = logging.getLogger(__name__)
+
+
+def load_job_file(path: str | Path) -> RLJob:
+    """Return the RLJob in the file of a Pod. Raises UserError."""
+    try:
+        return load_job(path)
+    except InvalidManifestError as error:
+        documents, problems = read_documents(Path(path).read_text(encoding="utf-8"))
+        if problems or len(documents) != 1:
+            raise
+        try:
+            return RLJob.model_validate(drop_unknown_fields(RLJob, documents[0].data, str(path)))
+        except ValidationError:
+            raise error from None
+
+
+def drop_unknown_fields(model: type[Spec], data: Any, source: str) -> Any:
+    """Return the data without the fields that `model` does not have. `source` names it in the warning."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        unknown = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
+        known = copy.deepcopy(data)
+        for *parents, name in unknown:
+            holder = known
+            for part in parents:
+                holder = holder[part]
+            del holder[name]
+        if unknown:
+            fields = ", ".join(map(format_path, unknown))
+            log.warning("%s: left out %s, which only newer versions know", source, fields)
+        return known
+    return data

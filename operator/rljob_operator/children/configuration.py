@@ -1,0 +1,67 @@
+"""The user's settings from which the workload of a role follows: a change rolls the role, an upgrade does not. Pure.
+
+Invariants: settings have no defaults, so that a new field changes nothing; nothing here depends on the operator's code,
+images or defaults; each setting that changes a workload's template is included. tests/data/configuration has them for
+each role: a change of the result restarts the running jobs of all users.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from rljob_api.manifest.base import Spec, yaml_fields
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.pod_settings import POD_SETTINGS
+from rljob_api.manifest.roles import Role
+from rljob_api.wire.contract import ANNOTATION_RESTART, LABEL_REWARD
+from rljob_operator.backend import Manifest, Owner
+from rljob_operator.children.common import HEAD, REWARD, TRAINER
+
+RETRY_FIELDS = frozenset({"backoffLimit", "backoffWindowSeconds"})
+"""Fields of a role that only the operator's decisions read."""
+_ROLE_FIELDS = yaml_fields(Role).keys() - RETRY_FIELDS
+"""Fields of every role that shape its Pods."""
+
+
+def read_settings(spec: Spec, exclude: Collection[str] = ()) -> dict[str, Any]:
+    """The user's settings by manifest name, for a digest. Without defaults, so that an operator with a new field
+    restarts nothing."""
+    settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {name: value for name, value in settings.items() if name not in exclude}
+
+
+def read_configuration(
+    owner: Owner, role: str, spec: Role, labels: dict[str, str], config: Any, *, uses_hub: bool
+) -> Manifest:
+    """`spec` has the role's fields, `labels` those of its Pods, `config` what its program reads at its start."""
+    configuration: Manifest = {
+        "config": config,
+        "role": {name: value for name, value in read_settings(spec).items() if name in _ROLE_FIELDS},
+        "pods": owner.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=set(POD_SETTINGS)),
+    }
+    if isinstance(owner, RLJob) and uses_hub:
+        configuration["hub"] = read_settings(owner.spec.hub)
+    if isinstance(owner, RLJob) and role in (HEAD, TRAINER):
+        claim = owner.spec.checkpoint.persistent_volume_claim
+        configuration["claim"] = claim.claim_name if claim else None
+    if request := read_restart_request(owner, role, labels):
+        configuration["restart"] = request
+    return configuration
+
+
+def read_restart_request(owner: Owner, role: str, labels: dict[str, str]) -> str:
+    """The values of the annotations that request a restart of all roles, and of this one; empty without a request."""
+    name = f"{REWARD}-{labels[LABEL_REWARD]}" if LABEL_REWARD in labels else role
+    values = (owner.metadata.annotations.get(key) for key in (ANNOTATION_RESTART, f"{ANNOTATION_RESTART}-{name}"))
+    return " ".join(filter(None, values))
+
+
+def read_scheduling(owner: Owner) -> Manifest:
+    """The settings from which the gang fields of all templates follow. A running job keeps these (`gang.keep_gang`)."""
+    if not isinstance(owner, RLJob):
+        return {}
+    spec = owner.spec
+    scheduling = read_settings(spec.scheduling, {"timeoutSeconds"})
+    if spec.scheduling.gang != "kueue":
+        return scheduling
+    rewards = [None if reward.autoscaling else reward.replicas for reward in spec.rewards]
+    return scheduling | {"replicas": [spec.trainer.replicas, spec.rollout.replicas, *rewards]}

@@ -137,6 +137,8 @@ class Plan(Generic[StatusT]):
     events: tuple[Event, ...] = ()
     requeue_after_seconds: float | None = None
     """When to reconcile again although nothing changed; None: only after a change."""
+    replaced: tuple[Manifest, ...] = ()
+    """Workloads to apply after `delete` has deleted their predecessors. Nothing is deleted if they would be refused."""
     ungate: tuple[str, ...] = ()
     """Pods whose scheduling gate to remove now."""
     force_delete: tuple[ForcedDeletion, ...] = ()
@@ -150,6 +152,22 @@ class Plan(Generic[StatusT]):
 
 class ForeignObjectError(UserError):
     """An object of another owner has the name of a child. It is neither adopted nor overwritten."""
+
+
+class FieldProblem(NamedTuple):
+    """A field that the API server refuses."""
+
+    path: str
+    """In the API server's syntax: spec.template.spec.containers[0].image, or .spec.containers[name="a"].image."""
+    message: str
+
+
+class RefusedError(UserError):
+    """The API server refuses a manifest for good. `fields` are those that its answer names."""
+
+    def __init__(self, message: str, fields: tuple[FieldProblem, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class InvalidOwnerError(UserError):
@@ -172,7 +190,16 @@ class UnknownFieldsError(TransientError):
 
 class ForbiddenError(TransientError):
     """RBAC, a quota or a policy forbids a write. The operator retries, since an administrator may grant it, and reports
-    it in events and in the condition Running of a job that does not run."""
+    it at once. `reason` is that of the conditions and events."""
+
+    def __init__(self, message: str, reason: str = "Forbidden") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PodRejectedError(TransientError):
+    """A workload is admitted and its Pods are not: a policy, PodSecurity or a LimitRange forbids them, or their service
+    account or priority class does not exist. Raised by `check`; the operator retries."""
 
 
 class Backend(Protocol):
@@ -187,6 +214,10 @@ class Backend(Protocol):
     async def apply(self, manifest: Manifest) -> None:
         """Server-side apply. Raises ForeignObjectError when an object of another owner has the name, and UserError for
         what the API server rejects permanently."""
+
+    async def check(self, workload: Manifest) -> None:
+        """Raise what `apply` of a workload would raise, and PodRejectedError if its Pods would be rejected for another
+        reason than quota. Writes nothing."""
 
     async def delete(self, namespace: str, child: ChildKey) -> None:
         """Delete a child with its dependents."""

@@ -25,6 +25,7 @@ from rljob_operator.kube.driver import DriverClient
 from rljob_operator.kube.idle import IdleTracker
 from rljob_operator.kube.lease import Lease
 from rljob_operator.kube.resources import WATCHED
+from rljob_operator.loop.failures import FailureTracker
 from rljob_operator.loop.health import Health
 from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.reconcile import reconcile
@@ -138,7 +139,7 @@ def build_reconcile(
     backend: KubernetesBackend, health: Health, defaults: Defaults, clock: Callable[[], float]
 ) -> ReconcileKey:
     """Return what a worker does with a key: skip an idle job, else reconcile and measure."""
-    idle, metrics = IdleTracker(backend), health.metrics
+    idle, failures, metrics = IdleTracker(backend), FailureTracker(clock), health.metrics
 
     async def reconcile_key(key: Key, now: datetime) -> float | None:
         health.started_at[key] = clock()
@@ -146,7 +147,8 @@ def build_reconcile(
             with metrics.reconcile.labels("RewardModel" if isinstance(key, RewardModelKey) else "RLJob").time():
                 if (seconds := await idle.idle_seconds(key, now)) is not None:
                     return seconds
-                return await reconcile(backend, key, now, defaults, on_unchanged=idle.track(key, now))
+                on_unchanged = idle.track(key, now)
+                return await reconcile(backend, key, now, defaults, failures=failures, on_unchanged=on_unchanged)
         except Exception as error:
             metrics.errors.labels(type(error).__name__).inc()
             raise

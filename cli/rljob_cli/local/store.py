@@ -56,6 +56,9 @@ class LocalStore:
         if old != new:
             self._write(self.objects, key, new)
 
+    async def check(self, workload: Manifest) -> None:
+        """There is nothing to do: one machine refuses no workload."""
+
     async def delete(self, namespace: str, child: ChildKey) -> None:
         """The controllers then delete a workload's Pods (garbage collection)."""
         self._applied.pop(child, None)

@@ -42,12 +42,12 @@ from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
 from rljob_operator.kube.driver import DriverClient, find_driver
 from rljob_operator.kube.manifests import read_job, read_model
+from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
+from rljob_operator.kube.refusals import is_conflict, translate
 from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
 
 _FORCED = {"fieldManager": MANAGED_BY, "force": "true"}
-_CREATE_ONLY_VERSION = "1"
-"""metadata.resourceVersion of an apply that must create: no object has it, so an existing one answers with 409."""
 _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
 """Deleted after their Pods."""
 
@@ -71,6 +71,7 @@ class KubernetesBackend:
         self.api, self.cache, self.driver = api, cache, driver
         self._may_write, self._now, self._on_read = may_write, now, on_read
         self._foreign: set[tuple[str, str, str]] = set()
+        self._preflight = Preflight(self._call)
 
     async def get_owner(self, key: Key) -> Owner | None:
         resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)
@@ -148,10 +149,14 @@ class KubernetesBackend:
             raise ForeignObjectError(f"{name} exists and does not belong to this object; delete or rename it")
         await self._update(resource, manifest, known)
 
+    async def check(self, workload: Manifest) -> None:
+        resource, metadata = resource_of(workload), workload["metadata"]
+        await self._preflight.check(workload, self.cache.get(resource.key, metadata["namespace"], metadata["name"]))
+
     async def _create(self, resource: Resource, manifest: Manifest) -> bool:
         """Return False if an object of that name exists."""
         try:
-            await self._apply(resource, manifest, {"resourceVersion": _CREATE_ONLY_VERSION})
+            await self._apply(resource, manifest, CREATE_ONLY)
         except ApiError as error:
             if error.code == HTTPStatus.CONFLICT:
                 return False
@@ -164,7 +169,7 @@ class KubernetesBackend:
             # The uid makes it a conflict if another object has taken the name since.
             await self._apply(resource, kept, {"uid": known["metadata"]["uid"]})
         except ApiError as error:
-            if error.code == HTTPStatus.CONFLICT:
+            if is_conflict(error):
                 await self._refresh(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
             raise _translate_refusal(error, resource, manifest) from error
         if kept is not manifest:

@@ -21,7 +21,7 @@ from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.wire.text import clean_text
-from rljob_operator.backend import ForbiddenError, Manifest
+from rljob_operator.backend import Manifest
 from rljob_operator.kube.resources import Resource
 
 REQUEST_TIMEOUT_SECONDS = 30.0
@@ -44,12 +44,12 @@ OnResponse = Callable[[str, str, int], None]
 
 
 class ApiError(Exception):
-    """An error response of the API server."""
+    """An error response of the API server. `causes` are those of its details, each with field, reason and message."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, causes: Sequence[Manifest] = ()) -> None:
         message = clean_text(message, MAX_MESSAGE_LENGTH)
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code, self.reason, self.message, self.causes = code, reason, message, causes
 
 
 class KubeApi:
@@ -149,8 +149,9 @@ class KubeApi:
             ) as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     answer = _parse_json(await response.read())
-                    message = str(answer.get("message") or f"HTTP {response.status}")
-                    raise ApiError(response.status, str(answer.get("reason", "")), message)
+                    message = str(answer.get("message") or f"HTTP {response.status}").strip()
+                    causes = (answer.get("details") or {}).get("causes") or []
+                    raise ApiError(response.status, str(answer.get("reason", "")), message, causes)
                 yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise TransientError(
@@ -236,27 +237,3 @@ def _ssl_context(found: Configuration) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
-    """Return the operator's error for an API server's refusal: retry later, or the user must fix it."""
-    message = error.message
-    if error.code == HTTPStatus.FORBIDDEN:
-        if "exceeded quota" in message:
-            return ForbiddenError(
-                f"{where}: the namespace's quota is exceeded; raise its ResourceQuota, or delete what it counts "
-                f"({message})"
-            )
-        if "being terminated" in message or "NamespaceTerminating" in message:
-            return TransientError(f"{where}: its namespace is being deleted")
-        if "is forbidden: User" in message:
-            return ForbiddenError(
-                f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service "
-                f"account ({message})"
-            )
-        return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
-    if error.code == HTTPStatus.NOT_FOUND:
-        return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
-    if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-        return UserError(message)
-    return TransientError(f"{where}: HTTP {error.code}: {message}")

@@ -1,38 +1,35 @@
 """Reconcile one RLJob or RewardModel: observe, plan, apply, delete, write the status once, then record events.
 
 Any write may be the last one before a crash: each can be repeated, and the next reconcile starts from what it observes.
-What Pods read, or are protected by, is applied before the workloads. If such an object is rejected, or another owner's
-object has its name, no workload is applied.
+Any error of a reconcile ends in the status of its object (`failures`), and what the API server refuses in the status
+that says which field (`apply`).
 """
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_operator.backend import (
     Backend,
-    ChildKey,
     Event,
     ForbiddenError,
     ForeignObjectError,
     InvalidOwnerError,
     JobKey,
     Key,
-    Manifest,
     ObservedState,
     Owner,
     Plan,
     UnknownFieldsError,
     key_of,
 )
-from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.difference import contains, stamp
 from rljob_operator.defaults import DEFAULTS, Defaults
+from rljob_operator.loop.apply import ApplyFailure, apply_children
+from rljob_operator.loop.failures import Attempt, FailureTracker, record_event
 from rljob_operator.plan.conditions import (
     add_refused_deletion,
     conflict_events,
@@ -41,7 +38,7 @@ from rljob_operator.plan.conditions import (
     set_name_conflict,
 )
 from rljob_operator.plan.job import plan_job
-from rljob_operator.plan.job_status import build_invalid_status, build_waiting_status
+from rljob_operator.plan.job_status import build_invalid_status
 from rljob_operator.plan.lifecycle import is_managed
 from rljob_operator.plan.lost_nodes import describe_forced_deletion
 from rljob_operator.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
@@ -55,57 +52,59 @@ REASON_FORCE_DELETED = "ForceDeleted"
 REASON_OUTDATED_OPERATOR = "OutdatedOperator"
 
 
-class ApplyFailure(NamedTuple):
-    """A child that a retry does not help to apply: rejected by the API server, or another owner's object."""
-
-    child: ChildKey
-    error: UserError
-
-    def __str__(self) -> str:
-        return f"{self.child.kind} {self.child.name} was refused: {self.error}"
-
-
 async def reconcile(
     backend: Backend,
     key: Key,
     now: datetime,
     defaults: Defaults = DEFAULTS,
     *,
+    failures: FailureTracker | None = None,
     on_unchanged: OnUnchanged = lambda owner, observed, wanted: None,
 ) -> float | None:
     """Converge one object. Return the seconds after which to requeue it; None: only when something changes.
 
     Calls `on_unchanged` with the observed state and the plan if nothing had to be written. Raises TransientError: the
-    caller retries later.
+    caller retries later. `failures` remembers what fails from one reconcile to the next, and reports it.
     """
+    failures = failures or FailureTracker()
+    attempt = failures.start(key, now)
+    try:
+        requeue_after_seconds = await _reconcile(backend, attempt, defaults, on_unchanged)
+    except UnknownFieldsError as error:
+        await record_event(backend, error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
+        raise
+    except Exception as error:
+        await failures.report(backend, attempt, error)
+        raise
+    failures.clear(key)
+    return requeue_after_seconds
+
+
+async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_unchanged: OnUnchanged) -> float | None:
+    key, now = attempt.key, attempt.now
     try:
         owner = await backend.get_owner(key)
     except InvalidOwnerError as error:
         await _report(backend, error.owner, _plan_invalid(error.owner, error.problems, now))
         return None
-    except UnknownFieldsError as error:
-        with contextlib.suppress(TransientError):  # events may be forbidden
-            await backend.record_event(error.owner, Event("Warning", REASON_OUTDATED_OPERATOR, str(error)))
-        raise
     if owner is None or (isinstance(owner, RLJob) and not is_managed(owner)):
         return None  # the garbage collector deletes the children of a deleted owner
-    try:
-        observed = await backend.observe(owner)
-        wanted = _plan(owner, observed, now, defaults)
-        changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
-        failures = await _apply_children(backend, changed)
+    attempt.owner = owner
+    observed = await backend.observe(owner)
+    wanted = _plan(owner, observed, now, defaults)
+    attempt.status = wanted.status
+    changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
+    refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced)
+    if all(isinstance(failure.error, ForeignObjectError) for failure in refused):
         for child in wanted.delete:
             await backend.delete(key.namespace, child)
-        for pod in wanted.ungate:
-            await backend.ungate(key.namespace, pod)
-        final = _add_failures(owner, observed, wanted, failures, now)
-        final = await _delete_by_force(backend, owner, final)
-        await _report(backend, owner, final)
-        if final.delete_job:
-            await backend.delete_job(JobKey(key.namespace, key.name))
-    except ForbiddenError as error:
-        await _report_forbidden(backend, owner, error, now)
-        raise
+    for pod in wanted.ungate:
+        await backend.ungate(key.namespace, pod)
+    final = _add_failures(owner, observed, wanted, refused, now)
+    final = await _delete_by_force(backend, owner, final)
+    await _report(backend, owner, final)
+    if final.delete_job:
+        await backend.delete_job(JobKey(key.namespace, key.name))
     writes = (*changed, *wanted.delete, *wanted.ungate, *wanted.force_delete, *final.events)
     if not writes and final.status == owner.status and not final.delete_job:
         on_unchanged(owner, observed, final)
@@ -126,30 +125,16 @@ def _plan_invalid(owner: Owner, problems: list[str], now: datetime) -> Plan[Any]
     return Plan((), (), status, derive_events(owner.status, status))
 
 
-async def _apply_children(backend: Backend, changed: list[Manifest]) -> list[ApplyFailure]:
-    """Apply concurrently all that Pods depend on, then the workloads. Raises the first error that is worth a retry."""
-    failures: list[ApplyFailure] = []
-    for are_workloads in (False, True):
-        if failures:
-            break  # Pods must not start from another owner's Secret, or without their NetworkPolicy
-        group = [child for child in changed if (child["kind"] in WORKLOAD_KINDS) == are_workloads]
-        outcomes = await asyncio.gather(*map(backend.apply, group), return_exceptions=True)
-        for child, outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, UserError):
-                failures.append(ApplyFailure(key_of(child), outcome))
-            elif outcome is not None:
-                raise outcome
-    return failures
-
-
 def _add_failures(
     owner: Owner, observed: ObservedState, wanted: Plan[Any], failures: list[ApplyFailure], now: datetime
 ) -> Plan[Any]:
     """Return the plan whose status and events report what could not be applied."""
     if not isinstance(owner, RLJob):
-        return plan_rejected_model(owner, observed, "; ".join(map(str, failures)), now) if failures else wanted
-    if rejected := [str(failure) for failure in failures if not isinstance(failure.error, ForeignObjectError)]:
-        invalid = _plan_invalid(owner, rejected, now)
+        rejections = "; ".join(problem for failure in failures for problem in failure.problems)
+        return plan_rejected_model(owner, observed, rejections, now) if failures else wanted
+    rejected = [failure for failure in failures if not isinstance(failure.error, ForeignObjectError)]
+    if problems := list(dict.fromkeys(problem for failure in rejected for problem in failure.problems)):
+        invalid = _plan_invalid(owner, problems, now)
         return replace(wanted, status=invalid.status, events=invalid.events, delete_job=False)
     conflicts = [f"{failure.child.kind} {failure.child.name}" for failure in failures]
     status = set_name_conflict(wanted.status, conflicts, now)
@@ -184,14 +169,4 @@ async def _report(backend: Backend, owner: Owner, wanted: Plan[Any]) -> None:
     if wanted.status != owner.status:
         await backend.update_status(owner, wanted.status)
     for event in wanted.events:
-        await backend.record_event(owner, event)
-
-
-async def _report_forbidden(backend: Backend, owner: Owner, error: ForbiddenError, now: datetime) -> None:
-    with contextlib.suppress(TransientError):  # events may be forbidden as well
-        await backend.record_event(owner, Event("Warning", REASON_FORBIDDEN, str(error)))
-    if isinstance(owner, RLJob):
-        with contextlib.suppress(TransientError, UserError):
-            status = build_waiting_status(owner, REASON_FORBIDDEN, str(error), now)
-            if status != owner.status:
-                await backend.update_status(owner, status)
+        await record_event(backend, owner, event)

@@ -18,6 +18,7 @@ from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import TRAINER, child_name
 from rljob_operator.plan import observed_job
+from rljob_operator.plan.disruptions import exceeded_own_limit
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -34,6 +35,7 @@ _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
 """Reasons for which a RewardModel is not ready and needs no help yet. "" is a ready or a new one."""
 REMEDIES = {
     "OOMKilled": "raise {path}.resources.limits.memory",
+    "DiskLimitExceeded": "raise {path}.resources.limits.ephemeral-storage, or write less to files",
     "Evicted": "no action needed: the Pod is replaced, and backoffLimit is not charged",
     "ImagePull": "correct {path}.image, or name a Secret in {path}.template.spec.imagePullSecrets",
     "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
@@ -119,7 +121,7 @@ def _causes_of_role(
         is_mount = event.get("reason") == "FailedMount" and _involved_name(event) in names
         message = str(event.get("message", ""))
         if is_mount and not _SLOW_KUBELET.search(message):
-            yield Cause.of("FailedMount", role.path, f"{role.name}: {_stable(message)}")
+            yield Cause.of("FailedMount", role.path, f"{role.name}: {stable_message(message)}")
     if message := _creation_failure(workload, children, warnings if len(role.pods) < role.desired else ()):
         yield _cause_of_rejection(role, message)
 
@@ -145,7 +147,7 @@ def _cause_of_rejection(role: RoleView, message: str) -> Cause:
     if missing := re.search(r"failed quota: ([^:]+): must specify (\S+)", message):
         resources = missing[2].replace(",", ", ")
         return Cause.of("QuotaUnspecified", role.path, f"{role.name}: quota {missing[1]} requires {resources}")
-    return Cause.of("FailedCreate", role.path, f"{role.name}: {_stable(message)}")
+    return Cause.of("FailedCreate", role.path, f"{role.name}: {stable_message(message)}")
 
 
 def _involved_name(event: Manifest) -> str:
@@ -162,6 +164,8 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
 
 
 def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
+    if message := exceeded_own_limit(pod):
+        return Cause.of("DiskLimitExceeded", role.path, f"{role.name}: {stable_message(message)}")
     status = pod.get("status") or {}
     is_lost = status.get("phase") == "Failed" and status.get("reason") in _NODE_FAILURE_REASONS
     if is_lost or observed_job.has_condition(pod, "DisruptionTarget"):
@@ -181,7 +185,7 @@ def _cause_of_container(role: RoleView, container: Manifest) -> Cause | None:
         image = container.get("image") or role.spec.image or "of the role"
         return Cause.of("ImagePull", role.path, f"{role.name}: image {image} cannot be pulled")
     if waiting.get("reason") == "CreateContainerConfigError":
-        message = _stable(waiting.get("message", ""))
+        message = stable_message(waiting.get("message", ""))
         return Cause.of("CreateContainerConfigError", role.path, f"{role.name}: {message}")
     ends = [(container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState")]
     if any(end.get("reason") == "OOMKilled" for end in ends):
@@ -191,7 +195,7 @@ def _cause_of_container(role: RoleView, container: Manifest) -> Cause | None:
 
 def _unschedulable(role: RoleView, message: str, pod: Manifest) -> Cause:
     message = message.partition(" preemption:")[0]  # repeats for each node that nothing can be evicted from it
-    detail = f"{role.name}: {_stable(message)}"
+    detail = f"{role.name}: {stable_message(message)}"
     if "persistentvolumeclaim" in message.lower():
         volumes = pod.get("spec", {}).get("volumes") or []
         names = sorted({v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v})
@@ -224,6 +228,6 @@ def _unready_reason(model: RewardModel) -> str:
     return next((c.reason for c in model.status.conditions if (c.type, c.status) == ("Ready", "False")), "")
 
 
-def _stable(message: str) -> str:
+def stable_message(message: str) -> str:
     """The message without generated Pod names."""
     return re.sub(r'pods? "[^"]*" ', "", message, flags=re.IGNORECASE).removeprefix("Error creating: ")[:300]

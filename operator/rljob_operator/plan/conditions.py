@@ -21,6 +21,8 @@ POOLS_ISOLATED = "PoolsIsolated"
 NAME_CONFLICT = "NameConflict"
 REWARD_VERSIONS_MIXED = "RewardVersionsMixed"
 LEARNING = "Learning"
+RECONCILE_FAILED = "ReconcileFailed"
+"""Of jobs and RewardModels while a reconcile fails. A plan leaves it out, so that a success removes it."""
 TYPES = (QUEUED, SUSPENDED, RUNNING, RESTARTING, SUCCEEDED, FAILED)
 """Conditions that every job has."""
 OPTIONAL_TYPES = (POOLS_ISOLATED, REWARD_VERSIONS_MIXED, LEARNING, NAME_CONFLICT)

@@ -143,7 +143,7 @@ def _plan_finished(context: _Context) -> JobPlan | None:
     roles = [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles]
     status = job_status.set_roles(job.status, roles)
     generation = {"observed_generation": job.metadata.generation}
-    reported = [condition.model_copy(update=generation) for condition in status.conditions]
+    reported = [c.model_copy(update=generation) for c in status.conditions if c.type != conditions.RECONCILE_FAILED]
     expiry = lifecycle.expiry_of(job)
     return Plan(
         children=(),

@@ -9,6 +9,7 @@ from rljob_operator.backend import ChildKey, Manifest
 from rljob_operator.children.common import REWARD, ROLLOUT, build_selector
 from rljob_operator.plan import conditions
 from rljob_operator.plan.active_time import account
+from rljob_operator.plan.applied_generation import describe_refused_change, keep_running_generation
 from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.conditions import Reasons
 from rljob_operator.plan.gang import GangState
@@ -21,11 +22,14 @@ from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_r
 
 def build_invalid_status(job: RLJob, problems: list[str], now: datetime, *, keeps_running: bool = True) -> RLJobStatus:
     """The status of a job with an invalid spec. `keeps_running`: the workloads of an earlier spec stay."""
-    true = {conditions.FAILED: (conditions.REASON_INVALID_SPEC, "; ".join(problems))}
-    running = conditions.find(job.status, conditions.RUNNING)
-    if keeps_running and running and running.status == "True":
-        true[conditions.RUNNING] = (running.reason, running.message)
-    return set_conditions(job, job.status, true, {}, now)
+    message, running = "; ".join(problems), conditions.find(job.status, conditions.RUNNING)
+    if not keeps_running or running is None or running.status != "True":
+        return set_conditions(job, job.status, {conditions.FAILED: (conditions.REASON_INVALID_SPEC, message)}, {}, now)
+    true = {
+        conditions.FAILED: (conditions.REASON_INVALID_SPEC, describe_refused_change(job, message)),
+        conditions.RUNNING: (running.reason, running.message),
+    }
+    return keep_running_generation(job, set_conditions(job, job.status, true, {}, now))
 
 
 def build_waiting_status(job: RLJob, reason: str, message: str, now: datetime) -> RLJobStatus:

@@ -40,12 +40,18 @@ def find_problems(job: RLJob) -> list[str]:
 
 def find_child_problems(job: RLJob, children: list[Manifest]) -> list[str]:
     """Problems of the built children that the API server would reject."""
+    return [*find_size_problems(children), *find_pod_problems(children, find_role_paths(job))]
+
+
+def find_role_paths(owner: RLJob | RewardModel) -> dict[str, RolePath]:
+    """The role of each workload, by the workload's name."""
+    if isinstance(owner, RewardModel):
+        return {service_of(owner).name: RolePath("spec", owner.spec, REWARD)}
     roles = {
-        child_name(job, name): RolePath(f"spec.{name}", role, name)
-        for name, role in ((HEAD, job.spec.head), (TRAINER, job.spec.trainer), (ROLLOUT, job.spec.rollout))
+        child_name(owner, name): RolePath(f"spec.{name}", role, name)
+        for name, role in ((HEAD, owner.spec.head), (TRAINER, owner.spec.trainer), (ROLLOUT, owner.spec.rollout))
     }
-    roles |= {service.name: RolePath(service.path, service.reward, REWARD) for service in find_services(job)}
-    return [*find_size_problems(children), *find_pod_problems(children, roles)]
+    return roles | {service.name: RolePath(service.path, service.reward, REWARD) for service in find_services(owner)}
 
 
 def find_model_problems(model: RewardModel) -> list[str]:
@@ -64,7 +70,7 @@ def find_model_spec_problems(model: RewardModel) -> list[str]:
 
 def find_model_child_problems(model: RewardModel, children: list[Manifest]) -> list[str]:
     """Problems of a RewardModel's built children that the API server would reject."""
-    return list(find_pod_problems(children, {service_of(model).name: RolePath("spec", model.spec, REWARD)}))
+    return list(find_pod_problems(children, find_role_paths(model)))
 
 
 def find_spec_problems(job: RLJob) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey, Key, RewardModelKey
 from rljob_operator.kube.cache import Cache, ObjectKey, references_model
-from rljob_operator.kube.client import ApiError, KubeApi, translate
+from rljob_operator.kube.client import ApiError, KubeApi
+from rljob_operator.kube.refusals import translate
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
 from rljob_operator.watch.kopf_watches import run_watches
 from rljob_operator.watch.tasks import wait_for_all

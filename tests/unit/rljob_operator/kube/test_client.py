@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import TransientError
-from rljob_operator.backend import ForbiddenError
 from rljob_operator.kube import client
 
 
@@ -70,22 +69,3 @@ def test_http_server_needs_no_tls():
     configuration = Configuration()
     configuration.host = "http://127.0.0.1:8001"
     assert client._ssl_context(configuration) is None
-
-
-@pytest.mark.parametrize(
-    ("message", "explanation"),
-    [
-        ('services is forbidden: User "op" cannot patch', "RBAC does not allow the operator to patch services"),
-        ("services is forbidden: exceeded quota: q, requested: services=1", "raise its ResourceQuota"),
-        ('admission webhook "policy" denied the request: no Services here', "an admission policy rejects it"),
-    ],
-)
-def test_forbidden_write_is_explained_with_its_remedy(message, explanation):
-    error = client.translate(client.ApiError(403, "Forbidden", message), "patch", "services", "Service ns/a")
-    assert isinstance(error, ForbiddenError)
-    assert explanation in str(error)
-    assert message in str(error)
-    terminating = client.ApiError(403, "Forbidden", "because it is being terminated")
-    assert type(client.translate(terminating, "patch", "services", "Service ns/a")) is TransientError, (
-        "no one can fix that"
-    )

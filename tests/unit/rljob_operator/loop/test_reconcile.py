@@ -66,6 +66,8 @@ class MemoryBackend:
         self.fail_at, self.fail_after_write = None, False
         self.errors = {}
         """The error that the apply of a kind raises."""
+        self.checks, self.pod_errors = [], {}
+        """The checked workloads; the error of the Pod of a workload."""
 
     async def get_owner(self, key):
         self._call()
@@ -84,6 +86,13 @@ class MemoryBackend:
             self.applied[key], self.objects[key] = copy.deepcopy(manifest), _defaulted(new)
             if self.objects[key] != old:
                 self.version += 1
+
+    async def check(self, workload):
+        self._call()
+        key = key_of(workload)
+        self.checks.append(key)
+        if error := self.errors.get(key.kind) or self.pod_errors.get(key.name):
+            raise error
 
     async def delete(self, namespace, child):
         with self._write(f"delete {child.kind} {child.name}"):
@@ -244,7 +253,9 @@ async def test_rejected_child_makes_the_job_failed_until_it_is_accepted(backend)
     await reconcile(backend, KEY, START)
     failed = conditions.find(backend.owner.status, "Failed")
     assert (failed.status, failed.reason) == ("True", "InvalidSpec")
-    assert failed.message == "StatefulSet gsm8k-trainer was refused: spec.template is invalid"
+    message = "spec.trainer.template: StatefulSet gsm8k-trainer was refused: spec.template is invalid"
+    assert failed.message == message
+    assert not {key.kind for key in backend.objects} & set(WORKLOAD_KINDS), "nothing holds a node"
     backend.errors = {}
     await reconcile(backend, KEY, START)
     assert backend.owner.status.phase == "Pending"

@@ -1,0 +1,123 @@
+"""Dry runs of workloads and of their Pods: what the API server would refuse, before anything exists that holds a node.
+
+Leaves it to `loop` which workloads to check, and to `refusals` what an answer means. The Pod of a workload is checked
+with it, because PodSecurity, LimitRanges, most policies, service accounts and priority classes are admitted by Pod
+only. Quota is left out: it frees up while the job waits.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import MANAGED_BY
+from rljob_operator.backend import FieldProblem, ForbiddenError, Manifest, PodRejectedError, RefusedError
+from rljob_operator.children.common import digest
+from rljob_operator.kube import refusals
+from rljob_operator.kube.client import SSA, ApiError
+from rljob_operator.kube.resources import POD, Resource, resource_of
+
+Call = Callable[..., Awaitable[Manifest]]
+"""KubernetesBackend._call: method, resource, namespace, path."""
+
+VERDICT_SECONDS = 30.0
+"""How long a verdict counts. A refused job is reconciled more often, and a sweep submits many jobs that differ only in
+their names."""
+CREATE_ONLY = {"resourceVersion": "1"}
+"""Metadata of an apply that must create: no object has this version, so an existing one answers with 409."""
+_DRY_RUN = {"dryRun": "All"}
+_FORCED_DRY_RUN = _DRY_RUN | {"fieldManager": MANAGED_BY, "force": "true"}
+_OWN_ANNOTATIONS = "rljob.dev/"
+_NUM_DIGITS = 8
+_MAX_NAME_LENGTH = 52 - _NUM_DIGITS
+"""Of the beginning of another name: with more, the names of a StatefulSet's Pods may be too long."""
+
+
+class Preflight:
+    """Checks workloads, and remembers the verdicts for a while."""
+
+    def __init__(self, call: Call, clock: Callable[[], float] = time.monotonic) -> None:
+        self._call, self._clock = call, clock
+        self._verdicts: dict[str, tuple[float, Exception | None]] = {}
+        """Time and error by digest, oldest first."""
+
+    async def check(self, workload: Manifest, known: Manifest | None) -> None:
+        """Raises UserError, ForbiddenError, PodRejectedError or TransientError. `known` is the existing workload."""
+        now = self._clock()
+        self._forget(now - VERDICT_SECONDS)
+        # A refusal has names in its message, so it is that of one workload only.
+        exact, alike = digest(workload), _digest_without_names(workload)
+        for key in (exact, alike):
+            if verdict := self._verdicts.get(key):
+                if verdict[1] is not None:
+                    raise verdict[1].with_traceback(None)
+                return
+        try:
+            await self._apply(workload, known)
+            await self._create_pod(workload)
+        except (UserError, ForbiddenError, PodRejectedError) as error:
+            self._verdicts[exact] = (now, error)
+            raise
+        self._verdicts[alike] = (now, None)
+
+    def _forget(self, before: float) -> None:
+        while self._verdicts and self._verdicts[first := next(iter(self._verdicts))][0] <= before:
+            del self._verdicts[first]
+
+    async def _apply(self, workload: Manifest, known: Manifest | None) -> None:
+        """As a new object, under another name if there is one: a Job's template is immutable, and a new Job replaces
+        the old one."""
+        resource, metadata = resource_of(workload), workload["metadata"]
+        name = metadata["name"]
+        if known is not None:
+            name = f"{name[:_MAX_NAME_LENGTH]}-{digest(workload)[:_NUM_DIGITS]}"
+        body = workload | {"metadata": metadata | {"name": name} | CREATE_ONLY}
+        namespace = metadata["namespace"]
+        try:
+            await self._call("PATCH", resource, namespace, name, query=_FORCED_DRY_RUN, body=body, content_type=SSA)
+        except ApiError as error:
+            if refusals.is_dry_run_unsupported(error) or refusals.is_conflict(error):
+                return  # only the apply can find out
+            raise refusals.translate(error, "patch", resource.plural, _describe(resource, workload)) from error
+
+    async def _create_pod(self, workload: Manifest) -> None:
+        """As the workload's controller does."""
+        template, metadata = workload["spec"]["template"], workload["metadata"]
+        owned = {"generateName": f"{metadata['name']}-", "ownerReferences": metadata["ownerReferences"]}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": template.get("metadata", {}) | owned}
+        body["spec"] = template["spec"]
+        try:
+            await self._call("POST", POD, metadata["namespace"], query=_DRY_RUN, body=body)
+        except ApiError as error:
+            unknown = (refusals.is_missing_right, refusals.is_quota_exceeded, refusals.is_dry_run_unsupported)
+            if not any(is_unknown(error) for is_unknown in unknown):
+                raise _translate_pod_refusal(error, workload) from error
+
+
+def _translate_pod_refusal(error: ApiError, workload: Manifest) -> Exception:
+    translated = refusals.translate(error, "create", POD.plural, f"a Pod of {workload['metadata']['name']}")
+    if isinstance(translated, ForbiddenError):
+        return PodRejectedError(error.message)
+    if isinstance(translated, RefusedError):
+        fields = (FieldProblem(f"spec.template.{path.lstrip('.')}", text) for path, text in translated.fields)
+        return RefusedError(str(translated), tuple(fields))
+    return translated
+
+
+def _digest_without_names(workload: Manifest) -> str:
+    """Equal for workloads of one namespace that differ in their owner's name and uid and in our annotations only."""
+    (owner,) = workload["metadata"]["ownerReferences"]
+    text = json.dumps(_without_own_annotations(workload), sort_keys=True)
+    return digest(text.replace(owner["uid"], "\0uid").replace(owner["name"], "\0name"))
+
+
+def _without_own_annotations(value: Any, name: str = "") -> Any:
+    if not isinstance(value, dict):
+        return value
+    is_kept = (lambda key: not str(key).startswith(_OWN_ANNOTATIONS)) if name == "annotations" else lambda key: True
+    return {key: _without_own_annotations(inner, str(key)) for key, inner in value.items() if is_kept(key)}
+
+
+def _describe(resource: Resource, manifest: Manifest) -> str:
+    return f"{resource.kind} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"

@@ -1,0 +1,94 @@
+"""What an error answer of the API server means: refused for good, forbidden for now, or worth a retry. Pure.
+
+`translate` goes from code, causes and message to the operator's errors, by the answers of Kubernetes 1.35. Invariant:
+an unknown answer is transient. It is in the status after some retries, so that no answer leaves a job without a status.
+"""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from rljob_api.errors import TransientError
+from rljob_operator.backend import FieldProblem, ForbiddenError, RefusedError
+from rljob_operator.kube.client import ApiError
+
+_TYPED_PATCH = re.compile(
+    r"failed to (create typed patch object|convert new object) \([^)]*\)( to proper version)?: "
+    r"(unable to convert unstructured object to [^:]*: )?(?P<problem>.*)",
+    re.DOTALL,
+)
+"""An apply whose fields or types the kind does not have. The API server answers it with 500."""
+_FIELD_PATH = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+): (?P<problem>.*)$", re.MULTILINE)
+_UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]+)"')
+_DENIED = re.compile(r"denied (the )?request: ")
+"""Of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
+_QUOTA = re.compile(r"(exceeded|failed) quota: ")
+_REFUSED_CODES = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+_UID = "metadata.uid"
+
+
+def translate(error: ApiError, verb: str, resource: str, where: str) -> Exception:
+    """Return the operator's error for an answer to `verb` on `resource`. `where` names the object."""
+    message = error.message
+    if "being terminated" in message or "NamespaceTerminating" in message:
+        return TransientError(f"{where}: its namespace is being deleted")
+    if is_quota_exceeded(error):
+        return ForbiddenError(
+            f"{where}: the namespace's quota is exceeded; raise its ResourceQuota, or delete what it counts ({message})"
+        )
+    if is_missing_right(error):
+        return ForbiddenError(
+            f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service account "
+            f"({message})"
+        )
+    if error.code == HTTPStatus.FORBIDDEN or _DENIED.search(message):
+        return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
+    if "failed calling webhook" in message:
+        return TransientError(f"{where}: an admission webhook does not answer; repair or remove it ({message})")
+    if is_conflict(error):
+        return TransientError(f"{where}: HTTP {error.code}: {message}")
+    if error.code in _REFUSED_CODES or _TYPED_PATCH.match(message):
+        return RefusedError(_without_prefix(message), tuple(find_field_problems(error)))
+    if error.code == HTTPStatus.NOT_FOUND:
+        return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
+    return TransientError(f"{where}: HTTP {error.code}: {message}")
+
+
+def is_conflict(error: ApiError) -> bool:
+    """Whether the object has changed, or another one has its name, since it was read."""
+    return error.code == HTTPStatus.CONFLICT or any(cause.get("field") == _UID for cause in error.causes)
+
+
+def is_quota_exceeded(error: ApiError) -> bool:
+    return bool(_QUOTA.search(error.message))
+
+
+def is_missing_right(error: ApiError) -> bool:
+    """Whether RBAC forbids the request to the operator, whatever it contains."""
+    return error.code == HTTPStatus.FORBIDDEN and "is forbidden: User" in error.message
+
+
+def is_dry_run_unsupported(error: ApiError) -> bool:
+    """Whether a webhook with side effects matches, so that nothing can be known without the real request."""
+    return error.code == HTTPStatus.BAD_REQUEST and "does not support dry run" in error.message
+
+
+def find_field_problems(error: ApiError) -> Iterator[FieldProblem]:
+    """Yield the fields that the answer names, each once, in the API server's own path syntax."""
+    found = [(str(cause["field"]), str(cause.get("message", ""))) for cause in error.causes if cause.get("field")]
+    if not found and (typed := _TYPED_PATCH.match(error.message)):
+        found = [(match["path"], match["problem"]) for match in _FIELD_PATH.finditer(typed["problem"])]
+    if not found and "strict decoding error" in error.message:
+        found = [(match["path"], "field not declared in schema") for match in _UNKNOWN_FIELD.finditer(error.message)]
+    yield from dict.fromkeys(FieldProblem(path, problem) for path, problem in found)
+
+
+def _without_prefix(message: str) -> str:
+    """The message without the internals of an apply."""
+    typed = _TYPED_PATCH.match(message)
+    return typed["problem"].strip() if typed else message

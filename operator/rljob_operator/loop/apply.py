@@ -1,0 +1,81 @@
+"""Apply the children of one owner in an order that leaves nothing half done.
+
+First what Pods read or are protected by, and at the same time dry runs of the workloads that are new or whose Pods
+change. Then the workloads. Invariant: if anything is refused, no workload is created or changed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import NamedTuple
+
+from rljob_api.errors import UserError
+from rljob_operator.backend import Backend, ChildKey, ForbiddenError, Manifest, Owner, PodRejectedError, key_of
+from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.children.difference import contains
+from rljob_operator.plan.causes import Cause
+from rljob_operator.plan.rejections import describe_pod_rejection, describe_refusal
+
+
+class ApplyFailure(NamedTuple):
+    """A child that a retry does not help to apply: refused by the API server, or another owner's object."""
+
+    child: ChildKey
+    error: UserError
+    problems: list[str]
+    """In terms of the owner's manifest."""
+
+
+async def apply_children(
+    backend: Backend,
+    owner: Owner,
+    observed: Mapping[ChildKey, Manifest],
+    changed: Collection[Manifest],
+    replaced: Collection[Manifest] = (),
+) -> list[ApplyFailure]:
+    """Apply the changed children and return what was refused. `replaced` workloads are checked only: they are applied
+    after the deletion of the existing ones. Raises the first error that is worth a retry, if nothing was refused."""
+    standing = [child for child in changed if child["kind"] not in WORKLOAD_KINDS]
+    workloads = [child for child in changed if child["kind"] in WORKLOAD_KINDS]
+    checked = [child for child in (*workloads, *replaced) if _needs_check(observed.get(key_of(child)), child)]
+    applied, checks = await asyncio.gather(
+        _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
+    )
+    if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
+        # Workloads that only change their replicas go on although a change of others is refused.
+        unchecked = [child for child in workloads if checks.is_ok or child not in checked]
+        applied = await _call_all(owner, backend.apply, unchecked)
+    failures = [*applied.failures, *checks.failures]
+    if not failures and (error := applied.error or checks.error):
+        raise error
+    return failures
+
+
+def _needs_check(known: Manifest | None, workload: Manifest) -> bool:
+    return known is None or not contains(known["spec"]["template"], workload["spec"]["template"])
+
+
+class _Outcome(NamedTuple):
+    failures: list[ApplyFailure]
+    error: BaseException | None
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures and self.error is None
+
+
+async def _call_all(
+    owner: Owner, call: Callable[[Manifest], Awaitable[None]], children: Collection[Manifest]
+) -> _Outcome:
+    outcomes = await asyncio.gather(*map(call, children), return_exceptions=True)
+    failures, rejected, errors = list[ApplyFailure](), list[Cause](), list[BaseException]()
+    for child, outcome in zip(children, outcomes, strict=True):
+        if isinstance(outcome, UserError):
+            failures.append(ApplyFailure(key_of(child), outcome, describe_refusal(owner, child, outcome)))
+        elif isinstance(outcome, PodRejectedError):
+            rejected.append(describe_pod_rejection(owner, child["metadata"]["name"], str(outcome)))
+        elif outcome is not None:
+            errors.append(outcome)
+    if rejected:
+        message = "; ".join(cause.message for cause in dict.fromkeys(rejected))
+        errors.insert(0, ForbiddenError(message, rejected[0].reason))
+    return _Outcome(failures, errors[0] if errors else None)

@@ -36,6 +36,12 @@ def waiting(reason, message="", image="x"):
     return {"containerStatuses": [{"image": image, "state": state}]}
 
 
+def evicted(message):
+    """The kubelet's messages: pkg/kubelet/eviction/helpers.go and eviction_manager.go of Kubernetes 1.35."""
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    return {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": [disruption]}
+
+
 OUT_OF_MEMORY = {"containerStatuses": [{"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
 NO_NODE = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
 NO_ROOM = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint(s)."
@@ -43,6 +49,15 @@ PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful 
 OF_A_POD = [
     (OUT_OF_MEMORY, "OOMKilled", "rollout ran out of memory; raise spec.rollout.resources.limits.memory"),
     ({"phase": "Failed", "reason": "Evicted"}, "Evicted", "backoffLimit is not charged"),
+    *(
+        (evicted(message), "DiskLimitExceeded", "raise spec.rollout.resources.limits.ephemeral-storage")
+        for message in (
+            'Usage of EmptyDir volume "scratch" exceeds the limit "20Gi". ',
+            "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+            'Container rollout exceeded its local ephemeral storage limit "1Gi". ',
+        )
+    ),
+    (evicted("The node was low on resource: ephemeral-storage. "), "Evicted", "the Pod is replaced"),
     ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, "Evicted", "the Pod is replaced"),
     (
         waiting("ErrImagePull", image="there/is:none"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -19,6 +19,8 @@ Location = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
 
 
+_ITEM = re.compile(r"items\[(\d+)\]\.?(.*)")
+"""A path in a List: the index, and the path in the item."""
 _MAX_NODES = 200_000
 """About a second of work. kubectl has a similar limit, so that a few lines of aliases cannot occupy it for hours."""
 
@@ -80,7 +82,8 @@ def format_path(location: Location) -> str:
 
 
 def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
-    """Return the non-empty documents before the first syntax error, and that error."""
+    """Return the non-empty documents before the first syntax error, and that error. As for kubectl, the items of a
+    `kind: List`, such as `kubectl get -o yaml` prints, are documents."""
     documents: list[Document] = []
     try:
         loader = _Loader(text)
@@ -94,13 +97,30 @@ def read_documents(text: str) -> tuple[list[Document], list[Problem]]:
             _index(node, (), document)
             document.data = loader.construct_document(node)
             if document.data is not None:
-                documents.append(document)
+                documents += _split_list(document)
     except yaml.YAMLError as error:
         return documents, [_describe(error, text)]
     except (ValueError, RecursionError):
         message = "is nested too deeply, contains itself through an alias, or contains a number that is too long"
         return documents, [Problem("", loader.line + 1, f"{message}; shorten it")]
     return documents, []
+
+
+def _split_list(document: Document) -> list[Document]:
+    data = document.data
+    is_list = isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), list)
+    if not is_list:
+        return [document]
+    # Items of a merge key (<<) have no lines of their own.
+    items = [Document(item, {(): document.line_of(("items", index))}) for index, item in enumerate(data["items"])]
+    for location, line in document.lines.items():
+        if location[:1] == ("items",) and len(location) > 1 and isinstance(location[1], int):
+            items[location[1]].lines[location[2:]] = line
+    for problem in document.problems:
+        found = _ITEM.match(problem.path)
+        holder, path = (items[int(found[1])], found[2]) if found else (items[0] if items else document, problem.path)
+        holder.problems.append(replace(problem, path=path))
+    return items
 
 
 def _measure(root: yaml.Node) -> int:

@@ -6,6 +6,7 @@ import base64
 import json
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
@@ -95,6 +96,25 @@ def test_render_prints_objects_with_a_placeholder_token(job):
     assert code == 0
     assert base64.b64encode(b"RENDERED-WITHOUT-A-TOKEN").decode() in output
     assert "kind: StatefulSet" in output
+
+
+def test_list_is_read_as_kubectl_prints_it(job):
+    """`kubectl get rljob,configmap -o yaml`: objects with a status, and of other kinds."""
+    found = yaml.safe_load(job.read_text())
+    found["metadata"] |= {"uid": "u1", "resourceVersion": "7", "managedFields": [{"manager": "kubectl"}]}
+    found["status"] = {"phase": "Running", "observedGeneration": 1}
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}
+    listed = {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [other, found]}
+    job.write_text(yaml.safe_dump(listed))
+    code, output = rljob("render", job)
+    assert (code, "kind: StatefulSet" in output) == (0, True), output
+    code, output = rljob("validate", job, "--no-call")
+    assert code == 0, output
+    found["spec"]["trainer"] = {"replica": 2}
+    job.write_text(yaml.safe_dump(listed))
+    code, output = rljob("validate", job, "--no-call")
+    line = job.read_text().splitlines().index("      replica: 2") + 1
+    assert f":{line}: spec.trainer.replica is unknown; did you mean replicas?" in output
 
 
 def test_render_warns_of_paths_that_no_cluster_has(job):

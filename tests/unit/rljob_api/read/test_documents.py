@@ -98,3 +98,41 @@ def test_aliases_and_merge_keys_are_expanded() -> None:
 def test_document_that_contains_itself_is_refused() -> None:
     _, (problem,) = read_documents("a: &a [*a]\n")
     assert "contains itself through an alias" in problem.message
+
+
+LIST = """\
+apiVersion: v1
+kind: List
+items:
+- kind: A
+  spec: {x: 1}
+- kind: B
+  spec:
+    x: 1
+    y: [2]
+    x: 3
+"""
+
+
+def test_items_of_a_list_are_documents_with_their_own_paths_and_lines() -> None:
+    documents, problems = read_documents(LIST + "---\nkind: C\n")
+    assert problems == []
+    assert [document.data["kind"] for document in documents] == ["A", "B", "C"]
+    first, second, _ = documents
+    assert (first.line_of(()), second.line_of(())) == (4, 6)
+    assert second.line_of(("spec", "y", 0)) == 9
+    assert first.problems == []
+    assert [(problem.path, problem.line) for problem in second.problems] == [("spec.x", 10)]
+
+
+def test_empty_list_has_no_documents_and_an_entry_that_is_no_object_is_kept() -> None:
+    assert read_documents("kind: List\nitems: []\n") == ([], [])
+    (entry,), _ = read_documents("<<: {items: [1]}\nkind: List\n")
+    assert entry.line_of(("spec",)) == 1, "the line of the list, if the item has none"
+    (entry,), _ = read_documents("kind: List\nitems: [1]\n")
+    assert (entry.data, entry.line_of(())) == (1, 2)
+
+
+def test_mapping_that_is_no_list_stays_whole() -> None:
+    (document,), _ = read_documents("kind: List\nitems: 3\n")
+    assert document.data == {"kind": "List", "items": 3}

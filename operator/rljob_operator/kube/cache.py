@@ -2,14 +2,15 @@
 
 Pure. Filled by watch events, by the answers to writes, and by a periodic LIST of each kind, which alone finds a missed
 delete. Invariants: an older resourceVersion never replaces a newer one; a LIST never removes what was written after it.
-Objects are stored as compressed JSON and decoded when read.
+Objects are stored packed (see packing) and decoded when read.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import sys
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from cachetools import FIFOCache
 
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL
 from rljob_operator.backend import Manifest
-from rljob_operator.kube.resources import BY_KEY, REWARD_MODEL, RLJOB, Resource
+from rljob_operator.kube.packing import Packed, Packer, unpack
+from rljob_operator.kube.resources import BY_KEY, EVENT, REWARD_MODEL, RLJOB, Resource
 
 MAX_WARNINGS = 5000
 """Events in total: a cluster can create any number."""
@@ -40,7 +42,7 @@ class ObjectKey(NamedTuple):
 class _Entry:
     version: int
     owner: ObjectKey | None
-    data: bytes
+    packed: Packed
 
 
 class Cache:
@@ -52,8 +54,15 @@ class Cache:
         self._unconfirmed: dict[ObjectKey, float] = {}
         self._kinds: defaultdict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
         self._owned: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
+        self._owner_keys: dict[ObjectKey, ObjectKey] = {}
+        """One key per owner, which all its objects share."""
         self._deleted: dict[ObjectKey, int] = {}
         self._listed: dict[tuple[str, str | None], int] = {}
+        self._packer = Packer()
+        self._models: dict[ObjectKey, frozenset[ObjectKey]] = {}
+        """The RewardModels that each job references."""
+        self._jobs_of_model: defaultdict[ObjectKey, set[ObjectKey]] = defaultdict(set)
+        """The same by RewardModel."""
         self._unmatched: FIFOCache[ObjectKey, Manifest] = FIFOCache(MAX_UNMATCHED_WARNINGS)
         """The newest Event of each unknown object."""
         self.num_changes = 0
@@ -76,7 +85,11 @@ class Cache:
             return set()
         if old and old.owner and old.owner != owner:
             self._unlink(old.owner, key)
-        self._kinds[kind][key] = _Entry(version, owner, _pack(manifest))
+        if owner:
+            owner = self._owner_keys.setdefault(owner, owner)
+        self._kinds[kind][key] = _Entry(version, owner, self._packer.pack(kind, manifest))
+        if kind == RLJOB.kind:
+            self._set_models(key, referenced_models(manifest))
         self._deleted.pop(key, None)
         if owner:
             self._owned[owner].add(key)
@@ -135,21 +148,22 @@ class Cache:
             del self._unmatched[involved]
         return {owner} if (owner := self._drop(key)) else set()
 
-    def replace(
-        self, resource: Resource, namespace: str | None, items: Iterable[Manifest], version: str
-    ) -> set[ObjectKey]:
-        """Store a LIST of one kind. Return the owners of all changes that the watches had missed."""
-        kind, at = resource.key, int(version)
-        changed, seen = set[ObjectKey](), set()
-        if kind == "Event":  # the LIST contains those that still exist
+    def start_list(self, resource: Resource, namespace: str | None) -> Listing:
+        """Start to store a LIST of one kind, which replaces the objects of that kind."""
+        if resource.key == EVENT.key:  # the LIST contains those that still exist
             for key in [key for key in self._unmatched if namespace in (None, key.namespace)]:
                 del self._unmatched[key]
-        for item in items:
-            seen.add(_key(kind, item))
-            changed |= self.upsert(kind, item, is_listed=True)
-        for key, entry in list(self._kinds[kind].items()):
-            is_deleted = key not in seen and namespace in (None, key.namespace) and entry.version <= at
-            if is_deleted and (owner := self._drop(key)):
+        known = {key for key in self._kinds[resource.key] if namespace in (None, key.namespace)}
+        return Listing(self, resource, namespace, known)
+
+    def finish_list(
+        self, resource: Resource, namespace: str | None, missing: Iterable[ObjectKey], at: int
+    ) -> set[ObjectKey]:
+        """Called by Listing: drop what the LIST of version `at` lacks, unless it was written later."""
+        changed, kind = set[ObjectKey](), resource.key
+        for key in missing:
+            entry = self._kinds[kind].get(key)
+            if entry and entry.version <= at and (owner := self._drop(key)):
                 changed.add(owner)
         self._deleted = {k: v for k, v in self._deleted.items() if k.kind != kind or v > at}
         self._listed[kind, namespace] = at
@@ -163,6 +177,17 @@ class Cache:
         key = ObjectKey(kind, namespace, name)
         entry = self._kinds[kind].get(key)
         return _unpack(kind, entry) if entry else None
+
+    def has(self, key: ObjectKey) -> bool:
+        return key in self._kinds[key.kind]
+
+    def models_of(self, job: ObjectKey) -> frozenset[ObjectKey]:
+        """Return the keys of the RewardModels that a job references, whether they exist or not."""
+        return self._models.get(job, frozenset())
+
+    def jobs_of(self, model: ObjectKey) -> list[ObjectKey]:
+        """Return the jobs that reference a RewardModel."""
+        return sorted(self._jobs_of_model.get(model, ()))
 
     def owned(self, owner: ObjectKey) -> list[Manifest]:
         """Return the children, Pods and warnings of a job or a RewardModel."""
@@ -185,6 +210,8 @@ class Cache:
 
     def _drop(self, key: ObjectKey) -> ObjectKey | None:
         entry = self._kinds[key.kind].pop(key, None)
+        if key.kind == RLJOB.kind:
+            self._set_models(key, frozenset())
         if owner := entry.owner if entry else None:
             self._unlink(owner, key)
         return owner
@@ -193,8 +220,20 @@ class Cache:
         self._owned[owner].discard(key)
         self._touch(owner)
         if not self._owned[owner]:
-            del self._owned[owner]
+            del self._owned[owner], self._owner_keys[owner]
             self._last_drop = self._changed.pop(owner)
+
+    def _set_models(self, job: ObjectKey, models: frozenset[ObjectKey]) -> None:
+        for model in self.models_of(job) - models:
+            self._jobs_of_model[model].discard(job)
+            if not self._jobs_of_model[model]:
+                del self._jobs_of_model[model]
+        for model in models:
+            self._jobs_of_model[model].add(job)
+        if models:
+            self._models[job] = models
+        else:
+            self._models.pop(job, None)
 
     def _touch(self, owner: ObjectKey) -> None:
         self.num_changes += 1
@@ -212,6 +251,27 @@ class Cache:
         return owner
 
 
+class Listing:
+    """A LIST that is stored page by page, while watch events and writes change the cache as well."""
+
+    def __init__(self, cache: Cache, resource: Resource, namespace: str | None, known: set[ObjectKey]) -> None:
+        self._cache, self._resource, self._namespace = cache, resource, namespace
+        self._missing = known
+        """What the cache had at the start and no page has contained yet. What it gets meanwhile is newer."""
+
+    def add(self, items: Iterable[Manifest]) -> set[ObjectKey]:
+        """Store objects. Return the owners of those that the watches had missed."""
+        changed = set[ObjectKey]()
+        for item in items:
+            self._missing.discard(_key(self._resource.key, item))
+            changed |= self._cache.upsert(self._resource.key, item, is_listed=True)
+        return changed
+
+    def finish(self, version: str) -> set[ObjectKey]:
+        """Drop what no page contained. Return the owners of deletions that the watches had missed."""
+        return self._cache.finish_list(self._resource, self._namespace, self._missing, int(version))
+
+
 def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
     newest: dict[tuple[str, str], Manifest] = {}
     for event in sorted(events, key=_event_time):
@@ -223,18 +283,19 @@ def newest_warnings(events: Iterable[Manifest]) -> tuple[Manifest, ...]:
 def owner_of(kind: str, manifest: Manifest) -> ObjectKey | None:
     """Return the RLJob or RewardModel that an object is, or that its labels name."""
     metadata = manifest["metadata"]
-    namespace, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
+    labels = metadata.get("labels") or {}
     if kind in _OWNERS:
-        return ObjectKey(kind, namespace, metadata["name"])
+        return _key(kind, manifest)
     for label, resource in ((LABEL_JOB, RLJOB), (LABEL_REWARD_MODEL, REWARD_MODEL)):
         if name := labels.get(label):
-            return ObjectKey(resource.kind, namespace, name)
+            return ObjectKey(resource.kind, sys.intern(metadata.get("namespace", "")), sys.intern(name))
     return None
 
 
-def references_model(job: Manifest | None, name: str) -> bool:
-    rewards = ((job or {}).get("spec") or {}).get("rewards") or []
-    return any((reward.get("rewardModelRef") or {}).get("name") == name for reward in rewards)
+def referenced_models(job: Manifest) -> frozenset[ObjectKey]:
+    rewards, namespace = (job.get("spec") or {}).get("rewards") or [], job["metadata"].get("namespace", "")
+    names = {(reward.get("rewardModelRef") or {}).get("name") for reward in rewards}
+    return frozenset(ObjectKey(REWARD_MODEL.kind, namespace, name) for name in names if name)
 
 
 def _involved_object(event: Manifest) -> ObjectKey:
@@ -254,20 +315,16 @@ def _event_time(event: Manifest) -> str:
 
 def _key(kind: str, manifest: Manifest) -> ObjectKey:
     metadata = manifest["metadata"]
-    return ObjectKey(kind, metadata.get("namespace", ""), metadata["name"])
+    # Interned: parsing makes a copy of each string.
+    return ObjectKey(kind, sys.intern(metadata.get("namespace", "")), sys.intern(metadata["name"]))
 
 
 def _version(manifest: Manifest) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-def _pack(manifest: Manifest) -> bytes:
-    metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
-    return zlib.compress(json.dumps({**manifest, "metadata": metadata}, separators=(",", ":")).encode(), 1)
-
-
 def _unpack(kind: str, entry: _Entry) -> Manifest:
-    manifest: Manifest = json.loads(zlib.decompress(entry.data))
+    manifest = unpack(entry.packed)
     # Items of a LIST have no kind and apiVersion.
     manifest["kind"], manifest["apiVersion"] = BY_KEY[kind].kind, BY_KEY[kind].api_version
     return manifest

@@ -8,13 +8,13 @@ LIST. Invariant: no key is yielded before every kind was listed; then all are.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from http import HTTPStatus
 from typing import Any
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey, Key, RewardModelKey
-from rljob_operator.kube.cache import Cache, ObjectKey, references_model
+from rljob_operator.kube.cache import Cache, ObjectKey
 from rljob_operator.kube.client import ApiError, KubeApi
 from rljob_operator.kube.refusals import translate
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED, Resource
@@ -24,6 +24,9 @@ from rljob_operator.watch.tasks import wait_for_all
 log = logging.getLogger(__name__)
 _RELIST_SECONDS = 1.0
 """Watches of several kinds that start within this time are listed together."""
+SLICE_OBJECTS = 25
+"""How many listed objects are stored at once: 25 Pods take about 5 ms."""
+_MAX_LIST_STARTS = 3
 
 
 class WatchedKindsChangedError(TransientError):
@@ -110,15 +113,34 @@ class Informer:
         for resource in resources:
             for namespace in self._scopes:
                 try:
-                    items, version = await self._api.list(resource, namespace)
+                    await self._list_pages(resource, namespace)
                 except ApiError as error:
                     if resource.is_optional and error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
                         absent.add(resource)  # without its CRD, or RBAC for it, no job can have one
                         continue
                     raise translate(error, "list", resource.plural, f"LIST of {resource.plural}") from error
-                for owner in self._cache.replace(resource, namespace, items, version):
-                    self._enqueue(owner)
         return absent
+
+    async def _list_pages(self, resource: Resource, namespace: str | None) -> None:
+        """Store one kind page by page, in slices between which the loop does other work, such as renewing the Lease."""
+        for _ in range(_MAX_LIST_STARTS - 1):
+            try:
+                return await self._list_once(resource, namespace)
+            except ApiError as error:
+                if error.code != HTTPStatus.GONE:
+                    raise
+                log.warning("the LIST of %s took longer than the API server keeps its state; again", resource.plural)
+        return await self._list_once(resource, namespace)
+
+    async def _list_once(self, resource: Resource, namespace: str | None) -> None:
+        listing, version = self._cache.start_list(resource, namespace), ""
+        async with contextlib.aclosing(self._api.list_pages(resource, namespace)) as pages:
+            async for items, version in pages:  # noqa: B007 - of the last page
+                while items:
+                    self._enqueue_all(listing.add(items[-SLICE_OBJECTS:]))
+                    del items[-SLICE_OBJECTS:]
+                    await asyncio.sleep(0)
+        self._enqueue_all(listing.finish(version))
 
     async def _resync(self) -> None:
         """List everything periodically, and between that the kinds that kopf lists."""
@@ -153,19 +175,21 @@ class Informer:
                     raise
                 log.warning("LIST after a watch's: %s", error)
 
+    def _enqueue_all(self, owners: Iterable[ObjectKey]) -> None:
+        """Queue changed owners. Before every kind was listed nothing may be reconciled; then all keys are queued."""
+        if self.has_listed:
+            for owner in owners:
+                self._enqueue(owner)
+
     def _enqueue(self, owner: ObjectKey) -> None:
         """Queue an owner and what depends on it: a job changes the demand for its RewardModels, and they its status."""
         self._changed.put_nowait(_key_of(owner))
         if owner.kind == RLJOB.kind:
-            job = self._cache.get(*owner)
-            others = [key for key in self._near(owner, REWARD_MODEL) if references_model(job, key.name)]
+            others = [model for model in self._cache.models_of(owner) if self._cache.has(model)]
         else:
-            others = [j for j in self._near(owner, RLJOB) if references_model(self._cache.get(*j), owner.name)]
+            others = self._cache.jobs_of(owner)
         for other in others:
             self._changed.put_nowait(_key_of(other))
-
-    def _near(self, owner: ObjectKey, resource: Resource) -> list[ObjectKey]:
-        return [key for key in self._cache.names(resource) if key.namespace == owner.namespace]
 
 
 def _key_of(owner: ObjectKey) -> Key:

@@ -1,8 +1,7 @@
 """Watches by kopf: thin event handlers, and settings without kopf's own state.
 
-Works around kopf: `kopf.operator()` cancels at its end every task of the loop that started after it, our workers
-included; its root tasks leave others running when one watch fails (see tasks); and it copies and diffs each object for
-change handlers, which we have none of. Invariant: kopf writes nothing into objects.
+The package's docstring lists what of kopf is used, and each workaround with its reason. Invariants: kopf writes nothing
+into objects, and keeps nothing about them.
 """
 
 import asyncio
@@ -11,10 +10,15 @@ from typing import Any
 
 import aiohttp
 import kopf
+import yarl
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from rljob_operator.kube.client import KubeApi
 from rljob_operator.kube.resources import WATCHED, Resource
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled
+
+_OBJECT_TASK_SECONDS = 1.0
+"""How long kopf keeps the task of an object without events: by default five times as long, and thousands of tasks."""
 
 OnEvent = Callable[[Resource, Any], Awaitable[None]]
 
@@ -40,16 +44,36 @@ async def run_watches(
         names = (resource.group, resource.version, resource.plural)
         kopf.on.event(*names, id=resource.plural, param=resource, registry=registry)(handle)
 
+    watched = {resource.path(scope) for resource in resources for scope in scopes}
+
+    def is_list(url: yarl.URL) -> bool:
+        return "watch" not in url.query and any(url.path.endswith(path) for path in watched)
+
     async def report_list(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        if not is_list(request.url):
+            return await handler(request)
+        request.url = request.url.update_query(limit="1")
         response = await handler(request)
-        if request.method == "GET" and "watch" not in request.url.query:
-            on_list(request.url.path.rpartition("/")[2])
+        on_list(request.url.path.rpartition("/")[2])
         return response
+
+    class Response(aiohttp.ClientResponse):
+        """Hides the objects of kopf's LISTs from it: it needs only their resourceVersion."""
+
+        async def json(self, **options: Any) -> Any:
+            answer = await super().json(**options)
+            return (
+                {"metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]}}
+                if is_list(self.url)
+                else answer
+            )
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
         # One connection per watch, and a few for kopf's own requests.
-        session = api.new_session(limit=len(WATCHED) * len(scopes) + 10, middlewares=(report_list,))
+        session = api.new_session(
+            limit=len(WATCHED) * len(scopes) + 10, middlewares=(report_list,), response_class=Response
+        )
         sessions.append(session)
         return kopf.AiohttpSession(server=api.server, aiohttp_session=session)
 
@@ -77,10 +101,22 @@ async def _start(
     settings.scanning.disabled = bool(namespaces)
     try:
         return await kopf.spawn_tasks(
-            registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
+            registry=registry,
+            settings=settings,
+            memories=_NoMemories(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
         )
     finally:
         on_watching()
+
+
+class _NoMemories(ResourceMemories):
+    """kopf's own remembers each object until its deletion: 2 KB for each of 80,000."""
+
+    async def recall(self, raw_body: Any, *, ephemeral: bool = False, **options: Any) -> ResourceMemory:
+        return await super().recall(raw_body, ephemeral=True, **options)
 
 
 class _NoDiffs(kopf.StatusDiffBaseStorage):
@@ -97,7 +133,7 @@ def _build_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = 500
+    settings.queueing.idle_timeout = _OBJECT_TASK_SECONDS
     settings.networking.request_timeout = 30
     settings.posting.enabled = False
     settings.posting.loggers = False

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import tracemalloc
 
 import pytest
 from aiohttp import web
@@ -12,9 +13,9 @@ from kubernetes.aio.client import Configuration
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey, RewardModelKey
 from rljob_operator.kube.cache import Cache
-from rljob_operator.kube.client import KubeApi
-from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, WATCHED
-from rljob_operator.watch.informer import Informer
+from rljob_operator.kube.client import ApiError, KubeApi, ListPage
+from rljob_operator.kube.resources import POD, REWARD_MODEL, RLJOB, WATCHED
+from rljob_operator.watch.informer import SLICE_OBJECTS, Informer
 
 DEADLINE_SECONDS = 60.0
 JOB = {"metadata": {"name": "lifted", "namespace": "ns", "resourceVersion": "7", "uid": "a"}, "spec": {}}
@@ -25,14 +26,18 @@ class Server:
 
     def __init__(self):
         self.open, self.must_fail = set(), asyncio.Event()
+        self.num_kopf_lists = 0
 
     async def handle(self, request):
         plural = request.path.rpartition("/")[2]
         if "watch" in request.query:
             return await self.watch(request, plural)
         if "/namespaces/" in request.path:
-            items = [JOB] if plural == RLJOB.plural else []
-            return web.json_response({"metadata": {"resourceVersion": "9"}, "items": items})
+            items, version = [JOB] if plural == RLJOB.plural else [], {"resourceVersion": "9"}
+            if request.query["limit"] == "1":
+                self.num_kopf_lists += 1
+                version["continue"] = "there is more"
+            return web.json_response({"metadata": version, "items": items})
         return web.json_response(self.discover(request.path))
 
     def discover(self, path):
@@ -112,6 +117,95 @@ async def test_failure_of_one_watch_ends_the_others(server, informer):
         await consuming
     assert not list_kopf_tasks()
     await until(lambda: not server.open)
+
+
+async def test_kopf_sees_no_object_of_its_lists(server, informer):
+    """It would start a task for each of 80,000 objects, and ask for them page by page."""
+    consuming, seen = asyncio.create_task(consume(informer)), []
+    informer._on_event = lambda resource, event: seen.append(event)
+    await until(lambda: len(server.open) == len(WATCHED))
+    assert server.num_kopf_lists == len(WATCHED)
+    assert not any(task.get_name().startswith("worker for") for task in asyncio.all_tasks())
+    assert informer._cache.names(RLJOB), "the informer's own LIST has it"
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    assert not seen
+
+
+class PagedApi:
+    """Serves the Pods of one LIST in pages; requests for the next page may be too late."""
+
+    def __init__(self, *pages, num_too_late=0):
+        self.pages, self.num_too_late = pages, num_too_late
+
+    async def list_pages(self, resource, namespace):
+        for number, page in enumerate(self.pages):
+            if number and self.num_too_late:
+                self.num_too_late -= 1
+                raise ApiError(410, "Expired", "the continue token is too old")
+            yield ListPage([build_pod(name) for name in page], "50")
+
+
+def build_pod(name):
+    labels = {"rljob.dev/job": "a"}
+    return {"metadata": {"name": str(name), "namespace": "ns", "resourceVersion": "7", "labels": labels}}
+
+
+def names_in(cache):
+    return sorted(key.name for key in cache.names(POD))
+
+
+async def test_list_that_expires_between_two_pages_starts_again():
+    cache = Cache()
+    cache.upsert("Pod", build_pod("deleted"))
+    await Informer(PagedApi("ab", "c", num_too_late=2), cache, (), 600)._list([POD])
+    assert names_in(cache) == ["a", "b", "c"]
+
+
+async def test_list_that_always_expires_fails_and_removes_nothing():
+    cache = Cache()
+    cache.upsert("Pod", build_pod("old"))
+    with pytest.raises(TransientError, match="410"):
+        await Informer(PagedApi("ab", "c", num_too_late=99), cache, (), 600)._list([POD])
+    assert names_in(cache) == ["a", "b", "old"]
+
+
+async def test_pages_are_stored_in_slices_between_which_the_loop_works():
+    cache, sizes = Cache(), []
+    upsert = cache.upsert
+
+    def count(*arguments, **options):
+        sizes[-1] += 1
+        return upsert(*arguments, **options)
+
+    async def other_work():
+        while True:
+            sizes.append(0)
+            await asyncio.sleep(0)
+
+    cache.upsert = count
+    working = asyncio.create_task(other_work())
+    await asyncio.sleep(0)
+    await Informer(PagedApi(range(400), range(400, 500)), cache, (), 600)._list([POD])
+    working.cancel()
+    assert sum(sizes) == 500
+    assert max(sizes) <= SLICE_OBJECTS
+
+
+async def test_list_keeps_one_page_in_memory():
+    async def list_pages(resource, namespace):
+        for number in range(20):
+            pods = [build_pod(f"{number}-{index}") | {"spec": {"text": "x" * 10_000}} for index in range(100)]
+            yield ListPage(pods, "50")
+
+    api = PagedApi()
+    api.list_pages = list_pages
+    tracemalloc.start()
+    await Informer(api, Cache(), (), 600)._list([POD])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * 100 * 10_000, "20 pages of 1 MB each"
 
 
 @pytest.mark.parametrize("num_open", [0, 1, len(WATCHED)])

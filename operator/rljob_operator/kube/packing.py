@@ -1,0 +1,48 @@
+"""Objects as the cache stores them: compressed JSON without managedFields. Pure.
+
+Objects of one kind and role resemble each other, so the first of them is the dictionary for the others: a Pod whose
+JSON has 8 KB takes 0.25 KB, a seventh of what zlib reaches without a dictionary. Objects are otherwise stored whole:
+leaving out the fields that the plan does not read would save little more, and break a plan that begins to read one.
+"""
+
+import json
+import zlib
+
+from rljob_api.wire.contract import LABEL_ROLE
+from rljob_operator.backend import Manifest
+
+MAX_DICTIONARIES = 256
+"""Labels are users' text: without a bound they could fill the memory."""
+_DICTIONARY_BYTES = 32 * 1024
+"""zlib refers back no further."""
+_LEVEL = 1
+
+
+Packed = tuple[bytes, bytes]
+"""(data, dictionary). Objects share their dictionary; it may be empty. Not a class: garbage collections skip tuples of
+bytes, and would stop the loop for as long as it takes to scan all objects."""
+
+
+class Packer:
+    """Packs the objects of one cache."""
+
+    def __init__(self) -> None:
+        self._dictionaries: dict[tuple[str, str], bytes] = {}
+
+    def pack(self, kind: str, manifest: Manifest) -> Packed:
+        """Compress an object. `kind` is a Resource's key."""
+        metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+        raw = json.dumps({**manifest, "metadata": metadata}, separators=(",", ":")).encode()
+        role = str((metadata.get("labels") or {}).get(LABEL_ROLE, ""))
+        dictionary = self._dictionaries.get((kind, role), b"")
+        if not dictionary and len(self._dictionaries) < MAX_DICTIONARIES:
+            dictionary = self._dictionaries[kind, role] = raw[-_DICTIONARY_BYTES:]
+        compressor = zlib.compressobj(_LEVEL, zdict=dictionary) if dictionary else zlib.compressobj(_LEVEL)
+        return compressor.compress(raw) + compressor.flush(), dictionary
+
+
+def unpack(packed: Packed) -> Manifest:
+    data, dictionary = packed
+    decompressor = zlib.decompressobj(zdict=dictionary) if dictionary else zlib.decompressobj()
+    manifest: Manifest = json.loads(decompressor.decompress(data))
+    return manifest

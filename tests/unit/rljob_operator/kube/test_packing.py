@@ -1,0 +1,37 @@
+"""Packed objects: whole, small, and within a bounded number of dictionaries."""
+
+import json
+
+from rljob_operator.kube.packing import MAX_DICTIONARIES, Packer, unpack
+
+
+def build_pod(index, role="rollout"):
+    env = [{"name": f"VARIABLE_{number}", "value": f"value {number}"} for number in range(40)]
+    return {
+        "metadata": {"name": f"pod-{index}", "uid": f"uid-{index}", "labels": {"rljob.dev/role": role}},
+        "spec": {"containers": [{"name": "main", "env": env}]},
+    }
+
+
+def test_packed_object_is_returned_whole_without_managed_fields():
+    packer = Packer()
+    for index in range(3):
+        pod = build_pod(index)
+        fields = {"managedFields": [{"manager": "kubelet"}]}
+        packed = packer.pack("Pod", pod | {"metadata": pod["metadata"] | fields})
+        assert unpack(packed) == pod
+
+
+def test_objects_of_one_kind_and_role_take_a_tenth_of_their_json():
+    packer = Packer()
+    packed = [packer.pack("Pod", build_pod(index, role)) for role in ("rollout", "head") for index in range(3)]
+    for data, _ in packed:
+        assert len(data) < len(json.dumps(build_pod(0))) / 10
+    assert len({id(dictionary) for _, dictionary in packed}) == 2, "shared, not copied"
+
+
+def test_number_of_dictionaries_is_bounded():
+    packer = Packer()
+    packed = [packer.pack("Pod", build_pod(0, role=f"role-{number}")) for number in range(MAX_DICTIONARIES + 5)]
+    assert sum(bool(dictionary) for _, dictionary in packed) == MAX_DICTIONARIES
+    assert unpack(packed[-1]) == build_pod(0, role=f"role-{MAX_DICTIONARIES + 4}")

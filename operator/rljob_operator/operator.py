@@ -111,6 +111,7 @@ async def _lead(
         driver,
         may_write=lambda: lease is None or lease.is_held,
         now=now,
+        clock=clock,
         on_read=health.metrics.record_owner,
     )
     reconcile_key = build_reconcile(backend, health, complete_defaults(settings.defaults, _pod_namespace()), clock)

@@ -7,6 +7,7 @@ a delete has the observed uid as its precondition.
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
@@ -41,8 +42,10 @@ from rljob_operator.children.config import read_token
 from rljob_operator.kube.cache import Cache, ObjectKey, newest_warnings
 from rljob_operator.kube.client import MERGE_PATCH, SSA, STRATEGIC_MERGE_PATCH, ApiError, KubeApi
 from rljob_operator.kube.driver import DriverClient, find_driver
+from rljob_operator.kube.driver_request import DriverEndpoint
 from rljob_operator.kube.manifests import read_job, read_model
 from rljob_operator.kube.preflight import CREATE_ONLY, Preflight
+from rljob_operator.kube.progress import ProgressReports
 from rljob_operator.kube.refusals import is_conflict, translate
 from rljob_operator.kube.resources import EVENT, POD, REWARD_MODEL, RLJOB, Resource, resource_of, resources_of_kind
 from rljob_operator.plan.apply_scaling import is_autoscaled, read_demands
@@ -66,10 +69,12 @@ class KubernetesBackend:
         *,
         may_write: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = utc_now,
+        clock: Callable[[], float] = time.monotonic,
         on_read: Callable[[Key, Owner | None], None] = lambda key, owner: None,
     ) -> None:
         self.api, self.cache, self.driver = api, cache, driver
         self._may_write, self._now, self._on_read = may_write, now, on_read
+        self._progress = ProgressReports(clock)
         self._foreign: set[tuple[str, str, str]] = set()
         self._preflight = Preflight(self._call)
 
@@ -77,7 +82,11 @@ class KubernetesBackend:
         resource, read = (RLJOB, read_job) if isinstance(key, JobKey) else (REWARD_MODEL, read_model)
         manifest = self.cache.get(resource.key, key.namespace, key.name)
         is_deleted = manifest is None or manifest["metadata"].get("deletionTimestamp")
-        owner = None if manifest is None or is_deleted else read(manifest)
+        try:
+            owner = None if manifest is None or is_deleted else read(manifest)
+        except InvalidOwnerError as error:
+            self._on_read(key, error.owner)
+            raise
         self._on_read(key, owner)
         return owner
 
@@ -87,9 +96,16 @@ class KubernetesBackend:
             return replace(observed, demands=await self._observe_demands(owner))
         max_age = DEMAND_POLL_SECONDS if is_autoscaled(owner) else PROGRESS_POLL_SECONDS
         key = JobKey(owner.metadata.namespace, owner.metadata.name)
-        answer = await self.driver.get_status(find_driver(owner, observed), key, max_age)
+        answer = await self.get_driver_answer(find_driver(owner, observed), key, max_age)
         models = self._find_models(owner)
         return replace(observed, driver=answer.status, driver_problem=answer.problem, reward_models=models)
+
+    async def get_driver_answer(
+        self, driver: DriverEndpoint | None, key: Key, max_age_seconds: float = PROGRESS_POLL_SECONDS
+    ) -> DriverAnswer:
+        """Return what the plan may see of a driver's answer: its progress only when a report is due."""
+        answer = await self.driver.get_status(driver, key, max_age_seconds)
+        return self._progress.report(key, driver.pod_uid if driver else "", answer)
 
     def _observe_owned(self, owner: ObjectKey) -> ObservedState:
         objects = self.cache.owned(owner)
@@ -326,7 +342,7 @@ def _build_event(owner: Owner, event: Event, name: str, now: str) -> Manifest:
         },
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:1024],
+        "message": event.message,
         "source": {"component": MANAGED_BY},
         "reportingComponent": MANAGED_BY,
         "firstTimestamp": now,

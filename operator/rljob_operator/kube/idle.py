@@ -68,8 +68,8 @@ class IdleTracker:
         return on_unchanged
 
     async def _is_unchanged(self, key: Key, state: _IdleState, now: datetime) -> bool:
-        cache, driver = self._backend.cache, self._backend.driver
-        if now >= state.until or _without_demand(await driver.get_status(state.driver, key)) != state.answer:
+        backend, cache = self._backend, self._backend.cache
+        if now >= state.until or _without_demand(await backend.get_driver_answer(state.driver, key)) != state.answer:
             return False
         return all(cache.last_change(owner) <= state.seen_at for owner in state.owners)
 

@@ -9,6 +9,7 @@ from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_operator.children.common import WORKLOAD_KINDS
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache, ObjectKey
+from rljob_operator.kube.driver_request import DriverEndpoint
 from rljob_operator.kube.idle import MAX_IDLE_SECONDS, IdleTracker
 from rljob_operator.kube.resources import EVENT, RLJOB
 from rljob_operator.loop.reconcile import reconcile
@@ -54,7 +55,8 @@ class OperatorHarness:
 
     def __init__(self, **spec):
         self.api, self.cache, self.driver = Api(), Cache(), Driver()
-        self.backend = KubernetesBackend(self.api, self.cache, self.driver)
+        self.seconds = 0.0
+        self.backend = KubernetesBackend(self.api, self.cache, self.driver, clock=lambda: self.seconds)
         self.idle, self.num_reconciles = IdleTracker(self.backend), 0
         observe = self.backend.observe
 
@@ -100,6 +102,7 @@ class OperatorHarness:
 
     async def step(self, seconds=0.0):
         """Return whether the job was reconciled, and after which time to requeue it."""
+        self.seconds = max(self.seconds, seconds)
         before, now = self.num_reconciles, NOW + timedelta(seconds=seconds)
         requeue_after = await self.idle.idle_seconds(KEY, now)
         if requeue_after is None:
@@ -169,8 +172,28 @@ async def test_changed_driver_status_ends_the_idle_state():
     harness.driver.status = DriverStatus(step=1)
     await harness.settle()
     harness.driver.status = DriverStatus(step=2)
-    assert (await harness.step())[0]
+    assert (await harness.step(PROGRESS_POLL_SECONDS))[0]
     assert harness.api.objects[RLJOB.path(*KEY)]["status"]["progress"]["step"] == 2
+
+
+async def test_job_that_trains_beside_many_others_is_idle_between_two_reports():
+    harness = await OperatorHarness().settle()
+    harness.start_head()
+    harness.driver.status = DriverStatus(step=1)
+    await harness.settle()
+    for number in range(400):
+        await harness.backend.get_driver_answer(DriverEndpoint(f"{number}", "", ""), JobKey("ns", f"{number}"))
+    written = []
+    for poll in range(1, 61):
+        harness.driver.status = DriverStatus(step=1 + poll, waits_for=f"{poll} of 64 samples")
+        for number in range(400):
+            await harness.backend.get_driver_answer(DriverEndpoint(f"{number}", "", ""), JobKey("ns", f"{number}"))
+        harness.api.num_writes = 0
+        await harness.step(poll * PROGRESS_POLL_SECONDS)
+        written.append(harness.api.num_writes)
+    assert 12 <= sum(written) <= 20, "10 minutes, a report each 40 s"
+    progress = harness.api.objects[RLJOB.path(*KEY)]["status"]["progress"]
+    assert progress["step"] >= 61 - 4
 
 
 async def test_changed_demand_alone_keeps_the_idle_state():

@@ -137,6 +137,19 @@ def _unchanged_unless_suspended(path: str) -> ClusterRule:
     return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
 
 
+_KUEUE_MESSAGE: Final = (
+    "is immutable under scheduling.gang: kueue while the job runs, because Kueue fixes the number of a group's Pods; "
+    "set suspend: true first"
+)
+_FREE_UNDER_KUEUE: Final = "oldSelf.suspend || oldSelf.scheduling.gang != 'kueue'"
+_IN_GROUP: Final = "!has(r.http) && !has(r.rewardModelRef) && !has(r.autoscaling)"
+"""Whether the Pods of a reward are in Kueue's group: each Pod of an autoscaled one is queued on its own."""
+
+
+def _group_sizes(spec: str) -> str:
+    return f"{spec}.rewards.map(r, {_IN_GROUP}, r.replicas)"
+
+
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm")),
     *(_unchanged(f"schedule.{field}") for field in ("promptsPerStep", "miniBatches", "maxStaleness", "seed")),
@@ -147,6 +160,14 @@ _IMMUTABLE: Final = (
         "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
     ),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica")),
+    ClusterRule(
+        "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"
+    ),
+    ClusterRule(
+        "rewards",
+        _KUEUE_MESSAGE.replace("immutable", "immutable in its replicas (except for autoscaled rewards)"),
+        f"{_FREE_UNDER_KUEUE} || {_group_sizes('self')} == {_group_sizes('oldSelf')}",
+    ),
 )
 
 
@@ -178,8 +199,8 @@ class RLJobSpec(PodSettings):
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that manages this job, if not RLJob's operator (set by Kueue's MultiKueue). Immutable."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=sections.MAX_SECONDS)
-    """Seconds of running after which the job fails. Time in a queue, suspended, or before all needed Pods are ready does
-    not count; a restart does. The count starts again after a suspension or a retry. Null: no deadline."""
+    """Seconds of running after which the job fails. Time in a queue, or before all needed Pods are ready, does not
+    count; a restart does. The count starts again after a suspension or a retry. Null: no deadline."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
 

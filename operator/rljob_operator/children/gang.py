@@ -5,6 +5,8 @@ running workload keeps its own (`keep_gang`), because a changed template would r
 """
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.reward import RewardBase
+from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import build_child
@@ -33,27 +35,34 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 """The scheduler names in their own charts."""
 
 
-def count_desired_pods(job: RLJob) -> int:
-    """Pods of the whole job. Rewards served elsewhere have none; autoscaled rewards count with their minReplicas."""
+def is_outside_gang(job: RLJob, role: Role) -> bool:
+    """Whether each Pod of the role is queued alone. Kueue deletes Pods beyond a group's count, so an autoscaled reward
+    cannot be in the group. The groups of other schedulers are minimums: they count its minReplicas."""
+    return job.spec.scheduling.gang == "kueue" and isinstance(role, RewardBase) and role.autoscaling is not None
+
+
+def count_gang_pods(job: RLJob) -> int:
+    """Pods that start together. Rewards served elsewhere have none."""
     spec = job.spec
-    of_rewards = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in spec.rewards if r.is_served]
+    rewards = [reward for reward in spec.rewards if reward.is_served and not is_outside_gang(job, reward)]
+    of_rewards = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in rewards]
     return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(of_rewards)
 
 
-def build_gang_metadata(job: RLJob) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations for every Pod."""
+def build_gang_metadata(job: RLJob, role: Role) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations for the Pods of a role."""
     scheduling, name = job.spec.scheduling, job.metadata.name
     if scheduling.gang == "volcano":
         return {}, {ANNOTATION_VOLCANO_GROUP: name}
     if scheduling.gang == "coscheduling":
         return {LABEL_COSCHEDULING_GROUP: name}, {}
     if scheduling.gang == "kueue":
-        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_GROUP: name, LABEL_KUEUE_MANAGED: "true"}
-        return labels, {
-            ANNOTATION_KUEUE_COUNT: str(count_desired_pods(job)),
-            ANNOTATION_KUEUE_PARENT: "rljob",
-            ANNOTATION_KUEUE_RETRIABLE: "false",
-        }
+        labels = {LABEL_KUEUE_QUEUE: scheduling.queue or "", LABEL_KUEUE_MANAGED: "true"}
+        annotations = {ANNOTATION_KUEUE_PARENT: "rljob"}
+        if is_outside_gang(job, role):  # as Kueue's own integration of Deployments
+            return labels, annotations
+        group = {ANNOTATION_KUEUE_COUNT: str(count_gang_pods(job)), ANNOTATION_KUEUE_RETRIABLE: "false"}
+        return labels | {LABEL_KUEUE_GROUP: name}, annotations | group
     return {}, {}
 
 
@@ -67,7 +76,7 @@ def build_gang_spec(job: RLJob) -> Manifest:
 def build_pod_group(job: RLJob, defaults: Defaults) -> list[Manifest]:
     """The PodGroup, for schedulers that have one."""
     scheduling = job.spec.scheduling
-    spec: Manifest = {"minMember": count_desired_pods(job)}
+    spec: Manifest = {"minMember": count_gang_pods(job)}
     if scheduling.gang == "volcano":
         api_version = "scheduling.volcano.sh/v1beta1"
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}

@@ -13,9 +13,9 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, TRAINER
-from rljob_operator.children.gang import GATE_KUEUE
+from rljob_operator.children.gang import GATE_KUEUE, is_outside_gang
 from rljob_operator.plan.conditions import Reason
-from rljob_operator.plan.observed_job import ObservedJob, name_of
+from rljob_operator.plan.observed_job import ObservedJob, RoleView, name_of
 
 TIMED_OUT = "TimedOut"
 _MIN_BACKOFF_SECONDS = 30.0
@@ -59,7 +59,7 @@ def evaluate_gang(observed: ObservedJob, has_been_running: bool, now: datetime) 
     ungate = gated if scheduling.gang != "gates" or exist == desired else ()
     if placed == desired:
         return GangState(ungate=ungate)
-    if exist == desired and any(is_gated(pod, GATE_KUEUE) for role in observed.roles for pod in role.pods):
+    if exist == desired and any(is_gated(pod, GATE_KUEUE) for role in find_members(observed) for pod in role.pods):
         # Without its Pods the job would lose its place in the queue, so this wait does not count towards the timeout.
         return GangState(ungate, queued=_wait_for_quota(job))
     since = min(status.queued_since or now, now)
@@ -76,8 +76,8 @@ def _least_rest_seconds(job: RLJob) -> float:
 
 
 def choose_rest_seconds(job: RLJob, now: datetime) -> int:
-    """Between that time and twice as much: two jobs that each hold a part of the nodes must not rest in step. It depends
-    on the job and on the time of the attempt alone."""
+    """Between that time and twice as much: jobs that each hold a part of the nodes must not wait in step. It depends on
+    the job and on the time of the attempt alone."""
     identity = f"{job.metadata.uid or (job.metadata.namespace, job.metadata.name)} {now.timestamp():.0f}"
     jitter = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4]) / 2**32  # 0 to 1
     return round(_least_rest_seconds(job) * (1 + jitter))
@@ -105,14 +105,19 @@ def _back_off(job: RLJob, until: datetime) -> GangState:
 
 
 def count_pods(observed: ObservedJob) -> tuple[int, int, int]:
-    """Pods that are desired, that exist, and that have a node. No role counts more than its desired number."""
+    """Pods of the gang that are desired, that exist, and that have a node. No role counts more than it desires."""
     desired = exist = placed = 0
-    for role in observed.roles:
+    for role in find_members(observed):
         alive = [pod for pod in role.pods if pod.get("status", {}).get("phase") not in _ENDED]
         desired += role.desired
         exist += min(role.desired, len(alive))
         placed += min(role.desired, sum(map(has_node, alive)))
     return desired, exist, placed
+
+
+def find_members(observed: ObservedJob) -> list[RoleView]:
+    """The roles whose Pods start together."""
+    return [role for role in observed.roles if not is_outside_gang(observed.job, role.spec)]
 
 
 def has_node(pod: Manifest) -> bool:

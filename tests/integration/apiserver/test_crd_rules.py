@@ -130,6 +130,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
 ]
 
+IN_KUEUE = {"scheduling": {"gang": "kueue", "queue": "q"}}
+REWARD = smallest()["spec"]["rewards"][0]
+
 # (field, changes to the minimal job, changes that an update must not make)
 IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model", {}, {"model.source": "hf://org/other"}),
@@ -143,6 +146,10 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),
     ("trainer.replicas", {}, {"trainer.replicas": 2}),
     ("trainer.gpusPerReplica", {}, {"trainer.gpusPerReplica": 2}),
+    ("rollout.replicas", IN_KUEUE, {"rollout.replicas": 2}),
+    ("rewards", IN_KUEUE, {"rewards.0.replicas": 2}),
+    ("rewards", IN_KUEUE, {"rewards.0.autoscaling": {"maxReplicas": 2}}),
+    ("rewards", IN_KUEUE, {"rewards": [REWARD, REWARD | {"name": "second"}]}),
 ]
 
 
@@ -265,17 +272,36 @@ def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path
     assert f"spec.{path}" in " ".join(find_problems(RLJob.model_validate(manifest)))
 
 
-@pytest.mark.parametrize(("field", "before", "after"), IMMUTABLE_CASES, ids=[case[0] for case in IMMUTABLE_CASES])
+@pytest.mark.parametrize(("field", "before", "after"), IMMUTABLE_CASES)
 def test_change_of_an_immutable_field_is_rejected_with_its_remedy(storing_server, field, before, after):
     stored = storing_server.create(put_all(smallest(), before))
     message = storing_server.update_verdict(put_all(stored, after))
     if field == "schedule.maxStaleness":
         assert "Unsupported value" in message, message
         return
-    suspendable = field.startswith("trainer.")
+    suspendable = field.startswith("trainer.") or before == IN_KUEUE
     remedy = "set suspend: true first" if suspendable else "create a new RLJob instead"
     assert f"{field} is immutable" in message, message or "the API storing_server accepted the change"
     assert remedy in message
+
+
+SCALED = {"name": "scaled", "function": {"inline": INLINE}, "autoscaling": {"maxReplicas": 2}}
+SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (IN_KUEUE, {"schedule.steps": 500}),
+        (IN_KUEUE | {"suspend": True}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
+        (IN_KUEUE, {"rewards": [REWARD, SCALED, SERVED_ELSEWHERE]}),
+        (IN_KUEUE | {"rewards": [REWARD, SCALED]}, {"rewards": [REWARD, SCALED | {"replicas": 3}]}),
+        ({}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
+    ],
+)
+def test_pods_that_are_not_in_a_group_of_kueue_may_be_scaled(storing_server, before, after):
+    stored = storing_server.create(put_all(smallest(), before))
+    assert storing_server.update_verdict(put_all(stored, after)) == ""
 
 
 @pytest.mark.parametrize("field", ["trainer.replicas", "trainer.gpusPerReplica"])
@@ -292,6 +318,10 @@ def test_trainer_of_a_suspended_job_may_be_resized(storing_server, field):
         {"rewards.0.replicas": 2},
         {"suspend": True},
         {"trainer.resources": {"requests": {"cpu": "2"}}},
+        {"priorityClassName": "high"},
+        {"runtimeClassName": "gvisor"},
+        {"serviceAccountName": "trainer"},
+        {"imagePullSecrets": [{"name": "registry"}]},
     ],
     ids=lambda change: next(iter(change)),
 )

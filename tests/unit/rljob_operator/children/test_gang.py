@@ -80,6 +80,31 @@ def test_kueue_group_has_labels_and_annotations_of_replaceable_pods():
         assert "schedulerName" not in template["spec"], "Kueue adds its own scheduling gate"
 
 
+def test_pods_of_an_autoscaled_reward_are_queued_one_by_one():
+    """Kueue would delete those beyond the group's count."""
+    scaled = {"name": "scaled", "function": FUNCTION, "autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+    rewards = [{"name": "correct", "function": FUNCTION}, scaled]
+    children = make_children("kueue", queue="research", rewards=rewards)
+    in_group = templates(children)
+    alone = in_group.pop("gsm8k-reward-scaled")["metadata"]
+    assert alone["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert alone["labels"]["kueue.x-k8s.io/managed"] == "true"
+    assert alone["annotations"]["kueue.x-k8s.io/pod-suspending-parent"] == "rljob"
+    assert "kueue.x-k8s.io/pod-group-name" not in alone["labels"]
+    assert not any(name.startswith("kueue.x-k8s.io/pod-group") for name in alone["annotations"])
+    assert len(in_group) == 4
+    for template in in_group.values():
+        assert template["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "gsm8k"
+        assert template["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "5"
+
+
+@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
+def test_groups_that_are_minimums_count_the_minimum_of_an_autoscaled_reward(gang):
+    scaled = {"name": "correct", "function": FUNCTION, "autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+    (group,) = pod_groups(make_children(gang, rewards=[scaled]))
+    assert group["spec"]["minMember"] == 6
+
+
 def test_workloads_have_no_kueue_labels():
     for child in make_children("kueue", queue="research"):
         labels = child["metadata"].get("labels") or {}

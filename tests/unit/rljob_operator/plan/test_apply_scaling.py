@@ -10,7 +10,7 @@ from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Demand, ObservedState, key_of
-from rljob_operator.children.gang import count_desired_pods
+from rljob_operator.children.gang import count_gang_pods
 from rljob_operator.plan.apply_scaling import measure_startup_seconds, read_demands, scale_job
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
@@ -155,7 +155,7 @@ def test_fixed_replicas_stay_and_drop_earlier_records():
 def test_gang_counts_min_replicas_of_autoscaled_rewards():
     job = scale_job(make_job(), ObservedState(pods=(HEAD,), driver=DriverStatus(demand={"correct": BURST})), NOW)[0]
     assert job.spec.rewards[0].replicas == 5
-    assert count_desired_pods(job) == count_desired_pods(make_job())
+    assert count_gang_pods(job) == count_gang_pods(make_job())
 
 
 @pytest.mark.parametrize(("seconds", "lead"), [([], 60), ([30, 40, 50], 40), ([1], 10), ([5000], 900)])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.manifest.scaling import Autoscaling
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.plan import conditions
@@ -182,6 +183,22 @@ def test_wait_for_kueue_quota_never_times_out():
     assert queued(simulation).reason == "WaitingForNodes"
     simulation.reconcile(1)
     assert not simulation.has_workloads(), "once admitted, the group must be placed in time"
+
+
+def test_gang_under_kueue_does_not_wait_for_autoscaled_rewards():
+    job = make_gang("kueue", queue="q")
+    job.spec.rewards[0].autoscaling = Autoscaling(max_replicas=4)
+    simulation = JobSimulation(job, deletes_pods=True)
+    simulation.reconcile()
+    simulation.pods = make_pods("ready") | {"reward-0": with_kueue_gates({"p": make_pod("reward", 0, "pending")})["p"]}
+    simulation.reconcile()
+    assert queued(simulation).status == "False", "the group is complete"
+    assert simulation.job.status.phase == "Pending", "its own Pod waits for quota"
+    simulation.reconcile(1000)
+    assert simulation.has_workloads()
+    simulation.pods = make_pods("ready")
+    simulation.reconcile()
+    assert simulation.job.status.phase == "Running"
 
 
 def test_deadline_does_not_pass_while_a_job_is_queued_or_rests():

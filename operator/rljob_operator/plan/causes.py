@@ -18,6 +18,7 @@ from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import TRAINER, child_name
 from rljob_operator.plan import observed_job
+from rljob_operator.plan.disruptions import exceeded_own_limit
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -34,6 +35,7 @@ _STARTING_REASONS = ("", "WaitingForPods", "WaitingForDeletion")
 """Reasons for which a RewardModel is not ready and needs no help yet. "" is a ready or a new one."""
 REMEDIES = {
     "OOMKilled": "raise {path}.resources.limits.memory",
+    "DiskLimitExceeded": "raise {path}.resources.limits.ephemeral-storage, or write less to files",
     "Evicted": "no action needed: the Pod is replaced, and backoffLimit is not charged",
     "ImagePull": "correct {path}.image, or name a Secret in {path}.template.spec.imagePullSecrets",
     "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
@@ -162,6 +164,8 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
 
 
 def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
+    if message := exceeded_own_limit(pod):
+        return Cause.of("DiskLimitExceeded", role.path, f"{role.name}: {stable_message(message)}")
     status = pod.get("status") or {}
     is_lost = status.get("phase") == "Failed" and status.get("reason") in _NODE_FAILURE_REASONS
     if is_lost or observed_job.has_condition(pod, "DisruptionTarget"):

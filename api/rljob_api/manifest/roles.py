@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rljob_api.manifest.base import QUANTITY_PATTERN, FreeForm, PathText, Rule, ShortText, Spec
+
+MAX_RESTART_DELAY_SECONDS = 600
+"""Between a failure and the restart: a Job waits up to 10 minutes, a kubelet up to 5."""
 
 
 def _integer_to_text(value: Any) -> Any:
@@ -109,7 +113,16 @@ class Role(Spec):
     template: FreeForm = {}
     """A partial PodTemplateSpec, merged over the generated one (maps by key, containers and volumes by name)."""
     backoff_limit: int = Field(default=6, ge=0, le=1000)
-    """Maximum restarts of the role after failures; one more failure fails the job."""
+    """Maximum failures within backoffWindowSeconds; one more fails the job. Rollouts and rewards count per Pod, the
+    trainers as one group. Failures of RLJob's containers count; evictions, lost nodes and other containers do not."""
+    backoff_window_seconds: int = Field(default=21600, ge=60, le=31_536_000)
+    """Time after which a failure no longer counts. The default detects a container that loads for half an hour and then
+    fails. At least 600 * (backoffLimit + 1) are used, because Kubernetes delays a restart by up to 10 minutes."""
+
+    @property
+    def backoff_window(self) -> timedelta:
+        """The window that counts. In a shorter one a container that always fails might never exceed the limit."""
+        return timedelta(seconds=max(self.backoff_window_seconds, MAX_RESTART_DELAY_SECONDS * (self.backoff_limit + 1)))
 
 
 class HeadRole(Role):

@@ -58,9 +58,15 @@ class PodFailures(Spec):
     counted: Count = 0
     """Restarts of that Pod that these entries contain, charged or not."""
     last: Line = ""
-    """Why it failed last."""
+    """Why it restarted last."""
+    charged: bool = True
+    """Whether that counts against backoffLimit."""
     times: list[FailureTime] = Field(default=[], max_length=MAX_FAILURE_TIMES)
     """Oldest first. With a backoffLimit above 15, rounded to a sixteenth of the window."""
+
+
+MAX_IMAGE_LENGTH = 1024
+"""A longer image is cut."""
 
 
 class RoleStatus(Spec):
@@ -74,6 +80,9 @@ class RoleStatus(Spec):
     """Ready Pods."""
     restarts: int = 0
     """Restarts so far, charged or not."""
+    image: str = Field(default="", max_length=MAX_IMAGE_LENGTH)
+    """Image of the main container. Over an upgrade of the operator, a running role keeps the image that it started with
+    until its configuration changes, or until `kubectl rljob restart`."""
     failures: list[PodFailures] = Field(default=[], max_length=MAX_FAILING_PODS)
     """What counts against backoffLimit: the Pods that failed within backoffWindowSeconds, those with most failures."""
 

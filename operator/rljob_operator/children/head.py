@@ -1,7 +1,8 @@
 """The head: a Job with one Pod (Ray head, driver, agent loops), and its Service.
 
 It is a Job because only the head ends; its success is the success of the RLJob. Exit code 78 (user error) is never
-retried, evictions do not count, all other failures count against head.backoffLimit.
+retried. All other failures are, until the operator finds that they exceed head.backoffLimit: a Job's own limit has no
+window, and counts Pods that a node refused.
 """
 
 import json
@@ -15,10 +16,20 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest
 from rljob_operator.children import pods, reward_refs
-from rljob_operator.children.common import HEAD, ROLLOUT, build_selector, child_name, digest, reward_name
+from rljob_operator.children.common import (
+    DISRUPTION_CONDITIONS,
+    HEAD,
+    ROLLOUT,
+    build_selector,
+    child_name,
+    digest,
+    reward_name,
+)
+from rljob_operator.children.configuration import RETRY_FIELDS
 from rljob_operator.defaults import Defaults
 
 _GRACE_SECONDS = 60
+_UNLIMITED = 2**31 - 1
 _HEAD_JOB_UID_FIELD = "metadata.labels['batch.kubernetes.io/controller-uid']"
 """The uid of the head's Job. It stays when a Pod is replaced, and changes when a user restarts the job."""
 _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "head")
@@ -32,7 +43,7 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
     spec: Manifest = {
         "parallelism": 1,
         "completions": 1,
-        "backoffLimit": job.spec.head.backoff_limit,
+        "backoffLimit": _UNLIMITED,
         "podReplacementPolicy": "Failed",  # two drivers must not write to the same run folder
         "podFailurePolicy": {
             "rules": [
@@ -40,7 +51,10 @@ def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, 
                     "action": "FailJob",
                     "onExitCodes": {"containerName": HEAD, "operator": "In", "values": [int(contract.ExitCode.USER)]},
                 },
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                *(
+                    {"action": "Ignore", "onPodConditions": [{"type": type_, "status": "True"}]}
+                    for type_ in DISRUPTION_CONDITIONS
+                ),
             ]
         },
     }
@@ -95,7 +109,7 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
         "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
         "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],
-        "head": pods.read_settings(spec.head, {"backoffLimit"}),
+        "head": pods.read_settings(spec.head, RETRY_FIELDS),
     }
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
-from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus
+from rljob_api.manifest.status import Condition, JobProgress, RLJobStatus, RoleStatus
 from rljob_api.wire.text import MAX_MESSAGE_LENGTH
 from rljob_operator.backend import DRIVER_UNREADABLE, Event, OwnerStatus
+from rljob_operator.children.common import HEAD
 
 QUEUED = "Queued"
 SUSPENDED = "Suspended"
@@ -35,6 +36,9 @@ REASON_DRIVER_UNREADABLE = "DriverUnreadable"
 """Of events: the driver's status cannot be read."""
 REASON_INVALID_SAMPLES = "InvalidSamples"
 """Of events: a reward gave no valid score for a new reason."""
+REASON_ROLE_RESTARTED = "RoleRestarted"
+"""Of events: Pods or the trainer group restarted, and whether that counts against backoffLimit."""
+_MAX_PODS_NAMED = 3
 
 Phase = Literal["", "Pending", "Queued", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 PHASES: tuple[Phase, ...] = ("Failed", "Succeeded", "Suspended", "Queued", "Restarting", "Running")
@@ -151,13 +155,28 @@ def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
         for condition in new.conditions
         if (type_ := _event_type(find(old, condition.type), condition))
     ]
-    before = {role.name: role.restarts for role in old.roles}
-    events.extend(
-        Event("Warning", "RoleRestarted", f"{role.name} restarted; {role.restarts} restarts so far")
-        for role in new.roles
-        if role.restarts > before.get(role.name, 0)
-    )
-    return (*events, *_driver_events(old, new), *_problem_events(old, new))
+    return (*events, *_restart_events(old, new), *_driver_events(old, new), *_problem_events(old, new))
+
+
+def _restart_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
+    """At most two events per role, however many of its Pods restarted: those that count against backoffLimit, and
+    those that do not. Without a count of restarts: equal causes give equal events."""
+    before = {role.name: role for role in old.roles}
+    for role in new.roles:
+        previous = before.get(role.name) or RoleStatus(name=role.name)
+        counted = {(record.pod, record.created): record.counted for record in previous.failures}
+        recorded = [r for r in role.failures if r.counted > counted.get((r.pod, r.created), 0)]
+        for is_charged in (True, False):
+            if pods := [record for record in recorded if record.charged == is_charged]:
+                names = ", ".join(record.pod for record in pods[:_MAX_PODS_NAMED])
+                more = f" and {len(pods) - _MAX_PODS_NAMED} more" if len(pods) > _MAX_PODS_NAMED else ""
+                charge = "counts" if is_charged else "does not count"
+                message = f"{role.name} restarted: {pods[0].last}; {charge} against backoffLimit (Pods: {names}{more})"
+                yield Event("Warning" if is_charged else "Normal", REASON_ROLE_RESTARTED, message)
+        # The count of a head's Job follows its Pods, which are recorded.
+        if not recorded and role.restarts > previous.restarts and role.name != HEAD:
+            message = f"{role.name} restarted, but its containers did not fail; does not count against backoffLimit"
+            yield Event("Normal", REASON_ROLE_RESTARTED, message)
 
 
 def is_unreadable(progress: JobProgress) -> bool:

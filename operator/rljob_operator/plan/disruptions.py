@@ -1,4 +1,4 @@
-"""Which ends of Pods and containers are nobody's failure: evictions, lost nodes, refusals by the node.
+"""Which ends of Pods and containers are not their own failure: evictions, lost nodes, refusals by the node.
 
 Reads Pods and decides nothing. What is not known to be the cluster's doing counts as a failure, so a new reason is
 noticed. The tests name the source of each reason.
@@ -25,11 +25,11 @@ _NO_RESOURCES_PREFIX = "OutOf"
 _EXCEEDED_OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
 """In the message of an evicted Pod that used more disk than its own limits allow. Other evictions relieve the node."""
 _CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")
-"""Of a container whose end nobody saw, as when its node rebooted: set by the kubelet and by containerd."""
+"""Of a container whose end was not observed, as when its node rebooted: set by the kubelet and by containerd."""
 
 
 def find_disruption(pod: Manifest) -> str:
-    """Who ended the Pod, or is about to: 'EvictionByEvictionAPI', 'OutOfcpu'. Empty: nobody but its containers."""
+    """Who ended the Pod, or is about to: 'EvictionByEvictionAPI', 'OutOfcpu'. Empty: only its containers."""
     status = pod.get("status") or {}
     reason = str(status.get("reason") or "")
     if exceeded_own_limit(pod):
@@ -49,5 +49,5 @@ def exceeded_own_limit(pod: Manifest) -> str:
 
 
 def is_lost(termination: Manifest) -> bool:
-    """Whether nobody saw how the container ended."""
+    """Whether the end of the container was not observed."""
     return termination.get("reason") in _CONTAINER_REASONS

@@ -17,16 +17,16 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import RLJobStatus
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_operator.children import WORKLOAD_KINDS, build_children
-from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, child_name
+from rljob_operator.children import WORKLOAD_KINDS, build_children, keep
+from rljob_operator.children.common import child_name
 from rljob_operator.children.config import read_token
-from rljob_operator.children.difference import is_stamped
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.children.reward_refs import find_frozen_children
 from rljob_operator.defaults import DEFAULTS, Defaults
 from rljob_operator.plan import active_time, conditions, job_status, lifecycle
 from rljob_operator.plan.apply_scaling import is_autoscaled, scale_job, scaling_events
 from rljob_operator.plan.causes import find_blocking_pods, find_causes
+from rljob_operator.plan.failures import Failures, count_failures
 from rljob_operator.plan.gang import evaluate_gang
 from rljob_operator.plan.lost_nodes import find_due_causes, find_forced_deletions, find_lost_pods
 from rljob_operator.plan.observed_job import ObservedJob, find_stale, has_condition, observe_job
@@ -93,8 +93,12 @@ class _Context:
         return lifecycle.count_restarts(self.observed)
 
     @cached_property
+    def failures(self) -> Failures:
+        return count_failures(self.observed, self.now)
+
+    @cached_property
     def decision(self) -> lifecycle.LifecycleDecision:
-        return lifecycle.decide_lifecycle(self.observed, self.restarts, self.now)
+        return lifecycle.decide_lifecycle(self.observed, self.failures, self.now)
 
     @cached_property
     def built(self) -> tuple[list[Manifest], list[str]]:
@@ -134,24 +138,38 @@ def _plan_retry(context: _Context) -> JobPlan | None:
 
 
 def _plan_finished(context: _Context) -> JobPlan | None:
-    """After the end, delete the workloads; the job itself after its TTL. A head Job that has ended keeps its log and
-    uses no resources, so it stays."""
+    """After the end, delete the workloads; the job itself after its TTL. A head Job that has ended, or is suspended
+    because its Pods failed too often, keeps their logs and uses no resources, so it stays."""
     job, observed, now = context.job, context.observed, context.now
     if not conditions.is_finished(job.status):
         return None
     has_ended = any(has_condition(observed.head_job, type_) for type_ in ("Complete", "Failed"))
+    suspended = () if has_ended else _suspend_failed_head(context)
+    kept = {observed.head_key} if has_ended or suspended else set()
     roles = [role.model_copy(update={"desired": 0, "ready": 0}) for role in job.status.roles]
     status = job_status.set_roles(job.status, roles)
     generation = {"observed_generation": job.metadata.generation}
     reported = [c.model_copy(update=generation) for c in status.conditions if c.type != conditions.RECONCILE_FAILED]
     expiry = lifecycle.expiry_of(job)
     return Plan(
-        children=(),
-        delete=context.deletable(context.workloads - ({observed.head_key} if has_ended else set())),
+        children=suspended,
+        delete=context.deletable(context.workloads - kept),
         status=status.model_copy(update=generation | {"conditions": reported}),
         requeue_after_seconds=max(0.0, (expiry - now).total_seconds()) if expiry and expiry > now else None,
         delete_job=expiry is not None and now >= expiry,
     )
+
+
+def _suspend_failed_head(context: _Context) -> tuple[Manifest, ...]:
+    """The head's Job without a running Pod, if the head is why the job failed; empty if it must be deleted."""
+    observed, failed = context.observed, conditions.find(context.job.status, conditions.FAILED)
+    running = observed.head_job
+    if running is None or failed is None or failed.reason != lifecycle.HEAD_FAILED:
+        return ()
+    desired = _choose_children(context, is_backing_off=False).get(observed.head_key)
+    if desired is None or keep.must_recreate(desired, running) or observed.head_key in observed.blocked:
+        return ()
+    return (desired | {"spec": desired["spec"] | {"suspend": True}},)
 
 
 def _plan_end(context: _Context) -> JobPlan | None:
@@ -160,7 +178,7 @@ def _plan_end(context: _Context) -> JobPlan | None:
     if decision.state not in ("succeeded", "failed"):
         return None
     type_ = conditions.SUCCEEDED if decision.state == "succeeded" else conditions.FAILED
-    status = job_status.observe_status(context.observed, context.restarts).model_copy(
+    status = job_status.observe_status(context.observed, context.restarts, context.failures).model_copy(
         update={"completion_time": context.now, "queued_since": None, "not_before": None}
     )
     if type_ == conditions.SUCCEEDED:
@@ -188,7 +206,7 @@ def _plan_suspended(context: _Context) -> JobPlan | None:
     if context.decision.state != "suspended":
         return None
     kept = [child for child in context.built[0] if child["kind"] not in WORKLOAD_KINDS]
-    status = job_status.observe_status(observed, context.restarts)
+    status = job_status.observe_status(observed, context.restarts, context.failures)
     status = job_status.set_roles(status, [role.model_copy(update={"desired": 0}) for role in status.roles])
     reset = {"start_time": None, "queued_since": None, "not_before": None} | active_time.RESET
     status = status.model_copy(update=reset)
@@ -211,10 +229,15 @@ def _plan_active(context: _Context) -> JobPlan:
     frozen = find_frozen_children(job, observed.state, desired.values(), observed.head_job is not None)
     blocked = sorted(observed.blocked & desired.keys())
     delete = context.deletable(observed.children.keys() - desired.keys())
-    if observed.head_key not in {*blocked, *frozen} and _is_outdated(observed.head_job, desired.get(observed.head_key)):
-        # A Job's template is immutable: a reconcile after the deletion recreates it.
-        delete += (observed.head_key,)
-        blocked.append(observed.head_key)
+    outdated = [
+        key
+        for key, child in desired.items()
+        if key not in {*blocked, *frozen}
+        and (running := observed.children.get(key))
+        and keep.must_recreate(child, running)
+    ]
+    delete += tuple(outdated)  # a reconcile after the deletion recreates them
+    blocked += outdated
 
     def can_apply(key: ChildKey) -> bool:
         # No Pod must start from the Secret or ConfigMap of an earlier job with this name.
@@ -238,8 +261,9 @@ def _plan_active(context: _Context) -> JobPlan:
     waits = [BLOCKED_RETRY_SECONDS if blocked else PROGRESS_POLL_SECONDS]
     waits += [(moment - now).total_seconds() for moment in deadlines]
     return Plan(
-        children=tuple(child for key, child in desired.items() if can_apply(key)),
+        children=tuple(applied.values()),
         delete=delete,
+        replaced=tuple(child for key, child in desired.items() if outdated and key.kind in WORKLOAD_KINDS),
         status=status,
         events=conditions.derive_cause_events(job.status, status, causes),
         requeue_after_seconds=max(0.0, min(waits)),
@@ -249,35 +273,33 @@ def _plan_active(context: _Context) -> JobPlan:
 
 
 def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, Manifest]:
-    """The desired children. Running workloads keep those parts of their templates whose change would only restart
-    Pods; while the gang backs off there are no workloads."""
-    observed, desired = context.observed, dict[ChildKey, Manifest]()
-    for child in context.built[0]:
-        key = key_of(child)
+    """The desired children. Existing workloads keep what they run unless the user has changed its configuration, and
+    running ones keep their gang; while the gang backs off there are no workloads."""
+    observed, is_running = context.observed, lifecycle.has_been_running(context.job)
+    built = {key_of(child): child for child in context.built[0]}
+    unchanged = _find_unchanged(observed, built, is_running)
+    desired = dict[ChildKey, Manifest]()
+    for key, child in built.items():
         if key.kind in WORKLOAD_KINDS:
             if is_backing_off:
                 continue
-            if lifecycle.has_been_running(context.job):
-                child = keep_gang(child, observed.children.get(key))
-            if key == observed.head_key and observed.head_job is not None:
-                child = _keep_head_template(child, observed.head_job)
+            running = observed.children.get(key)
+            child = keep.record_built(keep_gang(child, running) if is_running else child)
+            if running is not None and key in unchanged:
+                child = keep.keep_running(child, running)
         desired[key] = child
     return desired
 
 
-def _keep_head_template(desired: Manifest, running: Manifest) -> Manifest:
-    """A Job's template is immutable. While nothing that the driver reads has changed, it keeps the template that it was
-    created with, so that an operator upgrade restarts no training."""
-    if is_stamped(running, desired) or _is_outdated(running, desired):
-        return desired
-    kept = {name: running["spec"][name] for name in ("template", "podFailurePolicy") if name in running["spec"]}
-    return desired | {"spec": desired["spec"] | kept}
-
-
-def _is_outdated(running: Manifest | None, desired: Manifest | None) -> bool:
-    """Whether what the role reads at its start has changed."""
-    if running is None or desired is None:
-        return False
-    templates = (workload["spec"]["template"].get("metadata", {}) for workload in (running, desired))
-    old, new = ((metadata.get("annotations") or {}).get(ANNOTATION_CONFIG_HASH) for metadata in templates)
-    return bool(old != new)
+def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:
+    """Existing workloads that were built from the current configuration. Head and trainers are one Ray cluster, which
+    must run the same image: if one of them is built anew, so is the other."""
+    unchanged = {
+        key
+        for key, running in observed.children.items()
+        if key.kind in WORKLOAD_KINDS
+        and key in built
+        and keep.has_same_configuration(built[key], running, ignores_scheduling=is_running)
+    }
+    ray_cluster = {observed.head_key, observed.trainer_key}
+    return unchanged if ray_cluster <= unchanged else unchanged - ray_cluster

@@ -1,7 +1,8 @@
 """The status of a job: roles, progress and conditions, built once at the end of each plan. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, RoleStatus
@@ -12,10 +13,11 @@ from rljob_operator.plan.active_time import account
 from rljob_operator.plan.applied_generation import describe_refused_change, keep_running_generation
 from rljob_operator.plan.causes import Cause
 from rljob_operator.plan.conditions import Reasons
+from rljob_operator.plan.failures import Failures
 from rljob_operator.plan.gang import GangState
 from rljob_operator.plan.lifecycle import has_been_running
 from rljob_operator.plan.lost_nodes import BLOCKING_DELETION
-from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded
+from rljob_operator.plan.observed_job import ObservedJob, describe_waiting, driver_succeeded, find_images
 from rljob_operator.plan.pool_isolation import evaluate_isolation
 from rljob_operator.plan.reward_versions import MIXED, SETTLED, describe_mixed_rewards
 
@@ -67,11 +69,25 @@ def set_roles(status: RLJobStatus, roles: list[RoleStatus]) -> RLJobStatus:
     )
 
 
-def observe_status(observed: ObservedJob, restarts: dict[str, int]) -> RLJobStatus:
-    """The old status with the observed roles and progress. Without an answer of the driver the progress stays."""
+def observe_status(
+    observed: ObservedJob,
+    restarts: dict[str, int],
+    failures: Failures,
+    applied: Mapping[ChildKey, Manifest] = MappingProxyType({}),
+) -> RLJobStatus:
+    """The old status with the observed roles and progress, and the images of workloads as they are `applied` now.
+    Without an answer of the driver the progress stays."""
     job, driver = observed.job, observed.state.driver
+    images = {role.name: role.image for role in job.status.roles} | find_images({**observed.children, **applied})
     roles = [
-        RoleStatus(name=role.name, desired=role.desired, ready=role.ready, restarts=restarts[role.name])
+        RoleStatus(
+            name=role.name,
+            desired=role.desired,
+            ready=role.ready,
+            restarts=restarts[role.name],
+            failures=failures[role.name],
+            image=images.get(role.name, ""),
+        )
         for role in observed.roles
     ]
     if driver is None:

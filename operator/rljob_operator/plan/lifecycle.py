@@ -14,6 +14,7 @@ from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, REWARD, TRAINER
 from rljob_operator.plan import active_time, conditions, observed_job
+from rljob_operator.plan.failures import Failures, count_charged
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 State = Literal["suspended", "succeeded", "failed", "active"]
@@ -21,6 +22,7 @@ MANAGED_BY_US = f"rljob.dev/{MANAGED_BY}"
 """spec.managedBy of jobs of this operator; the same as leaving it out."""
 USER_ERROR = "UserError"
 """Reason of a failure that only the user can fix."""
+HEAD_FAILED = "HeadFailed"
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ def should_retry(job: RLJob) -> bool:
     return is_changed or requested_retry(job) != job.status.retried
 
 
-def decide_lifecycle(observed: ObservedJob, restarts: dict[str, int], now: datetime) -> LifecycleDecision:
-    """The state now. `restarts` are the counts per role that the status will report."""
+def decide_lifecycle(observed: ObservedJob, failures: Failures, now: datetime) -> LifecycleDecision:
+    """The state now. `failures` are those that the status will record."""
     job = observed.job
     if observed_job.has_condition(observed.head_job, "Complete"):
         return LifecycleDecision("succeeded", "JobSucceeded", "the driver has finished all steps")
-    if failure := _user_error(observed) or _head_failure(observed) or _backoff_limit_exceeded(observed, restarts):
+    if failure := _user_error(observed) or _head_failure(observed) or _backoff_limit_exceeded(observed, failures, now):
         return failure
     if job.spec.suspend:
         return LifecycleDecision("suspended")
@@ -80,7 +82,8 @@ def expiry_of(job: RLJob) -> datetime | None:
 
 
 def count_restarts(observed: ObservedJob) -> dict[str, int]:
-    """Restarts per role. They never decrease, although a replaced Pod counts from zero, except after a suspension."""
+    """Restarts per role, for whatever reason. They never decrease, although a replaced Pod counts from zero, except
+    after a suspension."""
     job, driver = observed.job, observed.state.driver
     is_resumed = conditions.is_true(job.status, conditions.SUSPENDED) and not job.spec.suspend
     before = {} if is_resumed else {role.name: role.restarts for role in job.status.roles}
@@ -118,19 +121,23 @@ def _head_failure(observed: ObservedJob) -> LifecycleDecision | None:
         return None
     if ended := _ended_pods(observed.roles[0]):
         pod, end = max(ended, key=lambda pair: str(pair[1].get("finishedAt") or ""))
-        return LifecycleDecision("failed", "HeadFailed", _describe_end(HEAD, pod, end))
+        return LifecycleDecision("failed", HEAD_FAILED, _describe_end(HEAD, pod, end))
     reason = observed_job.find_condition(observed.head_job, "Failed").get("message") or "its Job failed"
-    return LifecycleDecision("failed", "HeadFailed", f"head: {reason}")
+    return LifecycleDecision("failed", HEAD_FAILED, f"head: {reason}")
 
 
-def _backoff_limit_exceeded(observed: ObservedJob, restarts: dict[str, int]) -> LifecycleDecision | None:
+def _backoff_limit_exceeded(observed: ObservedJob, failures: Failures, now: datetime) -> LifecycleDecision | None:
     for role in observed.roles:
-        limit = role.spec.backoff_limit
-        if restarts[role.name] > limit:
-            ends = _ended_pods(role)
-            last = f"; last: {_describe_end(role.name, *ends[-1])}" if ends else ""
-            message = f"{role.name} was restarted {restarts[role.name]} times, its backoffLimit is {limit}{last}"
-            return LifecycleDecision("failed", "BackoffLimitExceeded", message)
+        limit, window = role.spec.backoff_limit, role.spec.backoff_window
+        num, last = count_charged(role, failures[role.name], now)
+        if last is None or num <= limit:
+            continue
+        who = {HEAD: "the head", TRAINER: "the trainers"}.get(role.kind, f"Pod {last.pod} of {role.name}")
+        message = (
+            f"{who} failed {num} times within {window.total_seconds():.0f} s, and {role.path}.backoffLimit is {limit}; "
+            f"last: {last.last} (see the log of Pod {last.pod})"
+        )
+        return LifecycleDecision("failed", HEAD_FAILED if role.kind == HEAD else "BackoffLimitExceeded", message)
     return None
 
 

@@ -5,18 +5,28 @@ count. A child is stale only if such a job is its controller; other objects with
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rljob_api import API_VERSION
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
+from rljob_api.manifest.status import MAX_IMAGE_LENGTH
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
 from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_api.wire.text import clean_text
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
-from rljob_operator.children.common import ANNOTATION_JOB_UID, HEAD, REWARD, ROLLOUT, TRAINER, child_name
+from rljob_operator.children.common import (
+    ANNOTATION_JOB_UID,
+    HEAD,
+    REWARD,
+    ROLLOUT,
+    TRAINER,
+    WORKLOAD_KINDS,
+    child_name,
+)
+from rljob_operator.children.pods import VLLM_CONTAINER
 
 _MAX_PODS_NAMED = 3
 _MAX_DETAIL_LENGTH = 300
@@ -74,6 +84,10 @@ class ObservedJob:
         return ChildKey("Job", child_name(self.job, HEAD))
 
     @property
+    def trainer_key(self) -> ChildKey:
+        return ChildKey("StatefulSet", child_name(self.job, TRAINER))
+
+    @property
     def head_job(self) -> Manifest | None:
         return self.children.get(self.head_key)
 
@@ -89,6 +103,19 @@ def find_owned_children(owner: Owner, state: ObservedState) -> tuple[dict[ChildK
     owned = {key: child for key, child in state.children.items() if is_owned(owner, child)}
     terminating = {key for key, child in owned.items() if is_terminating(child)}
     return owned, frozenset(state.children.keys() - owned.keys() | terminating)
+
+
+def find_images(children: Mapping[ChildKey, Manifest]) -> dict[str, str]:
+    """The image of the main container of each role's workload, by the role's name."""
+    images = {}
+    for key, child in children.items():
+        labels = labels_of(child)
+        if key.kind in WORKLOAD_KINDS and (role := labels.get(LABEL_ROLE)):
+            name = f"{role}-{labels[LABEL_REWARD]}" if LABEL_REWARD in labels else role
+            containers = child["spec"]["template"]["spec"].get("containers") or []
+            found = [container.get("image") or "" for container in containers if container["name"] == role]
+            images[name] = "".join(found)[:MAX_IMAGE_LENGTH]
+    return images
 
 
 def find_stale(owner: Owner, state: ObservedState) -> tuple[ChildKey, ...]:
@@ -168,6 +195,14 @@ def container_statuses(pod: Manifest) -> list[Manifest]:
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
 
+def own_container_statuses(pod: Manifest) -> list[Manifest]:
+    """The statuses of the main container and of RLJob's vLLM sidecar, without containers of others: a mesh's proxy, or
+    what the user's template adds."""
+    role = labels_of(pod).get(LABEL_ROLE, "")
+    names = {role, VLLM_CONTAINER} if role == REWARD else {role}
+    return [status for status in container_statuses(pod) if status.get("name") in names]
+
+
 def find_condition(manifest: Manifest | None, type_: str) -> Manifest:
     """A condition of the object; empty if it has none of this type."""
     found = ((manifest or {}).get("status") or {}).get("conditions") or []
@@ -183,12 +218,13 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def count_restarts(pod: Manifest) -> int:
-    return sum(int(status.get("restartCount", 0)) for status in container_statuses(pod))
+    """Restarts of RLJob's containers, for whatever reason."""
+    return sum(int(status.get("restartCount", 0)) for status in own_container_statuses(pod))
 
 
 def last_termination(pod: Manifest) -> Manifest | None:
-    """The last failed run of a container: its exit code and message."""
-    for status in container_statuses(pod):
+    """The last failed run of an own container: its exit code and message."""
+    for status in own_container_statuses(pod):
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             terminated: Manifest | None = state.get("terminated")
             if terminated and terminated.get("exitCode", 0) != 0:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rljob_api.manifest.reward import RewardModel
-from rljob_operator.backend import ChildKey, ObservedState
+from rljob_operator.backend import ChildKey, ObservedState, key_of
 from rljob_operator.plan import conditions
 from rljob_operator.plan.causes import REMEDIES, find_causes
 from rljob_operator.plan.job import plan_job
@@ -196,12 +196,10 @@ def orphan(uid="earlier", **metadata):
 def plan_with_trainer_pod(pod, seconds):
     """The plan at `seconds` after the creation of the StatefulSet."""
     created = (NOW - timedelta(seconds=seconds)).isoformat()
-    owners = [{"uid": "u1", "controller": True}]
-    metadata = {"name": "gsm8k-trainer", "uid": "s1", "creationTimestamp": created, "ownerReferences": owners}
-    selector = {"matchLabels": {"rljob.dev/role": "trainer"}}
-    spec = {"selector": selector, "template": {"metadata": {}, "spec": {}}}
-    child = {"kind": "StatefulSet", "metadata": metadata, "spec": spec}
-    observed = ObservedState(children={ChildKey("StatefulSet", "gsm8k-trainer"): child}, pods=(pod,))
+    planned = plan_job(make_job(), ObservedState(), NOW, new_token=lambda: "t").children
+    child = next(child for child in planned if child["kind"] == "StatefulSet")
+    child["metadata"] |= {"uid": "s1", "creationTimestamp": created}
+    observed = ObservedState(children={key_of(child): child}, pods=(pod,))
     return plan_job(make_job(), observed, NOW, new_token=lambda: "t")
 
 
@@ -277,7 +275,8 @@ def make_model_pod(**status):
 
 def crashed(code, message):
     last = {"terminated": {"exitCode": code, "message": message}}
-    return {"containerStatuses": [{"lastState": last, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    return {"containerStatuses": [{"name": "reward", "lastState": last, "state": state}]}
 
 
 def model_plan(pod, model=None):

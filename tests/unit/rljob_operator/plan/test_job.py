@@ -120,6 +120,9 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
         ("suspend", False, set()),
         ("activeDeadlineSeconds", 5, set()),
         ("rollout.backoffLimit", 99, set()),
+        ("head.backoffLimit", 99, set()),
+        ("trainer.backoffWindowSeconds", 99, set()),
+        ("head.backoffWindowSeconds", 99, set()),
         ("rollout.resources.limits", {"cpu": "1"}, set()),
         ("rewards.0.function.inline", "def f(): ...", {"full-reward-correct"}),
         ("rewards.0.slots", 3, {"full-reward-correct", "full-head"}),
@@ -233,16 +236,6 @@ def test_head_with_changed_configuration_is_deleted_then_recreated():
     assert not [c for c in first.children if c["kind"] in WORKLOAD_KINDS]
     without = {key: child for key, child in stored.items() if key.kind != "Job"}
     assert ("Job", "gsm8k-head") in {key_of(c) for c in make_plan(newer, ObservedState(children=without)).children}
-
-
-def test_operator_upgrade_restarts_no_running_head():
-    job = load("smallest")
-    stored = children_of(job)
-    old = stored[("Job", "gsm8k-head")]
-    old["spec"]["template"]["spec"]["containers"][0]["image"] = "rljob/trainer:0.0.9"
-    made = make_plan(job, ObservedState(children=stored))
-    head = next(c for c in made.children if c["kind"] == "Job")
-    assert (head["spec"]["template"], made.delete) == (old["spec"]["template"], ())
 
 
 def children_of_earlier(job):

@@ -9,18 +9,19 @@ from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning
 from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
-from tests.support.job_simulation import JobSimulation, make_job
+from tests.support.job_simulation import START, JobSimulation, make_job
 
 HEAD = ChildKey("Job", "gsm8k-head")
 
 
-def pod(role, name, *, ready=True, restarts=0, state=None, last=None, phase="Running", **extra):
+def pod(role, name, *, ready=True, restarts=0, state=None, last=None, phase="Running", created=START, **extra):
     labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}
     if role == "reward":
         labels["rljob.dev/reward"] = "correct"
-    container = {"restartCount": restarts, "state": state or {"running": {}}, "lastState": last or {}}
+    container = {"name": role, "restartCount": restarts, "state": state or {"running": {}}, "lastState": last or {}}
     status = {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}], "containerStatuses": [container]}
-    return {"kind": "Pod", "metadata": {"name": name, "labels": labels} | extra, "status": status}
+    metadata = {"name": name, "labels": labels, "creationTimestamp": created.isoformat()}
+    return {"kind": "Pod", "metadata": metadata | extra, "status": status}
 
 
 def ended(code, message="", reason="Error"):
@@ -232,17 +233,18 @@ def test_failed_head_job_reports_the_last_traceback(simulation):
 
 
 def test_exceeded_backoff_limit_fails_the_job():
+    """test_failures.py has the failures that count."""
     simulation = JobHistory(rollout={"replicas": 2, "backoffLimit": 3})
-    simulation.reconcile(
-        **all_ready() | {"rollout-a": pod("rollout", "a", restarts=2), "rollout-b": pod("rollout", "b", restarts=1)}
-    )
+    crashed = {"created": simulation.now, "last": ended(137, reason="OOMKilled")}
+    pods = {"rollout-a": pod("rollout", "a", restarts=3, **crashed), "rollout-b": pod("rollout", "b", restarts=1)}
+    simulation.reconcile(**all_ready() | pods)
     assert simulation.job.status.phase == "Running"
-    simulation.reconcile(**{"rollout-b": pod("rollout", "b", restarts=2, last=ended(137, reason="OOMKilled"))})
+    simulation.reconcile(**{"rollout-b": pod("rollout", "b", restarts=4, **crashed)})
     failed = simulation.true()["Failed"]
     assert failed.reason == "BackoffLimitExceeded"
     assert failed.message == (
-        "rollout was restarted 4 times, its backoffLimit is 3; last: rollout ended with exit code 137: OOMKilled "
-        "(see the log of Pod b)"
+        "Pod b of rollout failed 4 times within 21600 s, and spec.rollout.backoffLimit is 3; "
+        "last: exit code 137: OOMKilled (see the log of Pod b)"
     )
 
 
@@ -353,14 +355,15 @@ def test_invalid_change_fails_without_writes_and_recovers_when_fixed(simulation)
     assert set(simulation.true()) == {"Running"}
 
 
-def test_deleted_secret_gets_a_new_token_and_restarts_the_head(simulation):
+def test_deleted_secret_gets_a_new_token_and_restarts_head_and_trainers(simulation):
     simulation.reconcile(**all_ready())
     del simulation.children[ChildKey("Secret", "gsm8k-token")]
     observed = ObservedState(simulation.children, tuple(simulation.pods.values()))
     made = plan_job(simulation.job, observed, simulation.now, new_token=lambda: "other")
     secret = next(child for child in made.children if child["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["token"]) == b"other"
-    assert made.delete == (HEAD,), "the driver must not continue with an outdated token"
+    expected = {HEAD, ChildKey("StatefulSet", "gsm8k-trainer")}
+    assert set(made.delete) == expected, "neither must continue with an outdated token"
 
 
 def test_retry_restarts_a_failed_job_once(simulation):

@@ -216,6 +216,9 @@ class RunningJob:
     async def _operate(self) -> None:
         """Record what an operator of this job records. It decides for as many slots as samples wait."""
         manifest = self.harness.job.to_manifest()
+        for phase in ("Running", "Failed"):
+            failed = RLJob.model_validate({**manifest, "status": {"phase": phase}})
+            self.operator.record_owner(JobKey("team", "failed"), failed)
         for reward in manifest["spec"]["rewards"]:
             reward["autoscaling"] = {"maxReplicas": 2}
         while True:
@@ -224,7 +227,7 @@ class RunningJob:
             scaling = [
                 {"name": name, "slots": count, "replicas": max(1, min(2, count // 4))} for name, count in slots.items()
             ]
-            job = RLJob.model_validate({**manifest, "status": {"scaling": scaling}})
+            job = RLJob.model_validate({**manifest, "status": {"phase": "Running", "scaling": scaling}})
             with self.operator.reconcile.labels("RLJob").time():
                 self.operator.record_owner(JobKey("team", "sums"), job)
             self.operator.leader.set(1)

@@ -20,7 +20,7 @@ CASES = Path(__file__).with_name("alerts.test.yaml")
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory):
     """rules.yaml: the chart's PrometheusRule with default limits, as Prometheus reads it."""
-    command = [find_or_build("helm") / "helm", "template", "rljob", ROOT / "charts" / "rljob"]
+    command = [find_or_build("helm") / "helm", "template", "rljob", ROOT / "charts" / "rljob", "-n", "ops"]
     done = subprocess.run(
         [*command, "--set", "prometheusRules.enabled=true", "-s", "templates/prometheusrule.yaml"],
         capture_output=True,

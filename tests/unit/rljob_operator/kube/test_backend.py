@@ -2,8 +2,18 @@
 
 import base64
 
+import pytest
+
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
-from rljob_operator.backend import DEMAND_POLL_SECONDS, PROGRESS_POLL_SECONDS, Demand, DriverAnswer, RewardModelKey
+from rljob_operator.backend import (
+    DEMAND_POLL_SECONDS,
+    PROGRESS_POLL_SECONDS,
+    Demand,
+    DriverAnswer,
+    InvalidOwnerError,
+    JobKey,
+    RewardModelKey,
+)
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import Cache
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
@@ -85,3 +95,16 @@ async def test_model_of_fixed_size_uses_older_driver_answers():
     harness.drivers.statuses["10.0.0.1"] = DriverStatus(demand={"correct": BURST})
     assert await harness.demands() == (Demand("a/correct", BURST),)
     assert harness.drivers.ages == [PROGRESS_POLL_SECONDS]
+
+
+async def test_objects_are_reported_when_they_are_read_also_invalid_and_deleted_ones():
+    harness, read = BackendHarness(), []
+    harness.backend = KubernetesBackend(None, harness.cache, harness.drivers, on_read=lambda *seen: read.append(seen))
+    harness.store_job("a")
+    valid = await harness.backend.get_owner(JobKey("ns", "a"))
+    harness.store(RLJOB.kind, "b", spec={"model": {"source": "/m"}}, status={"phase": "Failed"})
+    with pytest.raises(InvalidOwnerError):
+        await harness.backend.get_owner(JobKey("ns", "b"))
+    assert await harness.backend.get_owner(JobKey("ns", "c")) is None
+    assert [key.name for key, _ in read] == ["a", "b", "c"]
+    assert [owner and owner.status.phase for _, owner in read] == [valid.status.phase, "Failed", None]

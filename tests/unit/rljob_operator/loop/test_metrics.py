@@ -1,7 +1,10 @@
-"""The operator's metrics of autoscaling decisions."""
+"""The operator's metrics of jobs, their phases, and autoscaling decisions."""
+
+from datetime import UTC, datetime
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.status import Condition
 from rljob_operator.backend import JobKey, RewardModelKey
 from rljob_operator.loop.metrics import OperatorMetrics
 
@@ -62,6 +65,56 @@ def test_metrics_of_deleted_or_fixed_size_rewards_are_removed():
     assert {owner for _, owner, _, _ in found(metrics)} == {"rewardmodel/math"}, (
         "a job of that name is a different object"
     )
+
+
+def make_job_in(phase, reason=""):
+    job = make_job()
+    job.status.phase = phase
+    if reason:
+        time = datetime(2026, 1, 1, tzinfo=UTC)
+        job.status.conditions = [Condition(type="Failed", status="True", reason=reason, last_transition_time=time)]
+    return job
+
+
+def find_samples(metrics, name):
+    found = [s for f in metrics.registry.collect() for s in f.samples if s.name == name]
+    return sorted((tuple(s.labels.values()), s.value) for s in found)
+
+
+def test_each_job_has_one_series_with_its_phase():
+    metrics = OperatorMetrics()
+    for phase in ("", "Queued", "Running"):
+        metrics.record_owner(SUMS, make_job_in(phase))
+    metrics.record_owner(JobKey("team", "new"), make_job_in(""))
+    metrics.record_owner(JobKey("other", "sums"), make_job_in("Queued"))
+    metrics.record_owner(MATH, make_model())
+    assert find_samples(metrics, "rljob_job_phase") == [
+        (("other", "sums", "Queued"), 1),
+        (("team", "new", "Pending"), 1),
+        (("team", "sums", "Running"), 1),
+    ]
+    metrics.record_owner(SUMS, None)
+    metrics.record_owner(JobKey("team", "new"), None)
+    assert find_samples(metrics, "rljob_job_phase") == [(("other", "sums", "Queued"), 1)]
+
+
+def test_phase_of_a_job_with_an_invalid_spec_is_recorded():
+    metrics, job = OperatorMetrics(), make_job_in("Failed", "InvalidSpec")
+    metrics.record_owner(SUMS, make_job_in("Pending"))
+    metrics.record_owner(SUMS, RLJob.model_construct(metadata=job.metadata, status=job.status))
+    assert find_samples(metrics, "rljob_job_phase") == [(("team", "sums", "Failed"), 1)]
+    assert find_samples(metrics, "rljob_job_failures_total") == [(("team", "InvalidSpec"), 1)]
+
+
+def test_a_failure_is_counted_once_by_its_reason():
+    metrics = OperatorMetrics()
+    metrics.record_owner(JobKey("team", "old"), make_job_in("Failed", "UserError"))
+    assert find_samples(metrics, "rljob_job_failures_total") == [], "it failed before this process started"
+    for _ in range(2):
+        metrics.record_owner(SUMS, make_job_in("Running"))
+        for _ in range(2):
+            metrics.record_owner(SUMS, make_job_in("Failed", "UserError"))
+    assert find_samples(metrics, "rljob_job_failures_total") == [(("team", "UserError"), 2)]
 
 
 def test_api_calls_are_counted_by_resource():

@@ -70,7 +70,13 @@ def build_samples(seed: int) -> list[TrainSample]:
 @dataclass
 class Pods:
     head: RayHead
+    env: dict[str, str]
     workers: list[subprocess.Popen]
+
+    def start(self, index: int) -> None:
+        """Start the trainer Pod of this index, or replace it."""
+        command, env = [sys.executable, "-m", "rljob_trainer.worker"], {**self.env, "RLJOB_POD_IP": PODS[index]}
+        self.workers[index : index + 1] = [subprocess.Popen(command, env=env)]
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +110,9 @@ async def pods(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
             "RLJOB_HOSTS_FILE": str(folder / "hosts"),
             "RLJOB_JOB_FILE": str(folder / "job.yaml"),
         }
-        workers = [
-            subprocess.Popen(  # noqa: ASYNC220 - it does not wait
-                [sys.executable, "-m", "rljob_trainer.worker"], env={**os.environ, **shared, "RLJOB_POD_IP": address}
-            )
-            for address in PODS
-        ]
-        started = Pods(RayHead(HEAD), workers)
+        started = Pods(RayHead(HEAD), {**os.environ, **shared}, [])
+        for index in range(len(PODS)):
+            started.start(index)
         try:
             await started.head.start()
             yield started
@@ -118,9 +120,9 @@ async def pods(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
             import ray
 
             ray.shutdown()
-            for worker in workers:
+            for worker in started.workers:
                 worker.terminate()
-            codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in workers]
+            codes = [await asyncio.to_thread(worker.wait, DEADLINE_SECONDS) for worker in started.workers]
             await started.head.close()
     assert codes == [0, 0], "SIGTERM must end a Pod with success"
 
@@ -166,8 +168,9 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
 
     update = asyncio.create_task(group.update(build_samples(2)))
     os.kill(group.process_ids[1], signal.SIGKILL)
-    with pytest.raises(TrainerGroupDiedError):
+    with pytest.raises(TrainerGroupDiedError) as died:
         await asyncio.wait_for(update, DEATH_SECONDS)
+    assert not died.value.lost_node, "its Pod still runs, so the rank has failed"
     with pytest.raises(TrainerGroupDiedError):
         await group.update(build_samples(2))
 
@@ -186,6 +189,39 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
         await asyncio.wait_for(watching, DEATH_SECONDS)
     await resumed.close()
     await wait_for_end(resumed.process_ids)
+
+
+def evict(worker: subprocess.Popen) -> None:
+    worker.terminate()
+
+
+def kill_container(worker: subprocess.Popen) -> None:
+    """As the kernel does when the container is out of memory."""
+    for process in [*psutil.Process(worker.pid).children(recursive=True), worker]:
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [evict, kill_container])
+async def test_trainer_group_that_lost_a_pod_says_so(
+    pods: Pods, model: Path, end: Callable[[subprocess.Popen], None]
+) -> None:
+    """The operator sees what happened to the Pod, and charges it or not. A rank does not count in addition."""
+    from rljob_trainer.ranks.group import TrainerGroup
+
+    group = await TrainerGroup.start(
+        build_job(model), model=str(model), generation="g1", checkpoint=None, report=lambda text: None
+    )
+    watching = asyncio.create_task(group.watch())
+    update = asyncio.create_task(group.update(build_samples(0)))
+    end(pods.workers[1])
+    ended, _ = await asyncio.wait((watching, update), timeout=DEATH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    failures = [task.exception() for task in ended if task.exception()]
+    for task in (watching, update):
+        task.cancel()
+    await asyncio.to_thread(pods.workers[1].wait, DEADLINE_SECONDS)
+    pods.start(1)
+    assert [getattr(failure, "lost_node", None) for failure in failures[:1]] == [True], failures
 
 
 @pytest.mark.slow

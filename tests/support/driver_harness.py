@@ -58,7 +58,7 @@ class FakeTrainer:
             raise TrainerGroupDiedError("the group has ended")
         if self.harness.kill_trainer(what):
             self.alive = False
-            raise TrainerGroupDiedError(f"a rank died during {what}")
+            raise self.harness.group_death(f"a rank died during {what}")
 
     async def update(self, samples):
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ class FakeTrainer:
         await self.harness.trainer_died.wait()
         self.harness.trainer_died.clear()
         self.alive = False
-        raise TrainerGroupDiedError("a rank died")
+        raise self.harness.group_death("a rank died")
 
     async def close(self):
         self.alive = False
@@ -199,6 +199,7 @@ class DriverHarness:
         self.calls = Counter()
         self.kill_trainer = lambda what: False
         self.trainer_died = asyncio.Event()
+        self.loses_node = False
         self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
@@ -213,6 +214,11 @@ class DriverHarness:
         monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({r.name: "rewards" for r in job.spec.rewards}))
         self.board = StatusBoard()
         self.runners = {}
+
+    def group_death(self, message):
+        error = TrainerGroupDiedError(message)
+        error.lost_node = self.loses_node
+        return error
 
     def write_hosts(self, without=()):
         """List all servers as ready except `without`."""

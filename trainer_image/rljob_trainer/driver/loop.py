@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.errors import TransientError, UserError
+from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Schedule
 from rljob_api.wire.protocol import DriverStatus, Lane, LearningReason
@@ -33,6 +33,7 @@ from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.ports import StartTrainer, Trainer, TrainerGroupDiedError
 from rljob_trainer.driver.problems import ProblemLog, find_problems
+from rljob_trainer.driver.rank_failures import RankFailureLog
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome, run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
@@ -73,6 +74,7 @@ class Driver:
         self._spec, self._run_dir, self._components = job.spec, run_dir, components
         self._head_job_uid = head_job_uid
         self._num_restarts = 0
+        self._rank_failures = RankFailureLog(job.spec.trainer)
         self._initial_steps = job.spec.schedule.steps
         self._matches_history = False
         """Whether the trainer's state is that of the history. Not so from a step's first update until it counts."""
@@ -85,7 +87,8 @@ class Driver:
         components.prometheus.register_rewards(components.rewards.clients)
 
     async def run(self) -> None:
-        """Train. If the trainer group dies, start a new one from the last checkpoint, within its backoff limit."""
+        """Train. If the trainer group dies, start a new one from the last checkpoint. Deaths count against its backoff
+        limit, unless the group lost a node."""
         while True:
             try:
                 return await self._train()
@@ -267,12 +270,12 @@ class Driver:
         self._num_restarts += 1
         self._forecaster.record_interruption()
         self._components.prometheus.restarts.labels("trainer").inc()
-        limit = self._spec.trainer.backoff_limit
-        if self._num_restarts > limit:
-            raise TransientError(
-                f"the trainer group died {self._num_restarts} times and spec.trainer.backoffLimit is {limit}: {error}"
-            ) from error
-        log.warning("the trainer group died; restarting it from the last checkpoint: %s", error)
+        now = time.monotonic()
+        self._rank_failures.record(error, now)
+        self._components.board.update(rank_failures=self._rank_failures.report)
+        self._rank_failures.check(error, now)
+        why = "it has lost a node" if error.lost_node else "counts against spec.trainer.backoffLimit"
+        log.warning("the trainer group died (%s); restarting it from the last checkpoint: %s", why, error)
 
     def _describe_live(self, status: DriverStatus) -> DriverStatus:
         parts = self._components

@@ -14,6 +14,10 @@ from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
 class TrainerGroupDiedError(TransientError):
     """A rank died. Close the group; a new one resumes from the last checkpoint."""
 
+    lost_node: bool = False
+    """Whether a Ray node of the group no longer exists: its Pod was evicted or restarted, or its machine is lost. The
+    operator then judges what happened to the Pod, and the ranks did not fail."""
+
 
 class Trainer(Protocol):
     """All ranks of the trainer, as one. Each method raises TrainerGroupDiedError if a rank dies."""

@@ -28,6 +28,7 @@ from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
 from rljob_trainer.policy.policy import RankMetrics
 from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.failures import group_failure
+from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
 from rljob_trainer.ranks.ray_node import ray_port
 
 _NODE_POLL_SECONDS = 0.5
@@ -38,8 +39,11 @@ _WATCH_SECONDS = 1.0
 class TrainerGroup:
     """Created by start(). Only watch() may run concurrently with another method: the others are collectives."""
 
-    def __init__(self, job: RLJob, generation: str, ranks: list[ActorHandle]) -> None:
-        self._job, self._generation, self._ranks = job, generation, ranks
+    def __init__(
+        self, job: RLJob, generation: str, ranks: list[ActorHandle], nodes: frozenset[str] = frozenset()
+    ) -> None:
+        """`nodes`: ids of the Ray nodes of `ranks`."""
+        self._job, self._generation, self._ranks, self._nodes = job, generation, ranks, nodes
         self._can_share_prompts = False
         self.process_ids: list[int] = []
         """By rank."""
@@ -55,7 +59,9 @@ class TrainerGroup:
         trainer = job.spec.trainer
         await asyncio.to_thread(connect)
         await _wait_for_nodes(trainer.num_ranks, trainer.replicas, report)
-        group = cls(job, generation, _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0))
+        nodes = await asyncio.to_thread(find_trainer_nodes)
+        ranks = _place_ranks(trainer.num_ranks, num_gpus=1 if trainer.gpus_per_replica else 0)
+        group = cls(job, generation, ranks, nodes)
         report("loads the model on the trainers")
         try:
             await group._load(model, checkpoint)
@@ -100,7 +106,7 @@ class TrainerGroup:
             errors = await _wait_for([_future(rank.__ray_ready__.remote()) for rank in self._ranks])
             if errors and self._ranks:  # else a failed method killed them and raises the reason
                 self._kill()
-                raise group_failure("watch", errors)
+                raise await self._judge("watch", errors)
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def close(self) -> None:
@@ -147,7 +153,8 @@ class TrainerGroup:
         ]
         try:
             if errors := await _wait_for(calls):
-                raise group_failure(method, errors)
+                self._kill()
+                raise await self._judge(method, errors)
             return [call.result() for call in calls]
         except BaseException:
             # On cancellation too: some ranks may already wait in a collective.
@@ -155,6 +162,13 @@ class TrainerGroup:
                 call.cancel()
             self._kill()
             raise
+
+    async def _judge(self, method: str, errors: Sequence[BaseException]) -> BaseException:
+        """Return the error to raise. For the group's death, find out whether it lost a node."""
+        failure = group_failure(method, errors)
+        if isinstance(failure, TrainerGroupDiedError):
+            failure.lost_node = await has_lost_node(self._nodes)
+        return failure
 
     def _kill(self) -> None:
         ranks, self._ranks = self._ranks, []

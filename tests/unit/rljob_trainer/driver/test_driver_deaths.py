@@ -130,9 +130,24 @@ async def test_last_checkpoint_that_fails_does_not_delay_the_exit(make_harness):
 async def test_trainer_group_that_keeps_dying_ends_the_job(make_harness):
     async with make_harness(trainer={"backoffLimit": 2}) as harness:
         harness.kill_trainer = lambda what: what == "update"
-        with pytest.raises(TransientError, match=r"died 3 times and spec.trainer.backoffLimit is 2"):
+        with pytest.raises(TransientError, match=r"died 3 times within 21600 s, and spec.trainer.backoffLimit is 2"):
             await harness.run()
+        status = harness.board.snapshot()
     assert len(harness.generations) == 3
+    assert (status.rank_failures.count, status.rank_failures.last) == (3, "a rank died during update")
+
+
+async def test_trainer_group_that_keeps_losing_nodes_continues(make_harness):
+    """A drain of the trainers' nodes, one after the other, is not the job's failure."""
+    expected = await run_undisturbed(make_harness)
+    async with make_harness(trainer={"backoffLimit": 2}) as harness:
+        deaths = []
+        harness.loses_node = True
+        harness.kill_trainer = lambda what: what == "update" and len(deaths) < 7 and not deaths.append(what)
+        summary = await harness.run()
+        status = harness.board.snapshot()
+    assert (summary["restarts"]["trainer"], status.restarts["trainer"], status.rank_failures.count) == (7, 7, 0)
+    assert harness.final_weight() == expected.final_weight
 
 
 async def test_restarts_count_from_zero_in_each_head_job(make_harness):
@@ -147,9 +162,9 @@ async def test_restarts_count_from_zero_in_each_head_job(make_harness):
         die_once()
         await stop_when(harness, lambda: not deaths and harness.board.status.step == 3, head_job_uid="a")
         die_once()
-        async with harness.driver("a") as driver:
-            with pytest.raises(TransientError, match="died 2 times"):
-                await driver.run()
+        await stop_when(harness, lambda: not deaths and harness.board.status.step == 5, head_job_uid="a")
+        assert harness.board.snapshot().restarts == {"trainer": 2}
+        assert harness.board.snapshot().rank_failures.count == 1, "the operator adds those of earlier drivers"
         die_once()
         async with harness.driver("b") as driver:
             await driver.run()

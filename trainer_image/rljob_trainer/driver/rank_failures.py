@@ -1,0 +1,35 @@
+"""How often the trainer group died through its own fault, within a window. Pure; the caller has the clock.
+
+A backstop to the operator, which applies the same limit to what /status reports, and also counts failed containers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rljob_api.errors import TransientError
+from rljob_api.manifest.roles import TrainerRole
+from rljob_api.wire.protocol import RankFailures
+from rljob_trainer.driver.ports import TrainerGroupDiedError
+
+
+class RankFailureLog:
+    def __init__(self, trainer: TrainerRole) -> None:
+        self._limit, self._window_seconds = trainer.backoff_limit, trainer.backoff_window.total_seconds()
+        self._times: deque[float] = deque(maxlen=self._limit + 1)
+        self.report = RankFailures()
+        """All failures of this process, for /status."""
+
+    def record(self, error: TrainerGroupDiedError, now: float) -> None:
+        """Count a death at `now`, in seconds of a monotonic clock, unless the group lost a node."""
+        if not error.lost_node:
+            self._times.append(now)
+            self.report = RankFailures(count=self.report.count + 1, last=str(error))
+
+    def check(self, error: TrainerGroupDiedError, now: float) -> None:
+        """Raise TransientError if there were more than the limit within the window."""
+        if not error.lost_node and len(self._times) > self._limit and now - self._times[0] < self._window_seconds:
+            raise TransientError(
+                f"the trainer group died {len(self._times)} times within {self._window_seconds:.0f} s, and "
+                f"spec.trainer.backoffLimit is {self._limit}: {error}"
+            ) from error

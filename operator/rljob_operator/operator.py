@@ -63,22 +63,25 @@ async def run_operator(
     server = await health.serve(settings.health_port, settings.metrics_port)
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     namespace = settings.lease_namespace or _pod_namespace() or "default"
-    lease = Lease(api, namespace, settings.lease_name, identity, settings.lease_seconds)
+    lease_api = api.separate(max_connections=1) if settings.lease else None  # never waits for requests of reconciles
+    lease = Lease(lease_api, namespace, settings.lease_name, identity, settings.lease_seconds) if lease_api else None
 
     async def end() -> None:
-        with contextlib.suppress(RLJobError):
-            await lease.release()
+        if lease and lease_api:
+            with contextlib.suppress(RLJobError):
+                await lease.release()
+            await lease_api.close()
         await server.cleanup()
         if owns_api:
             await api.close()
 
     try:
         await _wait_for_crds(api, health)
-        if settings.lease:
+        if lease:
             health.is_ready = lambda: True  # a standby is ready to lead
             await lease.acquire()
         metrics.leader.set(1)
-        await _lead(settings, api, lease if settings.lease else None, health, clock, now, on_watching)
+        await _lead(settings, api, lease, health, clock, now, on_watching)
     finally:
         await run_uncancelled(end())
 
@@ -118,7 +121,7 @@ async def _lead(
     work = asyncio.create_task(
         run(informer.keys, reconcile_key, settings.workers, clock=clock, now=now, queue=health.queue)
     )
-    tasks: list[asyncio.Task[None]] = [work]
+    tasks: list[asyncio.Task[None]] = [work, asyncio.create_task(health.measure_stalls())]
     if lease is not None:
         tasks.append(asyncio.create_task(lease.hold()))
     try:
@@ -143,9 +146,9 @@ def build_reconcile(
     idle, failures, metrics = IdleTracker(backend), FailureTracker(clock), health.metrics
 
     async def reconcile_key(key: Key, now: datetime) -> float | None:
-        health.started_at[key] = clock()
+        kind = "RewardModel" if isinstance(key, RewardModelKey) else "RLJob"
         try:
-            with metrics.reconcile.labels("RewardModel" if isinstance(key, RewardModelKey) else "RLJob").time():
+            with health.track_reconcile(key), metrics.reconcile.labels(kind).time():
                 if (seconds := await idle.idle_seconds(key, now)) is not None:
                     return seconds
                 on_unchanged = idle.track(key, now)
@@ -153,8 +156,6 @@ def build_reconcile(
         except Exception as error:
             metrics.errors.labels(type(error).__name__).inc()
             raise
-        finally:
-            health.started_at.pop(key)
 
     return reconcile_key
 

@@ -4,6 +4,8 @@ Needs neither kopf nor the rest of the operator, so the CLI uses it too. Invaria
 passes `hooks` and `on_response`: tests can delay or fail each request, and metrics count all.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import re
@@ -73,6 +75,13 @@ class KubeApi:
         self._ssl = _ssl_context(configuration)
         self._proxy = configuration.proxy or _proxy_of_environment(configuration.host)
         self._session: aiohttp.ClientSession | None = None
+
+    def separate(self, max_connections: int) -> KubeApi:
+        """Return a client with its own connections, and the same hooks and metrics."""
+        other = KubeApi(self._configuration, max_connections)
+        other.hooks = self.hooks
+        other.on_response = lambda verb, path, code: self.on_response(verb, path, code)
+        return other
 
     def new_session(
         self,

@@ -1,7 +1,13 @@
-"""Serves /healthz, /readyz and /metrics. Invariant: a replica that waits for the leader's Lease is healthy."""
+"""Serves /healthz, /readyz and /metrics, and measures how long the event loop is blocked.
 
+Invariants: a replica that waits for the leader's Lease is healthy, and so is a leader whose reconciles end, however
+many keys wait.
+"""
+
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -11,6 +17,7 @@ from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
 
 STUCK_SECONDS = 120.0
+_STALL_SAMPLE_SECONDS = 0.1
 
 
 class Health:
@@ -18,22 +25,41 @@ class Health:
 
     def __init__(self, queue: WorkQueue, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue, self.metrics, self._clock = queue, metrics, clock
-        self.started_at: dict[Key, float] = {}
+        self._started_at: dict[Key, float] = {}
         """When the current reconcile of each key started."""
+        self._ended_at = float("-inf")
+        """When the last reconcile ended, whatever its outcome."""
         self.is_ready: Callable[[], bool] = lambda: False
         self.not_ready_reason = "starting"
         """The answer of /readyz while not ready."""
         self.unconfirmed_write_seconds: Callable[[], float] = lambda: 0.0
         """Age of the oldest write that no watch event has confirmed."""
 
+    @contextmanager
+    def track_reconcile(self, key: Key) -> Iterator[None]:
+        self._started_at[key] = self._clock()
+        try:
+            yield
+        finally:
+            del self._started_at[key]
+            self._ended_at = self._clock()
+
+    async def measure_stalls(self) -> None:
+        """Record how late the loop runs what is due, until cancelled."""
+        while True:
+            due = self._clock() + _STALL_SAMPLE_SECONDS
+            await asyncio.sleep(_STALL_SAMPLE_SECONDS)
+            self.metrics.loop_stall.observe(max(0.0, self._clock() - due))
+
     def problem(self) -> str:
         """Return why the process must be restarted; empty if it need not."""
         now = self._clock()
-        if (age := self.queue.oldest_age(now)) > STUCK_SECONDS:
-            return f"the oldest key has waited for {age:.0f} s"
+        # A long queue alone does not count: a new leader would have to reconcile the same keys.
+        if (age := min(self.queue.oldest_age(now), now - self._ended_at)) > STUCK_SECONDS:
+            return f"keys wait, and no reconcile has ended for {age:.0f} s"
         if (age := self.unconfirmed_write_seconds()) > STUCK_SECONDS:
             return f"the watches are stalled: no event has confirmed a write of {age:.0f} s ago"
-        for key, started_at in self.started_at.items():
+        for key, started_at in self._started_at.items():
             if now - started_at > STUCK_SECONDS:
                 return f"the reconcile of {describe_key(key)} has taken {now - started_at:.0f} s"
         return ""

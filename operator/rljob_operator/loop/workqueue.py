@@ -2,12 +2,13 @@
 
 `run` consumes the keys of the watch, produces reconciles, and waits for the next key or the next due time. Invariants:
 a key is never reconciled twice concurrently; a key that is added during its reconcile is reconciled again afterwards; a
-key that fails backs off and delays no other key.
+key that fails backs off and delays no other key; namespaces take turns.
 """
 
 import asyncio
 import contextlib
 import heapq
+import itertools
 import logging
 import time
 from collections import deque
@@ -33,12 +34,14 @@ ReconcileKey = Callable[[Key, datetime], Awaitable[float | None]]
 class WorkQueue:
     """A deduplicating, delaying queue of keys. The caller passes the times, in seconds of one clock.
 
-    The first change of a key is taken at once. Those of the next `min_interval_seconds` are taken together.
+    The first change of a key is taken at once. Those of the next `min_interval_seconds` are taken together. Namespaces
+    take turns: a thousand keys of one delay a key of another by one reconcile.
     """
 
     def __init__(self, min_interval_seconds: float = 0.0) -> None:
         self._min_interval_seconds = min_interval_seconds
-        self._ready: deque[Key] = deque()
+        self._ready: dict[str, deque[Key]] = {}
+        """By namespace; that whose turn it is comes first. None is empty."""
         self._dirty: set[Key] = set()
         self._working: set[Key] = set()
         self._delayed: list[tuple[float, Key]] = []
@@ -54,7 +57,7 @@ class WorkQueue:
             return
         self._dirty.add(key)
         if key not in self._working:
-            self._ready.append(key)
+            self._append(key)
 
     def add_at(self, key: Key, when: float) -> None:
         """Queue `key` for `when`, unless it is due earlier."""
@@ -75,7 +78,11 @@ class WorkQueue:
         self._move_due(now)
         if not self._ready:
             return None
-        key = self._ready.popleft()
+        namespace = next(iter(self._ready))
+        keys = self._ready.pop(namespace)
+        key = keys.popleft()
+        if keys:
+            self._ready[namespace] = keys  # after all others
         self._ready_since.pop(key, None)
         self._dirty.discard(key)
         self._working.add(key)
@@ -106,13 +113,13 @@ class WorkQueue:
     @property
     def depth(self) -> int:
         """Number of keys that are ready and wait for a worker."""
-        return len(self._ready)
+        return sum(map(len, self._ready.values()))
 
     def oldest_age(self, now: float) -> float:
-        """Return how long the first ready key has waited, counted from the first call that saw it."""
-        for key in self._ready:
+        """Return the longest wait of a ready key, counted from the first call that saw it."""
+        for key in itertools.chain.from_iterable(self._ready.values()):
             self._ready_since.setdefault(key, now)
-        return now - self._ready_since[self._ready[0]] if self._ready else 0.0
+        return now - min(self._ready_since.values(), default=now)
 
     @property
     def is_idle(self) -> bool:
@@ -121,7 +128,10 @@ class WorkQueue:
     def _release(self, key: Key) -> None:
         self._working.discard(key)
         if key in self._dirty:
-            self._ready.append(key)
+            self._append(key)
+
+    def _append(self, key: Key) -> None:
+        self._ready.setdefault(key.namespace, deque()).append(key)
 
     def _move_due(self, now: float) -> None:
         self._drop_stale()

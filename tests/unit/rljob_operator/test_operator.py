@@ -38,9 +38,10 @@ class CrdApi:
             return self.crds[name]
         raise ApiError(404, "NotFound", f'"{name}" not found')
 
-    async def list(self, resource, namespace):
+    async def list_pages(self, resource, namespace):
         self.requests.append(("LIST", resource.plural))
         raise TransientError("no answer")
+        yield
 
 
 async def test_operator_waits_for_matching_crds_and_reports_the_difference(monkeypatch, caplog, unused_tcp_port):
@@ -83,6 +84,6 @@ async def test_failed_reconcile_is_counted_and_no_longer_running():
     reconcile = build_reconcile(KubernetesBackend(CrdApi(), cache, None), health, DEFAULTS, time.monotonic)
     with pytest.raises(TransientError, match="not found"):
         await reconcile(RewardModelKey("ns", "a"), datetime(2026, 1, 1, tzinfo=UTC))
-    assert health.started_at == {}
+    assert health._started_at == {}
     errors = {"reason": "TransientError"}
     assert health.metrics.registry.get_sample_value("rljob_operator_errors_total", errors) == 1

@@ -1,5 +1,6 @@
 """The client's errors, and what it reads of a response."""
 
+import asyncio
 import json
 
 import pytest
@@ -69,3 +70,43 @@ def test_http_server_needs_no_tls():
     configuration = Configuration()
     configuration.host = "http://127.0.0.1:8001"
     assert client._ssl_context(configuration) is None
+
+
+async def test_separate_client_never_waits_for_the_connections_of_the_first(free_api):
+    """The Lease of a leader whose reconciles wait for slow webhooks must be renewed."""
+    api, answer = free_api
+    lease_api, hooked, codes = api.separate(max_connections=1), [], []
+
+    async def hook(request):
+        hooked.append(request.url.path)
+
+    api.hooks.append(hook)
+    api.on_response = lambda verb, path, code: codes.append(code)
+    slow = asyncio.create_task(api.request("GET", "/slow"))
+    async with asyncio.timeout(30):
+        assert await lease_api.request("GET", "/fast") == {}
+        answer.set()
+        await slow
+    assert set(hooked) == {"/slow", "/fast"}, "tests and metrics see both"
+    assert codes == [200, 200]
+    await lease_api.close()
+
+
+@pytest.fixture
+async def free_api():
+    """A client with one connection, and an event that lets /slow answer."""
+    may_answer = asyncio.Event()
+
+    async def handle(request):
+        if request.path == "/slow":
+            await may_answer.wait()
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handle)
+    server = TestServer(app)
+    await server.start_server()
+    api = client.KubeApi(Configuration(host=str(server.make_url(""))), max_connections=1)
+    yield api, may_answer
+    await api.close()
+    await server.close()

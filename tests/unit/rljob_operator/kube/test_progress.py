@@ -44,7 +44,7 @@ def test_training_jobs_report_a_bounded_number_of_times(num_jobs):
             seen[key] = found
     minutes = polls * PROGRESS_POLL_SECONDS / 60
     per_second = num_reports / len(keys) * num_jobs / minutes / 60
-    assert num_reports / len(keys) >= minutes, "at least one a minute"
+    assert num_reports / len(keys) >= minutes, "at least one per minute"
     assert per_second <= max(1.2 * MAX_REPORTS_PER_SECOND, num_jobs / MAX_REPORT_SECONDS * 1.2)
 
 
@@ -64,7 +64,7 @@ def test_change_that_is_not_progress_is_seen_at_once():
         assert seen == first.model_copy(update={name: value}), "and the progress is still the reported one"
 
 
-def test_more_samples_with_the_same_problem_are_no_change():
+def test_more_samples_with_the_same_problem_do_not_count_as_a_change():
     report = Reports(num_jobs=1000)
     problem = DriverProblem(reward="correct", reason="exception", message="boom")
     first = report(DriverStatus(step=1, problems=[problem]))
@@ -83,7 +83,7 @@ def test_driver_of_another_pod_is_reported_at_once():
     assert report(DriverStatus(step=3), pod="replacement").step == 3
 
 
-def test_last_progress_of_a_driver_that_is_gone_is_reported_once():
+def test_last_progress_of_a_driver_that_has_ended_is_reported_once():
     report = Reports(num_jobs=1000)
     report(DriverStatus(step=1))
     assert report(DriverStatus(step=7), after=PROGRESS_POLL_SECONDS).step == 1

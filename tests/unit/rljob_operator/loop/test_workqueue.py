@@ -4,6 +4,8 @@ import asyncio
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_api.errors import TransientError
 from rljob_operator.backend import JobKey
@@ -43,6 +45,36 @@ def test_keys_are_taken_in_order_of_arrival(queue):
     queue.add(B)
     queue.add(A)
     assert (queue.take(0), queue.take(0)) == (B, A)
+
+
+def test_namespaces_take_turns(queue):
+    for number in range(1000):
+        queue.add(JobKey("busy", f"{number}"))
+    queue.add(JobKey("other", "a"))
+    queue.add(JobKey("third", "a"))
+    queue.add(JobKey("third", "b"))
+    taken = [queue.take(0) for _ in range(6)]
+    assert [key.namespace for key in taken] == ["busy", "other", "third", "busy", "third", "busy"]
+    assert [key.name for key in taken if key.namespace == "busy"] == ["0", "1", "2"], "in order of arrival"
+    assert queue.depth == 997
+
+
+@given(st.lists(st.one_of(st.tuples(st.sampled_from("abc"), st.integers(0, 20)), st.none())))
+def test_waiting_key_is_delayed_by_its_own_namespace_and_one_turn_of_each_other(steps):
+    """A tuple adds a key, None takes one. Each key is taken once, at the latest when its turn says."""
+    queue, latest, num_taken = WorkQueue(), dict[JobKey, int](), 0
+    for step in [*steps, *[None] * len(steps)]:
+        if step is not None:
+            key = JobKey(step[0], str(step[1]))
+            ahead = sum(other.namespace == key.namespace for other in latest)
+            latest.setdefault(key, num_taken + 3 * (ahead + 1))
+            queue.add(key)
+        elif key := queue.take(0):
+            num_taken += 1
+            assert num_taken <= latest.pop(key)
+            queue.finish(key)
+    assert not latest
+    assert queue.is_idle
 
 
 def test_delayed_key_is_due_at_its_earliest_time(queue):

@@ -88,6 +88,12 @@ app.kubernetes.io/part-of: rljob
   verbs: [get, list, watch
   {{- if .Values.features.schedulingGates }}, patch{{ end }}
   {{- if .Values.features.forceDeletion }}, delete{{ end }}]
+{{- if .Values.features.forceDeletion }}
+# A Job replaces its head only after the Pod is reported as failed.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, watch, create, patch]

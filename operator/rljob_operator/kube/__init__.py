@@ -16,6 +16,7 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | "" | pods | get list watch |
 | "" | pods | patch (features.schedulingGates) |
 | "" | pods | delete (features.forceDeletion) |
+| "" | pods/status | patch (features.forceDeletion) |
 | "" | events | get list watch create patch |
 | apps | statefulsets deployments | get list watch create patch delete |
 | batch | jobs | get list watch create patch delete |

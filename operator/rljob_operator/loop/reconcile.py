@@ -40,7 +40,7 @@ from rljob_operator.plan.conditions import (
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.job_status import build_invalid_status
 from rljob_operator.plan.lifecycle import is_managed
-from rljob_operator.plan.lost_nodes import describe_forced_deletion
+from rljob_operator.plan.lost_nodes import describe_forced_deletion, describe_refused_deletion
 from rljob_operator.plan.reward_model import plan_invalid_model, plan_rejected_model, plan_reward_model
 
 OnUnchanged = Callable[[Owner, ObservedState, Plan[Any]], None]
@@ -156,8 +156,9 @@ async def _delete_by_force(backend: Backend, owner: Owner, wanted: Plan[Any]) ->
             await backend.force_delete(owner.metadata.namespace, deletion.pod)
             events.append(Event("Warning", REASON_FORCE_DELETED, describe_forced_deletion(owner, deletion)))
         except (ForbiddenError, UserError) as error:
-            status = add_refused_deletion(wanted.status, str(error))
-            events += derive_cause_events(owner.status, status, [(REASON_FORBIDDEN, str(error))])
+            refusal = describe_refused_deletion(error)
+            status = add_refused_deletion(wanted.status, refusal)
+            events += derive_cause_events(owner.status, status, [(REASON_FORBIDDEN, refusal)])
             break
         except TransientError:
             break

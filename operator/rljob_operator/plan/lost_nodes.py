@@ -105,6 +105,11 @@ def describe_forced_deletion(job: RLJob, deletion: ForcedDeletion) -> str:
     )
 
 
+def describe_refused_deletion(error: Exception) -> str:
+    """For the status, if the API server refuses it."""
+    return f"{error}; in the chart's values, features.forceDeletion grants both rights that a forced deletion needs"
+
+
 def _problem_of_terminating(pod: Manifest) -> tuple[Problem, datetime]:
     by_taint = find_condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager"
     if is_silent(pod) or by_taint:

@@ -6,6 +6,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_operator.backend import ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.difference import contains, stamp
+from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan.job import plan_job
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,13 +29,14 @@ class JobSimulation:
     def __init__(self, job, *, deletes_pods=False):
         self.job, self.now, self.children, self.pods = job, START, {}, {}
         self.driver, self.events, self.writes = None, [], 0
+        self.defaults = DEFAULTS
         self._deletes_pods = deletes_pods
 
     def reconcile(self, seconds=1, **pods):
         self.pods |= pods
         self.now += timedelta(seconds=seconds)
         observed = ObservedState(self.children, tuple(pod for pod in self.pods.values() if pod), self.driver)
-        made = plan_job(self.job, observed, self.now, new_token=lambda: "t")
+        made = plan_job(self.job, observed, self.now, defaults=self.defaults, new_token=lambda: "t")
         self.writes = sum(not contains(self.children.get(key_of(c)), stamp(c)) for c in made.children)
         self.writes += len(made.delete) + len(made.ungate) + (made.status != self.job.status)
         for child in map(stamp, made.children):

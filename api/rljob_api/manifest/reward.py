@@ -13,7 +13,7 @@ from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.scaling import Autoscaling, RewardScaling
 from rljob_api.manifest.scorers import EndpointLimits, JudgeReward, ModelReward, ServedModel
-from rljob_api.manifest.status import Condition
+from rljob_api.manifest.status import MAX_IMAGE_LENGTH, Condition
 from rljob_api.wire.contract import API_VERSION
 
 Scope = Literal["sample", "group", "sampleThenGroup"]
@@ -301,6 +301,8 @@ class RewardModelStatus(Spec):
     """Last decision of spec.autoscaling."""
     selector: str = ""
     """Label selector of the Pods, for the scale subresource."""
+    image: str = Field(default="", max_length=MAX_IMAGE_LENGTH)
+    """Image of the main container, which the Pods keep over an upgrade of the operator (see RLJob status.roles)."""
 
 
 class RewardModel(Spec):

@@ -1,13 +1,15 @@
 """Whether an observed object already contains a desired one, so that an apply would write nothing.
 
 The API server adds defaults, and webhooks may add containers or variables: extra content does not count as drift. The
-stamp finds content that is no longer desired. It is an annotation with the digest of the last applied manifest.
+stamp finds content that is no longer desired. It is an annotation with the digest of the last applied manifest. What a
+workload keeps over an upgrade counts as it was built, so that an upgrade writes nothing.
 """
 
 from typing import Any
 
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import digest
+from rljob_operator.children.keep import without_kept_fields
 
 ANNOTATION_STAMP = "rljob.dev/applied"
 _LIST_KEYS = ("mountPath", "name", "uid")
@@ -20,14 +22,8 @@ _QUANTITY = ("sizeLimit", "divisor")
 def stamp(manifest: Manifest) -> Manifest:
     """The manifest with its digest as an annotation."""
     metadata = manifest["metadata"]
-    annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(manifest)}
+    annotations = metadata.get("annotations", {}) | {ANNOTATION_STAMP: digest(without_kept_fields(manifest))}
     return manifest | {"metadata": metadata | {"annotations": annotations}}
-
-
-def is_stamped(observed: Manifest, desired: Manifest) -> bool:
-    """Whether `desired` is the last applied manifest."""
-    annotations = observed["metadata"].get("annotations") or {}
-    return bool(annotations.get(ANNOTATION_STAMP) == digest(desired))
 
 
 def contains(observed: Any, desired: Any) -> bool:

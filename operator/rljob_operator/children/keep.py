@@ -69,6 +69,14 @@ def must_recreate(desired: Manifest, running: Manifest) -> bool:
     return desired["kind"] in _RECREATED and is_outdated(desired, running)
 
 
+def without_kept_fields(child: Manifest) -> Manifest:
+    """The child without what ANNOTATION_BUILT has the digest of."""
+    mutable = _MUTABLE.get(child.get("kind", ""))
+    if mutable is None:
+        return child
+    return child | {"spec": {name: value for name, value in child["spec"].items() if name in mutable}}
+
+
 def _kept_fields(workload: Manifest) -> Manifest:
     mutable = _MUTABLE[workload["kind"]]
     return {name: value for name, value in workload["spec"].items() if name not in mutable}

@@ -12,7 +12,7 @@ from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.wire.contract import ENV_REWARD_TOKENS
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, key_of
 from rljob_operator.children import common
-from rljob_operator.children.common import HEAD, WORKLOAD_KINDS
+from rljob_operator.children.common import HEAD, TRAINER, WORKLOAD_KINDS
 from rljob_operator.children.pods import TOKEN_KEY
 
 
@@ -25,15 +25,17 @@ def find_frozen_children(
     job: RLJob, observed: ObservedState, desired: Iterable[Manifest], head_exists: bool
 ) -> frozenset[ChildKey]:
     """Children that stay unchanged while a RewardModel is missing. Without a head no Pod is created, because none could
-    work. A running head, and what it reads, is left alone, so that nothing is lost when the model returns."""
+    work. A running head, its trainers and what it reads are left alone, so that nothing is lost when the model
+    returns."""
     names = {reward.reward_model_ref.name for reward in job.spec.rewards if reward.reward_model_ref}
     if names <= observed.reward_models.keys():
         return frozenset()
     if not head_exists:
         return frozenset(key_of(child) for child in desired if child["kind"] in WORKLOAD_KINDS)
     name = common.child_name(job, HEAD)
+    trainers = ChildKey("StatefulSet", common.child_name(job, TRAINER))
     config = ChildKey("ConfigMap", common.child_name(job, "config"))
-    return frozenset({ChildKey("Job", name), ChildKey("NetworkPolicy", name), config})
+    return frozenset({ChildKey("Job", name), trainers, ChildKey("NetworkPolicy", name), config})
 
 
 def resolve_http(job: RLJob, models: Mapping[str, RewardModel]) -> RLJob:

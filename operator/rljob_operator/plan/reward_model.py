@@ -13,7 +13,7 @@ from rljob_api.manifest.reward import RewardModel, RewardModelStatus
 from rljob_api.manifest.status import Condition
 from rljob_api.wire.contract import LABEL_ROLE, PORT_REWARD
 from rljob_operator.backend import ChildKey, Event, Manifest, ObservedState, Plan, key_of
-from rljob_operator.children import WORKLOAD_KINDS, sort_children
+from rljob_operator.children import WORKLOAD_KINDS, keep, sort_children
 from rljob_operator.children.common import HEAD, REWARD
 from rljob_operator.children.config import build_reward_config, build_token_secret, read_token
 from rljob_operator.children.network import build_reward_budget, build_reward_policy
@@ -26,7 +26,14 @@ from rljob_operator.plan.autoscale import derive_scaling_events, is_recent
 from rljob_operator.plan.causes import Cause, find_model_causes
 from rljob_operator.plan.conditions import Reason
 from rljob_operator.plan.job import BLOCKED_RETRY_SECONDS, new_random_token
-from rljob_operator.plan.observed_job import RoleView, describe_waiting, find_owned_children, find_pods, find_stale
+from rljob_operator.plan.observed_job import (
+    RoleView,
+    describe_waiting,
+    find_images,
+    find_owned_children,
+    find_pods,
+    find_stale,
+)
 from rljob_operator.plan.reward_versions import SETTLED, describe_update
 
 READY = "Ready"
@@ -122,6 +129,7 @@ def _plan_children(
         children = _build_children(seen.model, read_token(secret) or new_token(), defaults)
     except UserError as error:
         return _build_plan(seen, now, not_ready=(conditions.REASON_INVALID_SPEC, str(error)))
+    children = [_keep_running(keep.record_built(child), seen) for child in children]
     blocked = sorted(seen.blocked & {key_of(child) for child in children})
     delete = tuple(sorted(set(seen.children) - {key_of(child) for child in children} - seen.blocked))
     if not blocked:
@@ -132,6 +140,13 @@ def _plan_children(
     not_ready = (REASON_WAITING_FOR_DELETION, f"waits until an earlier {names} is deleted")
     plan = _build_plan(seen, now, tuple(children), not_ready)
     return replace(plan, delete=delete, requeue_after_seconds=BLOCKED_RETRY_SECONDS)
+
+
+def _keep_running(child: Manifest, seen: _ObservedModel) -> Manifest:
+    running = seen.children.get(key_of(child)) if child["kind"] in WORKLOAD_KINDS else None
+    if running is None or not keep.has_same_configuration(child, running, ignores_scheduling=True):
+        return child
+    return keep.keep_running(child, running)
 
 
 def _build_children(model: RewardModel, token: str, defaults: Defaults) -> list[Manifest]:
@@ -162,7 +177,10 @@ def _build_plan(
         template = next((child["spec"]["template"] for child in children if child["kind"] == "Deployment"), None)
         update = describe_update(seen.role.pods, template)
         causes = [] if not_ready else find_model_causes(model, seen.role, seen.children, seen.state)
-    status = _build_status(seen, now, not_ready, causes, update)
+    images = find_images({**seen.children, **{key_of(child): child for child in children}})
+    status = _build_status(seen, now, not_ready, causes, update).model_copy(
+        update={"image": images.get(REWARD, model.status.image) if model.spec.is_served else ""}
+    )
     return Plan(children, (), status, _derive_events(model.status, status, causes))
 
 

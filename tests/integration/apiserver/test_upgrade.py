@@ -1,0 +1,230 @@
+"""An upgrade of the operator on a real API server: it changes no workload, `restart` does, and no field is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_cluster.control_plane.control_plane import ControlPlane
+from rljob_operator.children import head, pods
+from rljob_operator.children.difference import contains
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.kube.client import SSA, ApiError, connect
+from rljob_operator.kube.crds import find_crd_problem
+from tests.integration.apiserver.manifests import smallest
+from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, WriteRecorder
+from tests.paths import ROOT
+
+NEWER = DEFAULTS.model_copy(update={"trainer_image": "rljob/trainer:next", "reward_image": "rljob/reward:next"})
+MODEL = "shared"
+ROLES = {
+    ("Job", f"{NAME}-head"),
+    ("StatefulSet", f"{NAME}-trainer"),
+    ("Deployment", f"{NAME}-rollout"),
+    ("Deployment", f"{NAME}-reward-correct"),
+    ("Deployment", f"{MODEL}-rewardmodel"),
+}
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+OLD_CRDS = ROOT / "tests" / "data" / "crds" / "0.1.0.json"
+"""Without descriptions."""
+FORCED = {"fieldManager": "helm", "force": "true"}
+OF_VERSION_0_1_0 = {f"rljob.dev/{name}": None for name in ("configuration", "scheduling", "built", "applied")}
+
+
+async def read_workloads(harness: OperatorHarness) -> dict[tuple[str, str], Manifest]:
+    return {(w["kind"], w["metadata"]["name"]): w for w in await harness.workloads()}
+
+
+def identify(workloads: dict[tuple[str, str], Manifest]) -> dict[tuple[str, str], Any]:
+    return {key: (w["metadata"]["uid"], w["spec"]) for key, w in workloads.items()}
+
+
+async def read_images(harness: OperatorHarness) -> dict[str, str]:
+    job, model = await harness.get("RLJob", NAME), await harness.get("RewardModel", MODEL)
+    images = {role["name"]: role["image"] for role in ((job or {}).get("status") or {}).get("roles") or []}
+    return images | {MODEL: ((model or {}).get("status") or {}).get("image", "")}
+
+
+async def upgrade(harness: OperatorHarness, monkeypatch: pytest.MonkeyPatch) -> WriteRecorder:
+    """Restart the operator with other images and code; return the writes of the new one."""
+    await harness.stop()
+    harness.tasks.clear()
+    harness.apis.clear()
+    monkeypatch.setattr(head, "_GRACE_SECONDS", 61)
+    monkeypatch.setattr(pods, "build_readiness", lambda port: {"tcpSocket": {"port": port}, "periodSeconds": 7})
+    recorder = WriteRecorder()
+    await harness.start(recorder, resync_seconds=0.4, defaults=NEWER)
+    await harness.wait_for_resyncs()
+    return recorder
+
+
+@pytest.fixture
+async def running(harness):
+    await harness.start(resync_seconds=0.4)
+    await harness.create(smallest("RewardModel", MODEL))
+    await harness.create(smallest())
+
+    async def exist() -> bool:
+        return set(await read_workloads(harness)) == ROLES and all((await read_images(harness)).values())
+
+    await harness.until("all workloads and their images", exist)
+    return harness
+
+
+@pytest.mark.parametrize("annotations", [{}, OF_VERSION_0_1_0], ids=["this version", "version 0.1.0"])
+async def test_upgrade_changes_no_workload_and_restart_rolls(running, monkeypatch, annotations):
+    if annotations:
+        await running.stop()
+        for kind, name in ROLES:
+            await running.patch(kind, name, {"metadata": {"annotations": annotations}})
+    before, images = identify(await read_workloads(running)), await read_images(running)
+    assert set(images.values()) == {DEFAULTS.trainer_image, DEFAULTS.reward_image}
+    recorder = await upgrade(running, monkeypatch)
+    assert identify(await read_workloads(running)) == before
+    assert await read_images(running) == images
+    writes = set(recorder.writes)
+    assert len(writes) == (len(ROLES) if annotations else 0), "the digests that version 0.1.0 lacks, and nothing else"
+    recorder.writes.clear()
+    await running.wait_for_resyncs()
+    assert recorder.writes == [], "it settles"
+
+    await running.patch("RLJob", NAME, {"metadata": {"annotations": {"rljob.dev/restart-rollout": "now"}}})
+    await running.until("the new rollouts", lambda: runs_image(running, "rollout", NEWER.trainer_image))
+    rolled = ("Deployment", f"{NAME}-rollout")
+    after = identify(await read_workloads(running))
+    assert after.pop(rolled) != before.pop(rolled)
+    assert after == before, "only the requested role"
+
+    await running.patch("RLJob", NAME, {"metadata": {"annotations": {"rljob.dev/restart": "now"}}})
+    await running.until("the new head", lambda: runs_image(running, "head", NEWER.trainer_image))
+    job_images = {name: image for name, image in (await read_images(running)).items() if name != MODEL}
+    assert set(job_images.values()) == {NEWER.trainer_image, NEWER.reward_image}
+    after = await read_workloads(running)
+    head_spec = after["Job", f"{NAME}-head"]["spec"]["template"]["spec"]
+    assert head_spec["terminationGracePeriodSeconds"] == 61
+    assert (await read_images(running))[MODEL] == DEFAULTS.reward_image
+
+
+async def runs_image(harness: OperatorHarness, role: str, image: str) -> bool:
+    """Whether a role runs the image. Finishes foreground deletions, as a garbage collector does."""
+    for workload in await harness.workloads():
+        if "foregroundDeletion" in (workload["metadata"].get("finalizers") or []):
+            await harness.patch(workload["kind"], workload["metadata"]["name"], {"metadata": {"finalizers": None}})
+    return (await read_images(harness))[role] == image and set(await read_workloads(harness)) == ROLES
+
+
+async def test_mutable_fields_of_kept_workloads_still_change(running, monkeypatch):
+    before = await read_workloads(running)
+    await upgrade(running, monkeypatch)
+    await running.patch("RLJob", NAME, {"spec": {"rollout": {"replicas": 3}, "head": {"backoffLimit": 2}}})
+
+    async def is_scaled() -> bool:
+        found = await read_workloads(running)
+        return bool(found["Deployment", f"{NAME}-rollout"]["spec"]["replicas"] == 3)
+
+    await running.until("three rollouts", is_scaled)
+    after = await read_workloads(running)
+    assert {key: w["spec"]["template"] for key, w in after.items()} == {
+        key: w["spec"]["template"] for key, w in before.items()
+    }
+    assert {w["metadata"]["uid"] for w in after.values()} == {w["metadata"]["uid"] for w in before.values()}
+
+
+@pytest.fixture
+async def old_cluster(tmp_path, loopback):
+    """A cluster with the CRDs of version 0.1.0."""
+    with ControlPlane(tmp_path, address=f"{loopback}.9", components=("etcd", "kube-apiserver")) as running:
+        kubeconfig = str(running.kubeconfig)
+        api = await connect(kubeconfig)
+        harness = OperatorHarness(api, "default", kubeconfig)
+        for crd in json.loads(OLD_CRDS.read_text()):
+            await api.request("POST", CRDS, body=crd)
+        yield harness
+        await harness.stop()
+        await api.close()
+
+
+async def create_when_served(harness: OperatorHarness, manifest: Manifest) -> None:
+    async def is_created() -> bool:
+        try:
+            await harness.create(manifest)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
+
+    await harness.until("the CRD is served", is_created)
+
+
+OLD_STATUS = {
+    "RLJob": {
+        "conditions": [
+            {"type": "Running", "status": "True", "reason": "Running", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        ],
+        "observedGeneration": 1,
+        "phase": "Running",
+        "roles": [{"name": "head", "desired": 1, "ready": 1, "restarts": 2}],
+        "rollouts": "6/6",
+        "progress": {"step": 3, "totalSteps": 500, "reward": 0.25, "weightVersion": 3, "phase": "generate"},
+        "retried": "once",
+        "startTime": "2026-01-01T00:00:00Z",
+    },
+    "RewardModel": {
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        ],
+        "observedGeneration": 1,
+        "replicas": 2,
+        "readyReplicas": 2,
+        "endpoints": ["shared-rewardmodel.default.svc:8080"],
+    },
+}
+
+
+async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
+    """Nothing is pruned, and the operator reconciles the objects without writing their spec."""
+    stored = list(yaml.safe_load_all((ROOT / "tests" / "data" / "configuration" / "stored.yaml").read_text()))
+    before = {}
+    for manifest in stored:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        await create_when_served(old_cluster, manifest | {"metadata": {"name": name}})
+        await old_cluster.patch_status(kind, name, OLD_STATUS[kind])
+        before[kind, name] = await old_cluster.get(kind, name)
+        assert contains(before[kind, name], {"spec": manifest["spec"], "status": OLD_STATUS[kind]}), "as it was stored"
+    assert await find_crd_problem(old_cluster.api), "this operator would not start"
+
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        crd = yaml.safe_load(path.read_text())
+        await old_cluster.api.request(
+            "PATCH", f"{CRDS}/{crd['metadata']['name']}", query=FORCED, body=crd, content_type=SSA
+        )
+    await old_cluster.until("the new CRDs", lambda: is_current(old_cluster))
+    for (kind, name), old in before.items():
+        new = await old_cluster.get(kind, name)
+        assert contains(new, {part: old[part] for part in ("spec", "status")}), "nothing is pruned"
+
+    recorder = WriteRecorder()
+    await old_cluster.start(recorder, resync_seconds=0.4, namespaces=("default",))
+    for kind, name in before:
+        await old_cluster.until(f"a status of {kind} {name}", lambda k=kind, n=name: has_image(old_cluster, k, n))
+    await old_cluster.wait_for_resyncs()
+    for (kind, name), old in before.items():
+        new = await old_cluster.get(kind, name)
+        assert new["metadata"]["generation"] == old["metadata"]["generation"] == 1
+        assert contains(new["spec"], old["spec"])
+    owners = tuple(f"/{plural}/{name}" for plural, name in (("rljobs", "stored"), ("rewardmodels", "shared")))
+    assert not [write for write in recorder.writes if write.endswith(owners)], "only their status is written"
+
+
+async def is_current(harness: OperatorHarness) -> bool:
+    return not await find_crd_problem(harness.api)
+
+
+async def has_image(harness: OperatorHarness, kind: str, name: str) -> bool:
+    status = ((await harness.get(kind, name)) or {}).get("status") or {}
+    images = [status.get("image")] if kind == "RewardModel" else [role.get("image") for role in status["roles"]]
+    return all(images)

@@ -22,6 +22,7 @@ from rljob_operator.backend import (
     Key,
     ObservedState,
     Owner,
+    OwnerStatus,
     Plan,
     UnknownFieldsError,
     key_of,
@@ -92,7 +93,7 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
     attempt.owner = owner
     observed = await backend.observe(owner)
     wanted = _plan(owner, observed, now, defaults)
-    attempt.status = wanted.status
+    attempt.status = _status_unless_replaced(owner, wanted)
     changed = [c for c in map(stamp, wanted.children) if not contains(observed.children.get(key_of(c)), c)]
     refused = await apply_children(backend, owner, observed.children, changed, wanted.replaced)
     if all(isinstance(failure.error, ForeignObjectError) for failure in refused):
@@ -109,6 +110,13 @@ async def _reconcile(backend: Backend, attempt: Attempt, defaults: Defaults, on_
     if not writes and final.status == owner.status and not final.delete_job:
         on_unchanged(owner, observed, final)
     return final.requeue_after_seconds
+
+
+def _status_unless_replaced(owner: Owner, wanted: Plan[Any]) -> OwnerStatus:
+    """The planned status if nothing can be applied. The planned conditions know of workloads that are replaced."""
+    if not isinstance(owner, RLJob) or not wanted.replaced:
+        return wanted.status
+    return wanted.status.model_copy(update={"conditions": owner.status.conditions, "phase": owner.status.phase})
 
 
 def _plan(owner: Owner, observed: ObservedState, now: datetime, defaults: Defaults) -> Plan[Any]:

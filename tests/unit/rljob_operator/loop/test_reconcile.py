@@ -19,11 +19,14 @@ from rljob_operator.backend import (
     InvalidOwnerError,
     JobKey,
     ObservedState,
+    PodRejectedError,
     RewardModelKey,
     UnknownFieldsError,
     key_of,
 )
 from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.loop import reconcile as reconcile_module
+from rljob_operator.loop.failures import FailureTracker
 from rljob_operator.loop.reconcile import CONFLICT_RETRY_SECONDS, reconcile
 from rljob_operator.plan import conditions
 from rljob_operator.plan.lifecycle import USER_ERROR
@@ -395,6 +398,190 @@ async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status
     assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
     assert "is stuck in Terminating" in conditions.find(backend.owner.status, conditions.RUNNING).message
     assert "ForceDeleted" not in {event.reason for event in backend.events}
+
+
+OWNERS = pytest.mark.parametrize(("owner", "key"), [(make_job(), KEY), (make_model(), MODEL_KEY)])
+
+
+def workloads_of(backend):
+    return sorted(key.name for key in backend.objects if key.kind in WORKLOAD_KINDS)
+
+
+def make_running(backend):
+    """Every Pod of the job is ready."""
+    for role, kind in {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment"}.items():
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        metadata = {"name": role, "labels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}}
+        owner = ChildKey(kind, f"gsm8k-{role}")
+        backend.pods[role] = {"metadata": metadata, "spec": {}, "status": ready, "owner": owner}
+    labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "reward", "rljob.dev/reward": "correct"}
+    owner = ChildKey("Deployment", "gsm8k-reward-correct")
+    backend.pods["reward"] = {
+        "metadata": {"name": "reward", "labels": labels},
+        "spec": {},
+        "status": ready,
+        "owner": owner,
+    }
+
+
+def edit(backend, **spec):
+    """Change the spec of the job."""
+    manifest = backend.owner.model_dump(mode="json", by_alias=True)
+    for name, change in spec.items():
+        manifest["spec"][name] = manifest["spec"].get(name, {}) | change
+    manifest["metadata"]["generation"] += 1
+    backend.owner = RLJob.model_validate(manifest)
+
+
+@OWNERS
+async def test_new_workloads_are_checked_once_and_before_the_first_is_created(owner, key):
+    backend = MemoryBackend(owner)
+    await reconcile(backend, key, START)
+    assert sorted(child.name for child in backend.checks) == workloads_of(backend)
+    await reconcile(backend, key, START)
+    assert len(backend.checks) == len(workloads_of(backend)), "what exists is not checked again"
+
+
+@pytest.mark.parametrize("error", [UserError("invalid"), PodRejectedError("PodSecurity"), TransientError("503")])
+@pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward-correct"])
+async def test_one_refused_workload_or_pod_means_that_no_workload_exists(backend, role, error):
+    backend.pod_errors = {f"gsm8k-{role}": error}
+    with contextlib.suppress(TransientError):
+        await reconcile(backend, KEY, START)
+    assert workloads_of(backend) == []
+    assert len(backend.objects) == NUM_CHILDREN - 4, "what holds no node exists"
+    backend.pod_errors = {}
+    await reconcile(backend, KEY, START)
+    assert len(backend.objects) == NUM_CHILDREN
+
+
+@OWNERS
+async def test_rejected_pod_is_a_reason_to_wait_that_names_the_template(owner, key):
+    backend = MemoryBackend(owner)
+    is_job = key is KEY
+    backend.pod_errors = {"gsm8k-trainer" if is_job else "math-rewardmodel": PodRejectedError("violates PodSecurity")}
+    failures = FailureTracker()
+    for _ in range(2):
+        with pytest.raises(ForbiddenError):
+            await reconcile(backend, key, START, failures=failures)
+    waiting = conditions.find(backend.owner.status, "Running" if is_job else "Ready")
+    assert (waiting.status, waiting.reason) == ("False", "FailedCreate")
+    assert f"see {'spec.trainer' if is_job else 'spec'}.template and the namespace's policies" in waiting.message
+    assert [event.reason for event in backend.events].count("FailedCreate") == 1
+    backend.pod_errors = {}
+    await reconcile(backend, key, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+
+
+async def test_scaling_needs_no_check_and_a_changed_template_does(backend):
+    await reconcile(backend, KEY, START)
+    backend.checks.clear()
+    edit(backend, rollout={"replicas": 3})
+    await reconcile(backend, KEY, START)
+    assert backend.checks == []
+    edit(backend, rollout={"env": {"A": "1"}})
+    await reconcile(backend, KEY, START)
+    assert ChildKey("Deployment", "gsm8k-rollout") in backend.checks
+
+
+@pytest.mark.parametrize("error", [UserError("no dnsPolicy X"), PodRejectedError("no dnsPolicy X")])
+async def test_refused_change_leaves_a_running_job_running_and_says_which_generation_stays(backend, error):
+    await reconcile(backend, KEY, START)
+    make_running(backend)
+    await reconcile(backend, KEY, START)
+    assert backend.owner.status.phase == "Running"
+    before = copy.deepcopy(backend.objects)
+    backend.pod_errors = {"gsm8k-head": error}
+    edit(backend, head={"env": {"A": "1"}}, rollout={"replicas": 3, "env": {"B": "1"}})
+    for _ in range(2):
+        with contextlib.suppress(TransientError):
+            await reconcile(backend, KEY, START)
+    after = backend.objects
+    assert {key: after[key] for key in after if key.kind in WORKLOAD_KINDS} == {
+        key: before[key] for key in before if key.kind in WORKLOAD_KINDS
+    }, "neither is the head deleted, nor is a part of the change applied"
+    status = backend.owner.status
+    running = conditions.find(status, "Running")
+    assert (running.status, running.observed_generation) == ("True", 1)
+    refused = next(
+        c for c in status.conditions if c.type in ("Failed", conditions.RECONCILE_FAILED) and c.status == "True"
+    )
+    assert refused.message.startswith("generation 2 is not applied: ")
+    assert refused.message.endswith("; generation 1 stays")
+    backend.pod_errors = {}
+    for _ in range(4):
+        await reconcile(backend, KEY, START)
+    assert after[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 3
+    assert {c.observed_generation for c in backend.owner.status.conditions} == {2}
+
+
+async def test_workload_is_scaled_although_a_change_of_another_is_refused(backend):
+    await reconcile(backend, KEY, START)
+    make_running(backend)
+    await reconcile(backend, KEY, START)
+    backend.pod_errors = {"gsm8k-reward-correct": UserError("no")}
+    changed = reward("correct") | {"env": {"A": "1"}}
+    manifest = backend.owner.model_dump(mode="json", by_alias=True)
+    manifest["spec"]["rewards"] = [changed]
+    manifest["spec"]["rollout"]["replicas"] = 4
+    backend.owner = RLJob.model_validate(manifest)
+    await reconcile(backend, KEY, START)
+    assert backend.objects[ChildKey("Deployment", "gsm8k-rollout")]["spec"]["replicas"] == 4
+
+
+@OWNERS
+async def test_defect_in_the_plan_is_in_the_status_until_it_is_repaired(owner, key, monkeypatch):
+    backend = MemoryBackend(owner)
+    plan = reconcile_module._plan
+
+    def fail(*arguments):
+        raise ValueError("cannot convert float NaN to integer")
+
+    monkeypatch.setattr(reconcile_module, "_plan", fail)
+    with pytest.raises(ValueError, match="NaN"):
+        await reconcile(backend, key, START)
+    failed = conditions.find(backend.owner.status, conditions.RECONCILE_FAILED)
+    assert (failed.reason, "ValueError: cannot convert float NaN" in failed.message) == ("OperatorError", True)
+    monkeypatch.setattr(reconcile_module, "_plan", plan)
+    await reconcile(backend, key, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+
+
+@OWNERS
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("events are forbidden"), TransientError("503"), UserError("too long")]
+)
+async def test_event_that_cannot_be_recorded_does_not_stop_the_reconcile(owner, key, error):
+    backend = MemoryBackend(owner)
+
+    async def refuse(owner, event):
+        raise error
+
+    backend.record_event = refuse
+    backend.errors = {"ConfigMap": UserError("too large")}
+    await reconcile(backend, key, START)
+    backend.errors = {}
+    await reconcile(backend, key, START)
+    assert workloads_of(backend)
+
+
+async def test_end_of_a_job_stays_when_its_workloads_cannot_be_deleted(backend):
+    await reconcile(backend, KEY, START)
+    backend.objects[ChildKey("Job", "gsm8k-head")]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    await reconcile(backend, KEY, START)
+
+    async def refuse(namespace, child):
+        raise ForbiddenError(f"RBAC does not allow the operator to delete {child.kind}")
+
+    backend.delete = refuse
+    with pytest.raises(ForbiddenError):
+        await reconcile(backend, KEY, START)
+    assert backend.owner.status.phase == "Succeeded"
+    assert "delete" in conditions.find(backend.owner.status, conditions.RECONCILE_FAILED).message
+    del backend.delete
+    await reconcile(backend, KEY, START)
+    assert conditions.find(backend.owner.status, conditions.RECONCILE_FAILED) is None
+    assert backend.owner.status.phase == "Succeeded"
 
 
 class Operator(RuleBasedStateMachine):

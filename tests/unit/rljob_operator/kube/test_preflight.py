@@ -1,0 +1,152 @@
+"""Dry runs of workloads and their Pods, with a recorded API server."""
+
+import copy
+
+import pytest
+
+from rljob_api.errors import TransientError
+from rljob_operator.backend import FieldProblem, ForbiddenError, PodRejectedError, RefusedError
+from rljob_operator.children import WORKLOAD_KINDS, build_children
+from rljob_operator.defaults import DEFAULTS
+from rljob_operator.kube.client import ApiError
+from rljob_operator.kube.preflight import VERDICT_SECONDS, Preflight
+from tests.support.job_simulation import make_job
+
+DNS = {"reason": "FieldValueNotSupported", "message": "Unsupported value", "field": "spec.dnsPolicy"}
+
+
+class Api:
+    """Answers with the error of a kind, and records the requests."""
+
+    def __init__(self):
+        self.errors, self.requests, self.now = {}, [], 0.0
+        self.preflight = Preflight(self.call, lambda: self.now)
+
+    async def call(self, method, resource, namespace, *path, query, body, **options):
+        assert query["dryRun"] == "All", "nothing may be written"
+        self.requests.append((method, resource.kind, body))
+        if error := self.errors.get(resource.kind):
+            raise error
+        return {}
+
+    async def check(self, workload, known=None):
+        self.requests.clear()
+        await self.preflight.check(workload, known)
+
+
+@pytest.fixture
+def api():
+    return Api()
+
+
+def build(kind="StatefulSet", job="gsm8k", uid="u1", **spec):
+    made = make_job(**spec)
+    metadata = made.metadata.model_copy(update={"name": job, "uid": uid})
+    children = build_children(made.model_copy(update={"metadata": metadata}), "token", DEFAULTS)
+    return next(child for child in children if child["kind"] == kind)
+
+
+@pytest.mark.parametrize("kind", WORKLOAD_KINDS)
+async def test_workload_and_then_a_pod_as_its_controller_creates_it_are_dry_run(api, kind):
+    workload = build(kind)
+    await api.check(workload)
+    (patch, sent), (post, pod) = [(method, body) for method, _, body in api.requests]
+    assert (patch, post, pod["kind"]) == ("PATCH", "POST", "Pod")
+    assert sent["metadata"]["resourceVersion"] == "1", "an existing object is not changed, but a conflict"
+    assert pod["spec"] == workload["spec"]["template"]["spec"]
+    assert pod["metadata"]["labels"] == workload["spec"]["template"]["metadata"]["labels"]
+    assert pod["metadata"]["ownerReferences"] == workload["metadata"]["ownerReferences"]
+    assert pod["metadata"]["generateName"].startswith(workload["metadata"]["name"])
+
+
+async def test_replacement_is_checked_under_another_name_of_legal_length(api):
+    workload = build("Job", job="g" * 40)
+    await api.check(workload, known=workload)
+    name = api.requests[0][2]["metadata"]["name"]
+    assert name != workload["metadata"]["name"]
+    assert len(name) <= 53
+
+
+async def test_refused_workload_gets_no_pod_and_a_refused_pod_names_its_field(api):
+    api.errors = {"StatefulSet": ApiError(422, "Invalid", "is invalid", [DNS])}
+    with pytest.raises(RefusedError):
+        await api.check(build())
+    assert len(api.requests) == 1
+    api.errors = {"Pod": ApiError(422, "Invalid", "is invalid", [DNS])}
+    with pytest.raises(RefusedError) as raised:
+        await api.check(build(trainer={"replicas": 2}))
+    assert raised.value.fields == (FieldProblem("spec.template.spec.dnsPolicy", "Unsupported value"),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message", "error"),
+    [
+        ("StatefulSet", 403, 'is forbidden: User "op" cannot patch', ForbiddenError),
+        ("StatefulSet", 403, "is forbidden: exceeded quota: q, requested: 1", ForbiddenError),
+        ("StatefulSet", 500, "etcd timed out", TransientError),
+        ("Pod", 403, 'violates PodSecurity "restricted"', PodRejectedError),
+        ("Pod", 422, "ValidatingAdmissionPolicy 'p' denied request: no", PodRejectedError),
+        ("Pod", 500, 'failed calling webhook "w": timeout', TransientError),
+    ],
+)
+async def test_refusal_has_its_type(api, kind, code, message, error):
+    api.errors = {kind: ApiError(code, "", message)}
+    with pytest.raises(error) as raised:
+        await api.check(build())
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        ("StatefulSet", 409, "the object has been modified"),
+        ("StatefulSet", 400, 'admission webhook "w" does not support dry run'),
+        ("Pod", 400, 'admission webhook "w" does not support dry run'),
+        ("Pod", 403, 'pods is forbidden: User "op" cannot create resource "pods"'),
+        ("Pod", 403, "is forbidden: exceeded quota: q, requested: pods=1"),
+        ("Pod", 403, "is forbidden: failed quota: q: must specify limits.cpu"),
+    ],
+)
+async def test_what_only_the_real_request_can_find_out_is_left_to_it(api, kind, code, message):
+    api.errors = {kind: ApiError(code, "", message)}
+    await api.check(build())
+
+
+async def test_refusal_is_remembered_for_a_while(api):
+    api.errors = {"Pod": ApiError(403, "", "a policy")}
+    for _ in range(3):
+        with pytest.raises(PodRejectedError):
+            await api.check(build())
+    assert api.requests == []
+    api.errors, api.now = {}, VERDICT_SECONDS
+    await api.check(build())
+    assert len(api.requests) == 2
+
+
+async def test_failed_check_is_not_a_verdict(api):
+    api.errors = {"Pod": ApiError(503, "", "overloaded")}
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            await api.check(build())
+        assert len(api.requests) == 2
+
+
+async def test_jobs_of_a_sweep_are_checked_once(api):
+    await api.check(build(job="sweep-1", uid="0001"))
+    await api.check(build(job="sweep-2", uid="0002", schedule={"steps": 7}))
+    assert api.requests == [], "they differ in their names and our annotations only"
+    await api.check(build(job="sweep-3", uid="0003", trainer={"resources": {"limits": {"cpu": 7}}}))
+    assert len(api.requests) == 2
+    labelled = copy.deepcopy(build(job="sweep-4", uid="0004"))
+    labelled["spec"]["template"]["metadata"]["annotations"]["team"] = "a"
+    await api.check(labelled)
+    assert len(api.requests) == 2, "a policy may read it"
+
+
+async def test_refusal_of_one_job_is_not_that_of_another(api):
+    api.errors = {"Pod": ApiError(403, "", "not for sweep-1")}
+    with pytest.raises(PodRejectedError):
+        await api.check(build(job="sweep-1", uid="0001"))
+    api.errors = {}
+    await api.check(build(job="sweep-2", uid="0002"))
+    assert len(api.requests) == 2

@@ -56,14 +56,22 @@ class Server:
         environment: dict[str, str],
         python: str = sys.executable,
         user: int | None = None,
+        group: int | None = None,
     ) -> None:
+        """`group` is the user's by default."""
         self.host = host
         self.log = folder / "log"
         command = [python, "-m", "rljob_reward", "--config", str(folder / "reward.yaml"), *arguments]
         environment = {**os.environ, "RLJOB_TOKEN": TOKEN, "RLJOB_POD_IP": host, **environment}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, user=user, group=user, extra_groups=user and []
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                user=user,
+                group=user if group is None else group,
+                extra_groups=user and [],
             )
 
     @property

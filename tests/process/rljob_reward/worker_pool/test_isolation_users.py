@@ -23,6 +23,7 @@ from tests.support.reward_process import TOKEN, Server, wait_for
 
 PYTHON = "/usr/bin/python3"
 NOBODY = 65534
+ARBITRARY_USER = 123456
 PACKAGES = (
     *("rljob_api", "rljob_reward", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "yaml"),
     *("idna", "httptools", "uvloop", "prometheus_client", "aiohttp"),
@@ -201,6 +202,24 @@ def _check_workers(server: Server) -> int:
                 assert TOKEN not in child.environ().values()
                 num_checked += 1
     return num_checked
+
+
+def test_server_runs_as_a_user_without_a_name_in_group_0(packages: Path) -> None:
+    """As OpenShift starts Pods."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        config = {"name": "test", "slots": 1, "function": {"inline": SOURCE, "spareWorkers": 0}}
+        (folder / "reward.yaml").write_text(yaml.safe_dump(config))
+        environment = {"PYTHONPATH": str(packages), "HOME": "/tmp", "USER": "rljob", "TMPDIR": "/var/tmp"}
+        host = f"127.11.{os.getpid() % 250 + 1}.4"
+        started = Server(folder, host, [], environment, PYTHON, ARBITRARY_USER, group=0)
+        try:
+            wait_for(started.is_ready, "the server to be ready")
+            assert started.score("uid")["score"] == ARBITRARY_USER
+            assert started.score("files")["score"] == 1.0
+        finally:
+            started.stop()
 
 
 def test_files_in_a_containers_shared_memory_end_with_their_sample(packages: Path, tmp_path: Path) -> None:

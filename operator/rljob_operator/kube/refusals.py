@@ -43,8 +43,7 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
         )
     if is_missing_right(error):
         return ForbiddenError(
-            f"{where}: RBAC does not allow the operator to {verb} {resource}; grant that verb to its service account "
-            f"({message})"
+            f"{where}: RBAC does not allow the operator to {verb} {resource}; {_find_grant(verb, resource)} ({message})"
         )
     if error.code == HTTPStatus.FORBIDDEN or _DENIED.search(message):
         return ForbiddenError(f"{where}: an admission policy rejects it; change the policy, or the spec ({message})")
@@ -57,6 +56,15 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")
     return TransientError(f"{where}: HTTP {error.code}: {message}")
+
+
+def _find_grant(verb: str, resource: str) -> str:
+    """What grants the right: a value of the chart, for features that are off by default."""
+    if resource == "podgroups":
+        return "in the chart's values, set features.volcano or features.coscheduling"
+    if (verb, resource) == ("patch", "pods"):
+        return "in the chart's values, set features.schedulingGates"
+    return "grant that verb to its service account"
 
 
 def is_conflict(error: ApiError) -> bool:

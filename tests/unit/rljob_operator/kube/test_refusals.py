@@ -1,4 +1,4 @@
-"""Answers of a real API server (Kubernetes 1.35), and what the operator makes of them."""
+"""What the operator makes of the answers of a real API server (Kubernetes 1.35)."""
 
 import pytest
 
@@ -18,6 +18,21 @@ DENIED_BY_POLICY = "ValidatingAdmissionPolicy 's' with binding 's' denied reques
 WEBHOOK = 'Internal error occurred: failed calling webhook "w.example.com": failed to call webhook: Post "https://w":'
 UID = {"reason": "FieldValueInvalid", "message": 'Invalid value: "xyz": field is immutable', "field": "metadata.uid"}
 IMAGE = {"reason": "FieldValueRequired", "message": "Required value", "field": "spec.template.spec.containers[0].image"}
+
+FORBIDDEN = ApiError(403, "Forbidden", 'x is forbidden: User "op" cannot do that')
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "grant"),
+    [
+        ("patch", "pods", "features.schedulingGates"),
+        ("patch", "podgroups", "features.volcano or features.coscheduling"),
+        ("patch", "secrets", "grant that verb"),
+    ],
+)
+def test_missing_right_names_the_value_of_the_chart_that_grants_it(verb, resource, grant):
+    assert grant in str(refusals.translate(FORBIDDEN, verb, resource, "x"))
+
 
 ANSWERS = [
     # (code, message, causes, error, part of its message)

@@ -340,6 +340,30 @@ _add_control_command("retry", "Start a failed job again from its last checkpoint
 
 
 @app.command()
+def restart(
+    name: NameArgument,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", metavar="ROLE", help="head, trainer, rollout, reward or reward-NAME; repeatable. Default: all."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if training loses its steps: no claim has them.")
+    ] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = "text",
+) -> None:
+    """Replace a job's Pods, as the operator builds them now; training resumes from its last checkpoint."""
+    from rljob_cli.cluster import client, commands
+
+    target = client.Target(kubeconfig, context, namespace)
+    raise typer.Exit(commands.restart_command(target, name, roles or [], force=force, output=output))
+
+
+@app.command()
 def explain(
     name: NameArgument,
     namespace: NamespaceOption = None,

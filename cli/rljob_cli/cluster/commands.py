@@ -20,7 +20,7 @@ from rljob_cli.cluster.rewards import fetch_rewards
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, P, guard
 from rljob_cli.output import print_error, print_json
 from rljob_cli.tables import show
-from rljob_operator.backend import utc_now
+from rljob_operator.backend import Manifest, utc_now
 from rljob_operator.kube.resources import RLJOB
 
 _WATCH_SECONDS = 2.0
@@ -48,7 +48,18 @@ def on_cluster(command: Callable[Concatenate[Cluster, P], Awaitable[int]]) -> Ca
 @on_cluster
 async def control_command(cluster: Cluster, verb: str, name: str, output: str) -> int:
     job = await cluster.get_job(name)
-    change = control.plan_change(verb, job, utc_now())
+    return await _apply_change(cluster, verb, job, control.plan_change(verb, job, utc_now()), output)
+
+
+@on_cluster
+async def restart_command(cluster: Cluster, name: str, roles: list[str], *, force: bool, output: str) -> int:
+    job = await cluster.get_job(name)
+    change = control.plan_restart(job, roles, utc_now(), force=force)
+    return await _apply_change(cluster, "restart", job, change, output)
+
+
+async def _apply_change(cluster: Cluster, verb: str, job: Manifest, change: control.Change, output: str) -> int:
+    name = job["metadata"]["name"]
     if change.patch is not None:
         await cluster.patch(RLJOB, name, change.patch)
     about = {"command": verb, "namespace": job["metadata"]["namespace"], "name": job["metadata"]["name"]}

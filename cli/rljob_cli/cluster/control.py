@@ -1,13 +1,14 @@
-"""suspend, resume and retry: their patches and messages. Pure.
+"""suspend, resume, retry and restart: their patches and messages. Pure.
 
 Invariant: a job that is finished, or that another controller manages, is never patched.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.wire.contract import ANNOTATION_RETRY
+from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
 from rljob_cli.cluster.observation import parse_status
 from rljob_operator.backend import Manifest
@@ -24,14 +25,7 @@ class Change(NamedTuple):
 def plan_change(verb: str, job: Manifest, now: datetime) -> Change:
     """Plan what suspend, resume or retry does. Raise UserError if the job does not allow it."""
     name = format_job_name(job)
-    if is_foreign(job):
-        manager = job["spec"]["managedBy"]
-        raise UserError(f"{name}: spec.managedBy is {manager}; change the job through that controller")
-    failed = find(parse_status(job), FAILED)
-    # A job with an invalid spec is not finished: the operator reconciles it as soon as its spec changes.
-    if failed and failed.status == "True" and failed.reason == REASON_INVALID_SPEC:
-        raise UserError(f"{name}: the spec is invalid: {failed.message}; fix it with: {edit_command(job)}")
-    phase = str((job.get("status") or {}).get("phase") or "")
+    phase = _check_changeable(job)
     if verb == "retry":
         if phase != "Failed":
             raise UserError(f"{name}: only a failed job can be retried; this one is {phase or 'not started yet'}")
@@ -49,3 +43,53 @@ def plan_change(verb: str, job: Manifest, now: datetime) -> Change:
     if suspend:
         message = f"{name} is being suspended: its Pods are deleted, its checkpoints stay; to resume: {resume}"
     return Change({"spec": {"suspend": suspend}}, message)
+
+
+def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: bool = False) -> Change:
+    """Plan a restart of the roles, or of all roles if none is named. Raise UserError if the job does not allow it, or would lose
+    progress and `force` is not set."""
+    name, phase = format_job_name(job), _check_changeable(job)
+    if phase in ("Succeeded", "Failed", "Suspended"):
+        remedy = {"Failed": f"to retry: {kubectl_command('retry', job)}", "Succeeded": "apply a job with another name"}
+        resume = f"to start its Pods: {kubectl_command('resume', job)}"
+        raise UserError(f"{name}: is {phase.lower()} and has no Pods to restart; {remedy.get(phase, resume)}")
+    known = _find_roles(job)
+    rewards = [role for role in known if role.startswith("reward-")]
+    roles = [each for role in roles for each in (rewards if role == "reward" and rewards else [role])]
+    if unknown := [role for role in roles if role not in known]:
+        raise UserError(f"{name}: has no role {', '.join(unknown)} with Pods; its roles are {', '.join(known)}")
+    step = parse_status(job).progress.step
+    stops_training = not roles or not {"head", "trainer"}.isdisjoint(roles)
+    has_claim = bool((job["spec"].get("checkpoint") or {}).get("persistentVolumeClaim"))
+    if stops_training and not has_claim and step and not force:
+        raise UserError(
+            f"{name}: has no spec.checkpoint.persistentVolumeClaim: a restart of head or trainers loses its {step} "
+            "steps; pass --force to start again at step 0, or name other roles with --role"
+        )
+    keys = [f"{ANNOTATION_RESTART}-{role}" for role in roles] or [ANNOTATION_RESTART]
+    what = ", ".join(roles) or "all roles"
+    after = ""
+    if stops_training:
+        after = "; training resumes from its last checkpoint" if has_claim else "; training starts again at step 0"
+    patch = {"metadata": {"annotations": dict.fromkeys(keys, now.isoformat())}}
+    return Change(patch, f"{name}: {what} will be restarted, as the current operator builds the Pods{after}")
+
+
+def _find_roles(job: Manifest) -> list[str]:
+    """The roles whose Pods belong to the job, by their names in the status."""
+    rewards = job["spec"].get("rewards") or []
+    served = [each["name"] for each in rewards if not (each.get("http") or each.get("rewardModelRef"))]
+    return ["head", "trainer", "rollout", *(f"reward-{name}" for name in served)]
+
+
+def _check_changeable(job: Manifest) -> str:
+    """Return the phase of a job that the commands may change."""
+    name = format_job_name(job)
+    if is_foreign(job):
+        manager = job["spec"]["managedBy"]
+        raise UserError(f"{name}: spec.managedBy is {manager}; change the job through that controller")
+    failed = find(parse_status(job), FAILED)
+    # A job with an invalid spec is not finished: the operator reconciles it as soon as its spec changes.
+    if failed and failed.status == "True" and failed.reason == REASON_INVALID_SPEC:
+        raise UserError(f"{name}: the spec is invalid: {failed.message}; fix it with: {edit_command(job)}")
+    return str((job.get("status") or {}).get("phase") or "")

@@ -35,9 +35,7 @@ _OPERATOR_PODS = f"kubectl get pods -A -l {_OPERATOR_SELECTOR}"
 _FAILURE_REMEDIES = {
     "UserError": "fix what the message names, then retry (changing the spec restarts the job automatically)",
     "HeadFailed": "read the head's log, then retry",
-    "BackoffLimitExceeded": (
-        "read the role's log; raise its backoffLimit if the cluster caused the failures, then retry"
-    ),
+    "BackoffLimitExceeded": ("read the role's log, and fix what fails; then retry"),
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds, then retry",
     conditions.REASON_INVALID_SPEC: "change the spec; the job then needs no retry",
 }
@@ -140,6 +138,7 @@ def _describe_progress(status: RLJobStatus) -> str:
 def _report_roles(observation: JobObservation, status: RLJobStatus, job: RLJob | None) -> Iterator[RoleReport]:
     """Ready as the Pods are; desired as the spec says, or the status if the job has ended or its spec is unreadable."""
     restarts = {role.name: role.restarts for role in status.roles}
+    images = {role.name: role.image for role in status.roles}
     desired: dict[str, int] = {}
     if job and status.phase not in (*_FINISHED, "Suspended"):
         desired = {role.name: role.desired for role in observe_job(job, observation.as_observed()).roles}
@@ -149,7 +148,7 @@ def _report_roles(observation: JobObservation, status: RLJobStatus, job: RLJob |
         if desired and wanted > len(pods):
             problems.append(PodProblem("", f"{wanted - len(pods)} not created yet", 0))
         ready = min(wanted, sum(describe_pod(pod) == "Ready" for pod in pods))
-        yield RoleReport(name, ready, wanted, restarts.get(name, 0), problems)
+        yield RoleReport(name, ready, wanted, restarts.get(name, 0), problems, images.get(name, ""))
 
 
 def _describe_problem(pod: Manifest) -> str:

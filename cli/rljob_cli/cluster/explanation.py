@@ -26,6 +26,8 @@ class RoleReport:
     desired: int
     restarts: int
     problems: list[PodProblem]
+    image: str = ""
+    """What it runs: after an upgrade of the operator, roles may run images of different versions."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ def _format_roles(roles: list[RoleReport]) -> list[str]:
     lines = []
     width = max((len(role.name) for role in roles), default=0)
     for role in roles:
-        restarts = f"   {role.restarts} restarts" if role.restarts else ""
-        lines.append(f"  {role.name.ljust(width)}   {role.ready}/{role.desired} ready{restarts}")
+        state = [f"{role.ready}/{role.desired} ready", f"{role.restarts} restarts" if role.restarts else "", role.image]
+        lines.append("   ".join([f"  {role.name.ljust(width)}", *filter(None, state)]))
         for problem in role.problems[:_MAX_PODS_NAMED]:
             lines += _wrap("    ", ": ".join(filter(None, [problem.name, problem.why])))
         if len(role.problems) > _MAX_PODS_NAMED:

@@ -137,7 +137,16 @@ def test_retry_annotates_only_a_failed_job(harness: CliHarness) -> None:
     assert harness.get_job()["metadata"]["annotations"]["rljob.dev/retry"]
 
 
-@pytest.mark.parametrize("verb", ["retry", "resume", "suspend"])
+def test_restart_annotates_the_job_for_its_roles(harness: CliHarness) -> None:
+    harness.make_job()
+    assert "has no role rollouts" in harness.run("restart", "sums", "--role", "rollouts", exit_code=2)
+    output = json.loads(harness.run("restart", "sums", "--role", "rollout", "--role", "head", "-o", "json"))
+    assert (output["command"], output["changed"]) == ("restart", True)
+    annotations = harness.get_job()["metadata"]["annotations"]
+    assert set(annotations) >= {"rljob.dev/restart-rollout", "rljob.dev/restart-head"}
+
+
+@pytest.mark.parametrize("verb", ["retry", "resume", "suspend", "restart"])
 def test_control_of_an_invalid_job_asks_for_a_changed_spec(harness: CliHarness, verb: str) -> None:
     harness.make_job()
     harness.set_phase("Failed", "InvalidSpec", "spec.rewards[0] cannot be")

@@ -5,7 +5,7 @@ import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ANNOTATION_RETRY
-from rljob_cli.cluster.control import plan_change
+from rljob_cli.cluster.control import plan_change, plan_restart
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -44,3 +44,63 @@ def test_only_a_failed_job_is_retried() -> None:
     }
     with pytest.raises(UserError, match="this one is Running"):
         plan_change("retry", job("Running"), NOW)
+
+
+REWARDS = [
+    {"name": "correct", "function": {"inline": "x"}},
+    {"name": "style", "judge": {}},
+    {"name": "remote", "http": {"url": "http://x"}},
+    {"name": "shared", "rewardModelRef": {"name": "y"}},
+]
+CLAIM = {"persistentVolumeClaim": {"claimName": "c"}}
+
+
+def training_job(step: int = 7, **spec: Any) -> dict[str, Any]:
+    return job(rewards=REWARDS, **spec) | {"status": {"phase": "Running", "progress": {"step": step}}}
+
+
+@pytest.mark.parametrize(
+    ("roles", "names"),
+    [
+        ([], ["restart"]),
+        (["rollout"], ["restart-rollout"]),
+        (["head", "reward-style"], ["restart-head", "restart-reward-style"]),
+        (["reward"], ["restart-reward-correct", "restart-reward-style"]),
+    ],
+)
+def test_restart_annotates_the_job_for_its_roles(roles: list[str], names: list[str]) -> None:
+    change = plan_restart(training_job(checkpoint=CLAIM), roles, NOW)
+    assert change.patch == {"metadata": {"annotations": {f"rljob.dev/{name}": NOW.isoformat() for name in names}}}
+    resumes = "training resumes from its last checkpoint" in change.message
+    assert resumes == (not roles or "head" in roles)
+
+
+@pytest.mark.parametrize("roles", [[], ["trainer"], ["rollout", "head"]])
+def test_restart_loses_no_progress_without_force(roles: list[str]) -> None:
+    with pytest.raises(UserError, match="loses its 7 steps; pass --force"):
+        plan_restart(training_job(), roles, NOW)
+    assert plan_restart(training_job(), roles, NOW, force=True).message.endswith("training starts again at step 0")
+    assert plan_restart(training_job(step=0), roles, NOW).patch
+
+
+def test_restart_of_other_roles_needs_no_checkpoint() -> None:
+    assert plan_restart(training_job(), ["rollout", "reward-correct"], NOW).patch
+
+
+@pytest.mark.parametrize("role", ["reward-remote", "reward-shared", "rollouts", ""])
+def test_restart_names_the_roles_that_have_pods(role: str) -> None:
+    with pytest.raises(UserError, match="its roles are head, trainer, rollout, reward-correct, reward-style"):
+        plan_restart(training_job(), [role], NOW)
+
+
+@pytest.mark.parametrize(
+    ("phase", "remedy"), [("Succeeded", "another name"), ("Failed", "rljob retry"), ("Suspended", "rljob resume")]
+)
+def test_job_without_pods_is_not_restarted(phase: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=remedy):
+        plan_restart(job(phase), [], NOW)
+
+
+def test_job_of_another_controller_is_not_restarted() -> None:
+    with pytest.raises(UserError, match="multikueue"):
+        plan_restart(job(managedBy="kueue.x-k8s.io/multikueue"), [], NOW)

@@ -206,3 +206,13 @@ async def test_warnings_of_an_earlier_job_and_of_other_jobs_are_excluded() -> No
     warnings = [(w["involvedObject"]["name"], w["lastTimestamp"][:10]) for w in observation.warnings]
     assert warnings == [("sums-head-a", "2026-01-02")]
     assert (observation.claims, observation.unreadable) == (None, ["forbidden: list persistentvolumeclaims"])
+
+
+def test_roles_have_the_images_that_they_run() -> None:
+    manifest = job()
+    images = {"head": "rljob/trainer:0.1.0", "rollout": "rljob/trainer:0.2.0"}
+    manifest["status"]["roles"] = [{"name": name, "desired": 1, "image": image} for name, image in images.items()]
+    found = explain(JobObservation(manifest, claims=None))
+    assert {role.name: role.image for role in found.roles if role.image} == images
+    lines = format_explanation(found, utc_now()).splitlines()
+    assert any(line.split() == ["head", "0/1", "ready", "rljob/trainer:0.1.0"] for line in lines)

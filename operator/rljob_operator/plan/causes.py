@@ -18,11 +18,10 @@ from rljob_operator.backend import ChildKey, Manifest, ObservedState
 from rljob_operator.children import reward_refs
 from rljob_operator.children.common import TRAINER, child_name
 from rljob_operator.plan import observed_job
-from rljob_operator.plan.disruptions import exceeded_own_limit
+from rljob_operator.plan.disruptions import exceeded_own_limit, find_disruption
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_NODE_FAILURE_REASONS = ("Evicted", "NodeLost", "NodeShutdown", "Terminated")
 _SLOW_KUBELET = re.compile(r"failed to sync \w+ cache: timed out")
 """A busy kubelet has not read the object yet. This resolves without help; nothing is missing."""
 _MAX_DETAIL_LENGTH = 1200
@@ -166,10 +165,8 @@ def _function_failure(role: RoleView, pod: Manifest) -> Cause | None:
 def _cause_of_pod(role: RoleView, pod: Manifest) -> Cause | None:
     if message := exceeded_own_limit(pod):
         return Cause.of("DiskLimitExceeded", role.path, f"{role.name}: {stable_message(message)}")
-    status = pod.get("status") or {}
-    is_lost = status.get("phase") == "Failed" and status.get("reason") in _NODE_FAILURE_REASONS
-    if is_lost or observed_job.has_condition(pod, "DisruptionTarget"):
-        return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node")
+    if reason := find_disruption(pod):
+        return Cause.of("Evicted", role.path, f"{role.name}: a Pod was evicted or lost its node ({reason})")
     for container in observed_job.container_statuses(pod):
         if cause := _cause_of_container(role, container):
             return cause

@@ -97,7 +97,7 @@ def test_function_has_no_sidecar_and_no_key():
 def test_egress_is_open_only_to_endpoint_and_hub(reward, ports):
     egress = child(make_job(**reward), "NetworkPolicy")["spec"]["egress"]
     opened = [[port["port"] for port in rule["ports"]] for rule in egress]
-    assert opened == ([] if ports is None else [[53, 53], ports])
+    assert opened == ([] if ports is None else [[53, 53, 5353, 5353], ports])
 
 
 def test_changed_judge_template_does_not_restart_the_head():

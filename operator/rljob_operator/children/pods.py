@@ -30,6 +30,8 @@ from rljob_operator.defaults import Defaults
 TOKEN_KEY = "token"
 VLLM_CONTAINER = "vllm"
 """The sidecar of a reward with a served model."""
+_UNPRIVILEGED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""The securityContext of containers, unless they say otherwise."""
 GPU_RESOURCE = "nvidia.com/gpu"
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 ENV_HUB_TOKEN = "HF_TOKEN"
@@ -134,6 +136,7 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
     spec = _fill_resources(template["spec"], parts) | {"restartPolicy": parts.restart_policy}
+    spec |= _restrict_containers(spec)
     return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
 
@@ -185,6 +188,18 @@ def _build_settings(owner: Owner, defaults: Defaults) -> Manifest:
     return {name: value for name, value in fields.items() if value}
 
 
+def _restrict_containers(spec: Manifest) -> Manifest:
+    """The containers, also those of the template: none gets more than it asks for."""
+    lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
+    return {name: [_restrict(container) for container in containers] for name, containers in lists.items()}
+
+
+def _restrict(container: Manifest) -> Manifest:
+    own = container.get("securityContext") or {}
+    # The API server refuses a privileged container without privilege escalation.
+    return container if own.get("privileged") else container | {"securityContext": _UNPRIVILEGED | own}
+
+
 def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
     """The Pod's spec with the default requests and limits of the containers that RLJob builds. What the job says about
     a resource, in `resources` or in the template, of the container or of the whole Pod, replaces both defaults."""
@@ -226,8 +241,7 @@ def _build_container(parts: PodParts) -> Manifest:
         **parts.probes,
         **({"lifecycle": {"preStop": {"sleep": {"seconds": parts.drain_seconds}}}} if parts.drain_seconds else {}),
         "resources": build_resources(parts.spec, parts.gpus),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        | parts.container_security,
+        "securityContext": _UNPRIVILEGED | parts.container_security,
         # After a crash without a message, its last log lines explain it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.build_mount() for volume in parts.volumes],

@@ -187,7 +187,8 @@ def test_what_the_job_says_about_a_resource_replaces_both_defaults(trainer, reso
 def test_container_of_a_template_gets_no_default_requests():
     own = {"name": "own", "image": "own:1"}
     spec = build_pods(DEFAULTS, head={"template": {"spec": {"containers": [own]}}})["head"]["spec"]
-    assert own in spec["containers"]
+    found = next(container for container in spec["containers"] if container["name"] == "own")
+    assert "resources" not in found
 
 
 @pytest.mark.parametrize(

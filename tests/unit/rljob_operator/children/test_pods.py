@@ -72,3 +72,35 @@ def test_env_of_a_role_overrides_the_hub():
     found = read_hub_env(make_job(hub=HUB, rollout={"env": {"HF_ENDPOINT": "http://near"}}))
     assert found["gsm8k-rollout/rollout"]["HF_ENDPOINT"] == "http://near"
     assert found["gsm8k-head/head"]["HF_ENDPOINT"] == HUB["endpoint"]
+
+
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def build_head_containers(**spec):
+    job = make_job(head={"template": {"spec": spec}})
+    head = next(child for child in build_children(job, "token", DEFAULTS) if child["kind"] == "Job")
+    spec = head["spec"]["template"]["spec"]
+    return {container["name"]: container for container in spec["containers"] + spec.get("initContainers", [])}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, RESTRICTED),
+        ({"securityContext": None}, RESTRICTED),
+        ({"securityContext": {"runAsUser": 2000}}, RESTRICTED | {"runAsUser": 2000}),
+        ({"securityContext": {"allowPrivilegeEscalation": True}}, RESTRICTED | {"allowPrivilegeEscalation": True}),
+        ({"securityContext": {"privileged": True}}, {"privileged": True}),
+    ],
+)
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+def test_containers_of_a_template_are_unprivileged_unless_they_say_otherwise(field, own, expected):
+    containers = build_head_containers(**{field: [{"name": "added", "image": "i", **own}]})
+    assert containers["added"]["securityContext"] == expected
+    assert containers["head"]["securityContext"] == RESTRICTED
+
+
+def test_null_does_not_remove_the_restrictions_of_a_container():
+    own = {"name": "head", "securityContext": None}
+    assert build_head_containers(containers=[own])["head"]["securityContext"] == RESTRICTED

@@ -128,7 +128,7 @@ async def serve(behaviour: Behaviour, address: str, port: int) -> AsyncIterator[
         tasks.add(task)
         connections.append(Connection(writer))
         try:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, EOFError, asyncio.CancelledError):
                 await reader.readuntil(b"\r\n\r\n")
                 await behaviour(connections[-1])
         finally:

@@ -1,0 +1,108 @@
+"""Programs that answer in the place of drivers, next to a healthy driver: the operator on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rljob_api.wire.contract import PORT_DRIVER
+from rljob_api.wire.protocol import DriverStatus
+from rljob_operator.backend import DRIVER_UNREADABLE
+from rljob_operator.kube import driver, driver_request, idle, progress
+from rljob_operator.plan import job as plan_of_jobs
+from tests.integration.apiserver.manifests import smallest
+from tests.integration.apiserver.operator_harness import OperatorHarness
+from tests.support.hostile_drivers import PROBLEMS, Connection, serve
+
+POLL_SECONDS = 0.5
+NUM_POLLS = 10
+"""Of the healthy driver while each of the others does its worst."""
+
+
+@pytest.fixture
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (idle, progress, plan_of_jobs):
+        monkeypatch.setattr(module, "PROGRESS_POLL_SECONDS", POLL_SECONDS)
+    is_due = driver._Driver.is_due
+    monkeypatch.setattr(driver._Driver, "is_due", lambda self, now, age: is_due(self, now, min(age, POLL_SECONDS)))
+    monkeypatch.setattr(driver_request, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(driver, "_MAX_POLL_SECONDS", 1.0)
+
+
+class HealthyDriver:
+    """Is one step further at each request."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+
+    async def __call__(self, connection: Connection) -> None:
+        self.num_requests += 1
+        await connection.answer(DriverStatus(step=self.num_requests, phase="update").model_dump_json().encode())
+
+
+@pytest.fixture
+async def servers(loopback: str) -> AsyncIterator[Any]:
+    """Return a function that serves a behaviour at a new address."""
+    async with contextlib.AsyncExitStack() as stack:
+        number = 100
+
+        async def start(behaviour: Any) -> str:
+            nonlocal number
+            number += 1
+            await stack.enter_async_context(serve(behaviour, address := f"{loopback}.{number}", PORT_DRIVER))
+            return address
+
+        yield start
+
+
+async def start_job(harness: OperatorHarness, name: str, address: str) -> None:
+    """Create a job, and a running head Pod for it."""
+    await harness.create(smallest("RLJob", name))
+
+    async def head_job() -> Any:
+        return await harness.get("Job", f"{name}-head")
+
+    template = copy.deepcopy((await harness.until("the head's Job", head_job))["spec"]["template"])
+    metadata = {key: template["metadata"].get(key, {}) for key in ("labels", "annotations")}
+    metadata["name"] = f"{name}-head-x"
+    spec = {"containers": [{"name": "head", "image": "none"}]}
+    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+    await harness.patch_status("Pod", metadata["name"], status)
+
+
+@pytest.mark.usefixtures("_short_times")
+async def test_hostile_drivers_are_named_and_cost_no_other_job_anything(harness: OperatorHarness, servers: Any) -> None:
+    task, healthy = await harness.start(), HealthyDriver()
+    await start_job(harness, "healthy", await servers(healthy))
+    names = {behaviour.__name__.replace("_", "-"): problem for behaviour, problem in PROBLEMS.items()}
+    addresses = [await servers(behaviour) for behaviour in PROBLEMS]
+    await asyncio.gather(*(start_job(harness, *job) for job in zip(names, addresses, strict=True)))
+
+    async def progress_of(name: str) -> Any:
+        return ((await harness.get("RLJob", name) or {}).get("status") or {}).get("progress") or {}
+
+    for name, problem in names.items():
+
+        async def is_named(name: str = name, problem: str = problem) -> bool:
+            reported = (await progress_of(name)).get("waitsFor", "")
+            return bool(reported.startswith(DRIVER_UNREADABLE) and problem in reported)
+
+        await harness.until(f"the problem of {name}", is_named)
+    seen = healthy.num_requests
+
+    async def is_polled() -> bool:
+        return healthy.num_requests >= seen + NUM_POLLS and (await progress_of("healthy")).get("step", 0) >= seen
+
+    await harness.until("the healthy job's progress", is_polled)
+    assert not task.done()
+    events = await harness.events("DriverUnreadable")
+    assert {event["involvedObject"]["name"] for event in events} == names.keys()
+    for name in names:
+        assert (await harness.condition("Failed", name=name))["status"] == "False"
+    assert not (await progress_of("healthy")).get("waitsFor")

@@ -137,3 +137,8 @@ def test_webhook_without_dry_run_is_recognized():
     message = 'admission webhook "w" does not support dry run'
     assert refusals.is_dry_run_unsupported(answer(400, message))
     assert not refusals.is_dry_run_unsupported(answer(400, "error decoding YAML"))
+
+
+def test_field_whose_name_is_full_of_quotes_is_read_in_linear_time():
+    """The names are the author's. With overlapping alternatives each quote doubled the time."""
+    assert list(refusals.find_field_problems(answer(500, f"{TYPED}.spec." + '"a"' * 200 + " no colon", ()))) == []

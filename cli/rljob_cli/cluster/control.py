@@ -46,8 +46,8 @@ def plan_change(verb: str, job: Manifest, now: datetime) -> Change:
 
 
 def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: bool = False) -> Change:
-    """Plan a restart of the roles, or of all roles if none is named. Raise UserError if the job does not allow it, or if
-    it would lose progress and `force` is not set."""
+    """Plan a restart of the roles, or of all roles if none is named. Raise UserError if the job does not allow it, or
+    would lose progress and `force` is not set."""
     name, phase = format_job_name(job), _check_changeable(job)
     if phase in ("Succeeded", "Failed", "Suspended"):
         remedy = {"Failed": f"to retry: {kubectl_command('retry', job)}", "Succeeded": "apply a job with another name"}

@@ -46,6 +46,8 @@ TAMPERINGS: tuple[tuple[str, Any], ...] = (
     ("Secret", {"metadata": {"labels": {"rljob.dev/job": "another"}}}),
     ("StatefulSet", {"metadata": {"labels": {"rljob.dev/job": "another"}}}),
 )
+TRAINERS = ("StatefulSet", f"{JOB_NAME}-trainer")
+"""Recreated when their configuration changes, and after an upgrade also with the head."""
 FOREIGN_OBJECTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ConfigMap", f"{JOB_NAME}-config", {"data": {"mine": "yes"}}),
     ("Service", f"{JOB_NAME}-head", {"spec": {"ports": [{"port": 80}]}}),
@@ -86,6 +88,7 @@ class JobRules(OperatorMachineCore):
         self.operator.faults.arm(*faults)
         if keys := self._child_keys():
             self.delete(keys[index % len(keys)])
+            self.disturbed.add(TRAINERS)  # a head that is created again, or a new token
         self.proceed(hurry)
 
     @precondition(lambda self: self.has_job)
@@ -199,6 +202,8 @@ class JobRules(OperatorMachineCore):
                 break
         if edit == ("suspend", True) or was_ended:
             self.disturb_workloads()
+        if edit[0] in ("trainer.env", "second reward"):
+            self.disturbed.add(TRAINERS)
         if edit == ("second reward", False):
             self.disturbed |= {(kind, f"{JOB_NAME}-reward-style") for kind in job_oracle.KINDS}
 

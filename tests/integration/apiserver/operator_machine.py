@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from kubernetes import client
 
+from rljob_operator.defaults import DEFAULTS
 from tests.integration.apiserver import job_oracle, reward_oracle
 from tests.integration.apiserver.admin_client import AdminClient, Manifest
 from tests.integration.apiserver.cluster_simulator import ClusterSimulator
@@ -85,6 +86,12 @@ class OperatorMachineCore(RuleBasedStateMachine):
 
     @rule()
     def kill_the_operator(self) -> None:
+        self.operator.kill()
+
+    @rule(version=st.integers(2, 4))
+    def upgrade_the_operator(self, version: int) -> None:
+        images = {"trainer_image": f"rljob/trainer:0.{version}.0", "reward_image": f"rljob/reward:0.{version}.0"}
+        self.operator.defaults = DEFAULTS.model_copy(update=images)
         self.operator.kill()
 
     @rule(number=st.integers(1, 6))

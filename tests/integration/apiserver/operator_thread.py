@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from kubernetes.aio.client import Configuration
 
 from rljob_api.errors import RLJobError
+from rljob_operator.defaults import DEFAULTS
 from rljob_operator.kube.client import MERGE_PATCH, ApiError, KubeApi, connect
 from rljob_operator.operator import LeaseLostError, run_operator
 from rljob_operator.settings import Settings
@@ -36,6 +37,8 @@ class OperatorThread:
     def __init__(self, kubeconfig: str, namespace: str, address: str, on_write: OnWrite) -> None:
         self._kubeconfig, self._namespace, self._address, self._on_write = kubeconfig, namespace, address, on_write
         self.faults = Faults()
+        self.defaults = DEFAULTS
+        """Of the next incarnation."""
         self.num_reconciles = self.num_starts = 0
         self.errors: list[BaseException] = []
         self._offset_seconds = 0.0
@@ -142,6 +145,7 @@ class OperatorThread:
             lease_name=LEASE,
             metrics_port=0,
             health_port=0,
+            defaults=self.defaults,
         )
         work = asyncio.create_task(run_operator(settings, api=api, clock=self._clock, now=self._count_reconcile))
         others = [asyncio.create_task(event.wait()) for event in (proxy.has_died, self._must_stop)]

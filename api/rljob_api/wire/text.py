@@ -67,7 +67,7 @@ def first(max_length: int) -> BeforeValidator:
 Word = Annotated[str, _line(64), Field(max_length=64)]
 """A value of an enumeration, perhaps one that only a newer program knows."""
 Name = Annotated[str, _line(253), Field(max_length=253)]
-"""The name of a Kubernetes object, or of a part of one."""
+"""The name of a Kubernetes object, or of something within it."""
 Line = Annotated[str, _line(1000), Field(max_length=1000)]
 """One line for a table or an event."""
 MAX_MESSAGE_LENGTH = 2000

@@ -38,7 +38,7 @@ class Drivers:
         return await self.client.get_status(DriverEndpoint(uid, "10.0.0.1", "t"), key, max_age_seconds)
 
     async def finish(self):
-        """Wait for the requests that nobody waits for."""
+        """Wait for the requests in the background."""
         await asyncio.gather(*self.client._requests)
 
     async def poll(self, times):
@@ -107,11 +107,11 @@ async def test_driver_that_never_answers_in_time_is_requested_rarely_and_reporte
     drivers.now, drivers.answers["uid"] = 310.0, DriverStatus(step=1)
     await drivers.get()
     await drivers.finish()
-    assert drivers.changed == [KEY], "nobody waits for it"
+    assert drivers.changed == [KEY], "no reconcile waits for it"
     assert await drivers.get() == DriverAnswer(DriverStatus(step=1))
 
 
-async def test_driver_that_has_not_started_is_no_problem(drivers):
+async def test_driver_that_has_not_started_is_not_reported(drivers):
     drivers.answers["uid"] = ConnectionRefusedError()
     assert await drivers.poll((0, 10, 20)) == [DriverAnswer()] * 3
     assert drivers.times_of("uid") == [0.0, 10.0, 20.0]

@@ -61,7 +61,7 @@ async def test_largest_answer_is_read_and_one_byte_more_is_not():
     assert isinstance((await ask(answering(largest + b" ")))[0], UnreadableAnswerError)
 
 
-async def test_connection_that_breaks_is_no_problem_of_the_answer():
+async def test_connection_that_breaks_is_not_an_unreadable_answer():
     async def end(connection):
         connection._writer.close()
 

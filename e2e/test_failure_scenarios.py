@@ -261,9 +261,10 @@ def test_hostile_drivers_hurt_no_other_job(cluster: Cluster, scenario: Scenario)
     for kind in kinds:
         head = {"name": "head", "command": ["python", "-c", HOSTILE_DRIVER, kind]}
         template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [head]}}
-        scenario.submit(kind.replace(" ", "-"), head={"template": template})
+        elsewhere = build_reward(http={"url": "http://rewards.invalid"})
+        scenario.submit(kind.replace(" ", "-"), head={"template": template}, rewards=[elsewhere])
     for kind in kinds:
-        scenario.wait_until_healthy(name=kind.replace(" ", "-"))
+        wait_for(f"{kind} running", lambda name=kind.replace(" ", "-"): is_running(scenario, name))
     before = {pod["metadata"]["uid"] for pod in read_operators(cluster)}
 
     def read_step() -> int:
@@ -279,10 +280,14 @@ def test_hostile_drivers_hurt_no_other_job(cluster: Cluster, scenario: Scenario)
             RECOVERY_TIMEOUT_SECONDS,
         )
         log_step(f"{name}: {reported}")
-        assert scenario.condition("Running", name)["status"] == "True"
+        assert is_running(scenario, name)
     operators = read_operators(cluster)
     assert {pod["metadata"]["uid"] for pod in operators} == before
     assert not any(status["restartCount"] for pod in operators for status in pod["status"]["containerStatuses"])
+
+
+def is_running(scenario: Scenario, name: str) -> bool:
+    return bool(scenario.condition("Running", name).get("status") == "True")
 
 
 def read_operators(cluster: Cluster) -> list[Manifest]:

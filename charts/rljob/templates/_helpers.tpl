@@ -82,10 +82,10 @@ app.kubernetes.io/part-of: rljob
   resources: [podgroups]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
-# Workloads create the Pods.
+# Workloads create the Pods. The operator creates them as dry runs only, to find out whether they would be admitted.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch
+  verbs: [get, list, watch, create
   {{- if .Values.features.schedulingGates }}, patch{{ end }}
   {{- if .Values.features.forceDeletion }}, delete{{ end }}]
 {{- if .Values.features.forceDeletion }}

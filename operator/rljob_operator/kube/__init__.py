@@ -13,7 +13,7 @@ only if that value of the chart is set; a job that needs one waits with reason F
 | rljob.dev | rljobs/status, rewardmodels/status | get patch |
 | rljob.dev | rljobs/finalizers, rewardmodels/finalizers | update (owner references that block deletion) |
 | "" | secrets configmaps services | get list watch create patch delete |
-| "" | pods | get list watch |
+| "" | pods | get list watch create (dry runs) |
 | "" | pods | patch (features.schedulingGates) |
 | "" | pods | delete (features.forceDeletion) |
 | "" | pods/status | patch (features.forceDeletion) |

@@ -22,8 +22,8 @@ Call = Callable[..., Awaitable[Manifest]]
 """KubernetesBackend._call: method, resource, namespace, path."""
 
 VERDICT_SECONDS = 30.0
-"""How long a verdict counts. A refused job is reconciled more often, and a sweep submits many jobs that differ only in
-their names."""
+"""How long a verdict counts. A job with a refused template is reconciled more often, and a sweep submits many jobs that
+differ only in their names."""
 CREATE_ONLY = {"resourceVersion": "1"}
 """Metadata of an apply that must create: no object has this version, so an existing one answers with 409."""
 _DRY_RUN = {"dryRun": "All"}
@@ -56,7 +56,7 @@ class Preflight:
         try:
             await self._apply(workload, known)
             await self._create_pod(workload)
-        except (UserError, ForbiddenError, PodRejectedError) as error:
+        except UserError as error:  # others may be granted at any time, and the work queue retries them ever later
             self._verdicts[exact] = (now, error)
             raise
         self._verdicts[alike] = (now, None)

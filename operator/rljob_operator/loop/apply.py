@@ -41,7 +41,7 @@ async def apply_children(
         _call_all(owner, backend.apply, standing), _call_all(owner, backend.check, checked)
     )
     if applied.is_ok:  # Pods must not start from another owner's Secret, or without their NetworkPolicy
-        # Workloads that only change their replicas go on although a change of others is refused.
+        # Workloads that only change their replicas are applied although a change of others is refused.
         unchecked = [child for child in workloads if checks.is_ok or child not in checked]
         applied = await _call_all(owner, backend.apply, unchecked)
     failures = [*applied.failures, *checks.failures]

@@ -137,7 +137,8 @@ class FaultProxy:
         sent = await request.read()
         async with self._forward(request, sent) as response:
             code, raw = response.status, await response.read()
-        if request.method != "GET" and code < 300 and "/leases" not in request.path:
+        is_stored = "/leases" not in request.path and "dryRun" not in request.query
+        if request.method != "GET" and code < 300 and is_stored:
             self._on_write(request.path, json.loads(sent or b"{}"), json.loads(raw))
         if request.method == "GET" and request.path.endswith("/events") and code == 200:
             self.num_resyncs += 1

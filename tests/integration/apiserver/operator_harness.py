@@ -167,13 +167,13 @@ class OperatorHarness:
 
 
 class WriteRecorder:
-    """A hook that records writes."""
+    """A hook that records writes. A dry run writes nothing."""
 
     def __init__(self) -> None:
         self.writes: list[str] = []
 
     async def __call__(self, request: aiohttp.ClientRequest) -> None:
-        if request.method != "GET":
+        if request.method != "GET" and "dryRun" not in request.url.query:
             self.writes.append(f"{request.method} {request.url.path}")
 
 

@@ -22,7 +22,7 @@ CHART = ROOT / "charts" / "rljob"
 ACCOUNT = "system:serviceaccount:ops:rljob-operator"
 NOT_FOR_THE_OPERATOR = [
     *(("", "nodes", verb) for verb in ("get", "list", "patch")),
-    *(("", resource, "create") for resource in ("pods", "pods/exec", "pods/eviction", "serviceaccounts/token")),
+    *(("", resource, "create") for resource in ("pods/exec", "pods/eviction", "serviceaccounts/token")),
     *(("", resource, "get") for resource in ("pods/log", "persistentvolumes", "serviceaccounts")),
     *(("", "secrets", verb) for verb in ("update", "deletecollection")),
     *(("rbac.authorization.k8s.io", "clusterroles", verb) for verb in ("create", "escalate", "bind", "get")),

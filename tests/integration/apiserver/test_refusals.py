@@ -248,7 +248,7 @@ ROLES = {"head": "head", "trainer": "trainer", "rollout": "rollout", "reward": "
 async def test_refused_template_names_its_field_when_the_checks_do_not_know_it(
     harness, monkeypatch, role, template, field, message
 ):
-    """As on a cluster of another version than the checks."""
+    """As on a cluster whose version differs from that of the checks."""
     monkeypatch.setattr(validate, "find_pod_problems", lambda children, roles: ())
     await harness.start()
     template = json.loads(json.dumps(template).replace('"main"', f'"{role}"'))

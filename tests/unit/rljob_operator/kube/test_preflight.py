@@ -112,10 +112,10 @@ async def test_what_only_the_real_request_can_find_out_is_left_to_it(api, kind, 
     await api.check(build())
 
 
-async def test_refusal_is_remembered_for_a_while(api):
-    api.errors = {"Pod": ApiError(403, "", "a policy")}
+async def test_refused_template_is_remembered_for_a_while(api):
+    api.errors = {"Pod": ApiError(422, "Invalid", "is invalid", [DNS])}
     for _ in range(3):
-        with pytest.raises(PodRejectedError):
+        with pytest.raises(RefusedError):
             await api.check(build())
     assert api.requests == []
     api.errors, api.now = {}, VERDICT_SECONDS
@@ -123,12 +123,15 @@ async def test_refusal_is_remembered_for_a_while(api):
     assert len(api.requests) == 2
 
 
-async def test_failed_check_is_not_a_verdict(api):
-    api.errors = {"Pod": ApiError(503, "", "overloaded")}
+@pytest.mark.parametrize("code", [403, 503])
+async def test_what_may_be_granted_or_pass_is_checked_again(api, code):
+    api.errors = {"Pod": ApiError(code, "", "not now")}
     for _ in range(2):
         with pytest.raises(TransientError):
             await api.check(build())
         assert len(api.requests) == 2
+    api.errors = {}
+    await api.check(build())
 
 
 async def test_jobs_of_a_sweep_are_checked_once(api):
@@ -144,8 +147,8 @@ async def test_jobs_of_a_sweep_are_checked_once(api):
 
 
 async def test_refusal_of_one_job_is_not_that_of_another(api):
-    api.errors = {"Pod": ApiError(403, "", "not for sweep-1")}
-    with pytest.raises(PodRejectedError):
+    api.errors = {"Pod": ApiError(422, "Invalid", "not for sweep-1")}
+    with pytest.raises(RefusedError):
         await api.check(build(job="sweep-1", uid="0001"))
     api.errors = {}
     await api.check(build(job="sweep-2", uid="0002"))

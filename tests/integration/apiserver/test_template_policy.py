@@ -67,6 +67,7 @@ def judge(**endpoint):
     return {"rewards": [{"name": "j", "judge": reward}]}
 
 
+APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 SECURITY = f"{CONTAINER}.securityContext"
 REFUSED_FOR_ALL = [
     (secure(privileged=True), f"privileged ({SECURITY}.privileged)"),
@@ -75,6 +76,15 @@ REFUSED_FOR_ALL = [
     (secure(procMount="Unmasked"), f"privileged ({SECURITY}.procMount)"),
     (secure(seccompProfile={"type": "Unconfined"}), f"privileged ({SECURITY}.seccompProfile)"),
     (secure(appArmorProfile={"type": "Unconfined"}), f"privileged ({SECURITY}.appArmorProfile)"),
+    (secure(seLinuxOptions={"type": "spc_t"}), f"privileged ({SECURITY}.seLinuxOptions)"),
+    (
+        pod(securityContext={"seLinuxOptions": {"user": "system_u"}}),
+        f"privileged ({HEAD}.securityContext.seLinuxOptions)",
+    ),
+    (
+        {"head": {"template": {"metadata": {"annotations": {f"{APPARMOR}/head": "unconfined"}}}}},
+        "privileged (spec.head.template.metadata.annotations)",
+    ),
     (pod(securityContext={"windowsOptions": {"hostProcess": True}}), f"privileged ({HEAD}.securityContext.windowsO"),
     (pod(securityContext={"seccompProfile": None}), f"privileged ({HEAD}.securityContext.seccompProfile)"),
     (secure(runAsUser=0), f"root ({SECURITY}.runAsUser)"),
@@ -86,6 +96,14 @@ REFUSED_FOR_ALL = [
     (pod(hostPID=True), f"hostNamespaces ({HEAD}.hostPID)"),
     (pod(hostIPC=True), f"hostNamespaces ({HEAD}.hostIPC)"),
     (container(ports=[{"containerPort": 1, "hostPort": 1}]), f"hostNamespaces ({CONTAINER}.ports: hostPort)"),
+    (
+        container(livenessProbe={"httpGet": {"host": "169.254.169.254", "port": 80}}),
+        f"hostNamespaces ({CONTAINER}: host of a probe or hook)",
+    ),
+    (
+        container(lifecycle={"postStart": {"tcpSocket": {"host": "10.0.0.1", "port": 80}}}),
+        f"hostNamespaces ({CONTAINER}: host of a probe or hook)",
+    ),
     (volume(hostPath={"path": "/"}), f"volumes ({HEAD}.volumes[0]: hostPath)"),
     (volume(nfs={"server": "s", "path": "/"}), f"volumes ({HEAD}.volumes[0]: nfs)"),
     (pod(nodeName="control-plane"), f"nodeName ({HEAD}.nodeName)"),
@@ -133,6 +151,8 @@ ALLOWED = [
     {},
     judge(),
     secure(readOnlyRootFilesystem=True, capabilities={"drop": ["ALL"]}, runAsUser=2000, seccompProfile={"type": "x"}),
+    secure(seLinuxOptions={"level": "s0:c1,c2", "type": "container_t"}),
+    {"head": {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}}}},
     pod(serviceAccountName="default", nodeSelector={"a": "b"}, priorityClassName="high", schedulerName="other"),
     pod(tolerations=[{"operator": "Exists"}], runtimeClassName="gvisor", imagePullSecrets=[{"name": "registry"}]),
     pod(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "persistentVolumeClaim": {"claimName": "c"}}]),
@@ -140,6 +160,7 @@ ALLOWED = [
     container(
         env=[{"name": "A", "value": "b"}], ports=[{"containerPort": 9}], envFrom=[{"configMapRef": {"name": "c"}}]
     ),
+    container(readinessProbe={"httpGet": {"port": 9}, "periodSeconds": 3}, lifecycle={"preStop": {"sleep": {}}}),
     {"head": {"template": {"metadata": {"labels": {"app.kubernetes.io/name": "mine", "team": "rl"}}}}},
 ]
 MALFORMED = [
@@ -148,6 +169,7 @@ MALFORMED = [
     *(pod(priorityClassName=value, serviceAccountName=value) for value in (1, None, {}, [])),
     *(container(env=value, envFrom=value, ports=value) for value in ("x", [1], [{"valueFrom": 1}], {"a": 1}, None)),
     *(volume(projected=value, secret=value, csi=value) for value in (1, None, {"sources": 1}, {"sources": [1]})),
+    *(container(lifecycle=value, livenessProbe=value) for value in (1, None, [], {"httpGet": 1}, {"preStop": []})),
     *({"head": {"template": {"spec": value, "metadata": value}}} for value in (None, 1, "x", [])),
     *({"head": {"template": {"metadata": {"labels": value}}}} for value in (None, 1, {"a": 1}, {"rljob": None})),
     volume(secret={"secretName": 1}),
@@ -157,8 +179,12 @@ MALFORMED = [
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory, loopback):
-    """An API server, and the controller that checks the types in policies."""
-    only = {"kube-controller-manager": ["--controllers=validatingadmissionpolicy-status-controller"]}
+    """An API server as the oldest supported one, and the controller that checks the types in policies."""
+    only = {
+        "kube-controller-manager": ["--controllers=validatingadmissionpolicy-status-controller"],
+        # Its functions of CEL, and those of the version before it, which a policy may use.
+        "kube-apiserver": ["--emulated-version=1.34"],
+    }
     components = ("etcd", "kube-apiserver", "kube-controller-manager")
     folder = tmp_path_factory.mktemp("policy")
     with ControlPlane(folder, address=f"{loopback}.3", components=components, extra_arguments=only) as running:

@@ -133,6 +133,35 @@ def test_each_feature_has_a_row_in_the_read_table():
     assert all(read_table(name) > read_table() for name in FEATURES)
 
 
+def list_fields(schema, path=""):
+    """Yield (path, schema) of each property below a schema."""
+    for name, inner in (schema.get("properties") or {}).items():
+        yield f"{path}.{name}", inner
+        yield from list_fields(inner, f"{path}.{name}")
+    for inner in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            yield from list_fields(inner, f"{path}[]")
+
+
+def test_template_policy_checks_every_field_that_reaches_pods_or_secrets(render):
+    objects = render()
+    fields = {
+        path: inner
+        for crd_ in objects
+        if crd_["kind"] == "CustomResourceDefinition"
+        for path, inner in list_fields(crd_["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    }
+    assert {path for path in fields if path.endswith("ecretRef") or path.endswith("ecretKeyRef")} == {
+        ".hub.tokenSecretRef",
+        ".judge.endpoint.apiKeySecretRef",
+        ".rewards[].judge.endpoint.apiKeySecretRef",
+    }, "the template policy must check new references to Secrets (its variable secretRefs)"
+    templates = {p for p, s in fields.items() if p.endswith(".template") and s.get("type") == "object"}
+    assert templates == {".template", *(f".{role}.template" for role in ("head", "trainer", "rollout", "rewards[]"))}, (
+        "the template policy must check new templates (its variable roles)"
+    )
+
+
 def test_operator_pods_have_the_labels_that_jobs_and_explain_use(render):
     for name in ("rljob", "other"):
         pods = next(o for o in render("--set", f"fullnameOverride={name}") if o["kind"] == "Deployment")["spec"]

@@ -83,7 +83,7 @@ def find_forced_deletions(job: RLJob, state: ObservedState) -> list[ForcedDeleti
     return [
         ForcedDeletion(name_of(pod), _node_of(pod), _deletion_end(pod) + margin)
         for pod in state.pods
-        if _is_ours(pod) and is_terminating(pod) and not _is_forced(pod) and not _has_ended(pod)
+        if _is_ours(pod) and is_terminating(pod) and not _has_ended(pod)
     ]
 
 
@@ -158,13 +158,9 @@ def _deletion_end(pod: Manifest) -> datetime:
     return datetime.fromisoformat(pod["metadata"]["deletionTimestamp"])
 
 
-def _is_forced(pod: Manifest) -> bool:
-    """Whether it was deleted without a grace period. Only its finalizers keep it; a further deletion has no effect."""
-    return bool(pod["metadata"].get("deletionGracePeriodSeconds") == 0)
-
-
 def _has_ended(pod: Manifest) -> bool:
-    """Whether all its containers have ended, as its kubelet says: only finalizers keep it."""
+    """Whether all its containers have ended, as its kubelet or a forced deletion reports: only finalizers keep it. A
+    user's `kubectl delete --force` does not report it, and the Job of a head waits for that."""
     return pod.get("status", {}).get("phase") in _ENDED
 
 

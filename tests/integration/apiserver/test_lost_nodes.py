@@ -23,7 +23,7 @@ DECLARED_UNREADY = [{"type": "Ready", "status": "False"}, {"type": "ContainersRe
 
 
 async def lose_pod(harness: OperatorHarness, role: str, name: str, **metadata: Any) -> None:
-    """A running Pod of a node that is gone, as the node controller leaves it."""
+    """A running Pod of a node that has disconnected, as the node controller leaves it."""
     labels = {"rljob.dev/job": NAME, "rljob.dev/role": role, "app.kubernetes.io/managed-by": "rljob-operator"}
     pod = {
         "apiVersion": "v1",
@@ -136,4 +136,4 @@ async def test_missing_right_is_in_the_status(harness, control_plane, missing):
     await harness.until("the missing right in the status", is_reported)
     assert "is stuck in Terminating" in (await harness.condition("Running"))["message"]
     assert await harness.get("Pod", f"{NAME}-trainer-0")
-    assert await harness.get("StatefulSet", f"{NAME}-trainer"), "everything else goes on"
+    assert await harness.get("StatefulSet", f"{NAME}-trainer"), "everything else continues"

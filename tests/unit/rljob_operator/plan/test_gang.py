@@ -77,18 +77,18 @@ def test_incomplete_gang_releases_its_nodes_and_retries():
     assert queued(simulation).reason == "WaitingForPods"
 
 
-def test_rests_of_jobs_that_compete_do_not_stay_in_step():
+def test_waits_of_jobs_that_compete_do_not_stay_in_step():
     """Two jobs that time out at the same moment try again at different times, and again the next time."""
     jobs = [make_gang() for _ in range(20)]
     for number, job in enumerate(jobs):
         job.metadata.uid = f"u{number}"
     for attempt in range(4):
         now = START + timedelta(seconds=200 * attempt)
-        rests = [choose_rest_seconds(job, now) for job in jobs]
-        assert rests == [choose_rest_seconds(job, now) for job in jobs], "the same for the same attempt"
-        assert min(rests) >= 50
-        assert max(rests) <= 100
-        assert len(set(rests)) > 10
+        waits = [choose_rest_seconds(job, now) for job in jobs]
+        assert waits == [choose_rest_seconds(job, now) for job in jobs], "the same for the same attempt"
+        assert min(waits) >= 50
+        assert max(waits) <= 100
+        assert len(set(waits)) > 10
     assert choose_rest_seconds(jobs[0], START) != choose_rest_seconds(jobs[0], START + timedelta(seconds=200))
 
 
@@ -201,7 +201,7 @@ def test_gang_under_kueue_does_not_wait_for_autoscaled_rewards():
     assert simulation.job.status.phase == "Running"
 
 
-def test_deadline_does_not_pass_while_a_job_is_queued_or_rests():
+def test_deadline_does_not_pass_while_a_job_is_queued_or_backs_off():
     simulation = simulate("kueue", queue="research")
     simulation.job.spec.active_deadline_seconds = 1000
     simulation.reconcile()

@@ -73,7 +73,7 @@ def message_of(simulation, type_="Restarting"):
         ([], False),
     ],
 )
-def test_pod_whose_kubelet_is_silent_is_told_from_an_unready_one(found, silent):
+def test_pod_whose_kubelet_is_silent_differs_from_an_unready_one(found, silent):
     assert is_silent(make_pod("trainer", "t", found=found) if found else {"metadata": {}, "status": {}}) == silent
 
 
@@ -139,7 +139,7 @@ def test_pods_of_one_node_and_role_share_a_message():
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward"])
-def test_replaced_pod_of_a_deployment_is_no_problem(simulation, role):
+def test_replaced_pod_of_a_deployment_is_not_reported(simulation, role):
     simulation.reconcile(1000, **{"old": make_pod(role, "gsm8k-old", deleted=0, found=DECLARED_UNREADY)})
     assert conditions.find(simulation.job.status, "Running").message == "all Pods are ready"
 
@@ -157,14 +157,18 @@ def test_pod_is_deleted_by_force_only_after_the_chosen_time():
     assert [(deletion.pod, deletion.node) for deletion in made.force_delete] == [("gsm8k-trainer-1", "n2")]
 
 
-@pytest.mark.parametrize(
-    "details",
-    [{"deletionGracePeriodSeconds": 0}, {"labels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer"}}],
-    ids=["deleted by force already", "not of this operator"],
-)
-def test_pod_that_force_does_not_help_or_that_is_not_ours_is_left_alone(details):
+def test_head_that_a_user_deleted_by_force_is_reported_as_failed_too():
+    """Its Job waits for the phase Failed, which no kubelet reports."""
+    pod = make_pod("head", "gsm8k-head-x", deleted=0)
+    pod["metadata"] |= {"deletionGracePeriodSeconds": 0, "finalizers": ["batch.kubernetes.io/job-tracking"]}
+    job = make_job(scheduling={"forceDeleteAfterSeconds": 10})
+    (deletion,) = plan_job(job, ObservedState(pods=(pod,)), START + timedelta(seconds=10)).force_delete
+    assert deletion.pod == "gsm8k-head-x"
+
+
+def test_pod_of_others_is_left_alone():
     pod = make_pod("trainer", "gsm8k-trainer-1", deleted=0)
-    pod["metadata"] |= details
+    pod["metadata"]["labels"] = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "trainer"}
     job = make_job(trainer={"replicas": 2}, scheduling={"forceDeleteAfterSeconds": 10})
     assert plan_job(job, ObservedState(pods=(pod,)), START + timedelta(days=1)).force_delete == ()
 

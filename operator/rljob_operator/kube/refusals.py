@@ -22,6 +22,8 @@ _FIELD_PATH = re.compile(r"^\s*\.(?P<path>(?:\[[^\]]*\]|\"[^\"]*\"|[^:\s\[\"])+)
 _UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]+)"')
 _DENIED = re.compile(r"denied (the )?request: ")
 """Of an admission webhook, and of a ValidatingAdmissionPolicy. Their code is what their author chose."""
+_TOO_LARGE = re.compile(r"message larger than max|request is too large")
+"""Of etcd, with code 500."""
 _QUOTA = re.compile(r"(exceeded|failed) quota: ")
 _REFUSED_CODES = (
     HTTPStatus.BAD_REQUEST,
@@ -51,7 +53,7 @@ def translate(error: ApiError, verb: str, resource: str, where: str) -> Exceptio
         return TransientError(f"{where}: an admission webhook does not answer; repair or remove it ({message})")
     if is_conflict(error):
         return TransientError(f"{where}: HTTP {error.code}: {message}")
-    if error.code in _REFUSED_CODES or _TYPED_PATCH.match(message):
+    if error.code in _REFUSED_CODES or _TYPED_PATCH.match(message) or _TOO_LARGE.search(message):
         return RefusedError(_without_prefix(message), tuple(find_field_problems(error)))
     if error.code == HTTPStatus.NOT_FOUND:
         return TransientError(f"{where}: not found (its namespace or kind may have been deleted): {message}")

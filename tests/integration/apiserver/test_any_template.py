@@ -1,0 +1,176 @@
+"""Any template that is YAML gives a job with all its workloads, or a message that names the template and no workload.
+
+Reconciles of the real backend against a real API server, without informers: the cache holds what the backend writes.
+Half of the examples switch off the checks of Pod templates, as on a cluster whose version differs from theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import random
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rljob_api.errors import TransientError
+from rljob_operator.backend import JobKey, Key, RewardModelKey, utc_now
+from rljob_operator.children import WORKLOAD_KINDS
+from rljob_operator.kube.backend import KubernetesBackend
+from rljob_operator.kube.cache import Cache
+from rljob_operator.kube.client import ApiError, KubeApi, connect
+from rljob_operator.kube.driver import DriverClient
+from rljob_operator.kube.resources import REWARD_MODEL, RLJOB, resources_of_kind
+from rljob_operator.loop.failures import FailureTracker
+from rljob_operator.loop.reconcile import reconcile
+from rljob_operator.plan import validate
+from tests.integration.apiserver.manifests import put, smallest
+from tests.integration.apiserver.test_pod_checks import mutate
+from tests.support.pod_templates import ACCEPTED, REFUSED
+
+ROLES = {
+    "head": "spec.head",
+    "trainer": "spec.trainer",
+    "rollout": "spec.rollout",
+    "rewards.0": "spec.rewards[0]",
+    "": "spec",
+}
+"""Where the template is, and its path in messages. "": of a RewardModel."""
+_CONTAINERS = {"head": "head", "trainer": "trainer", "rollout": "rollout"}
+_NUM_RECONCILES = 3
+_KNOWN = [
+    spec["trainer"]["template"]
+    for spec in (*ACCEPTED, *(case[0] for case in REFUSED))
+    if "template" in spec.get("trainer", {})
+]
+_NAMES = [
+    *("metadata", "labels", "annotations", "name", "spec", "containers", "initContainers", "volumes", "env", "image"),
+    *("resources", "limits", "cpu", "nodeSelector", "tolerations", "affinity", "securityContext", "restartPolicy"),
+    *("serviceAccountName", "hostNetwork", "ports", "containerPort", "volumeMounts", "mountPath", "value", "key"),
+]
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXT
+    | st.sampled_from(
+        ["1", "1.5", "500m", "1Gi", "9" * 40, "-1", "1e400", "a/b", "Always", "\U0001f600", "x" * 300_000]
+    )
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES) | _TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+_DEEP: Any = "a"
+for _ in range(60):
+    _DEEP = {"spec": _DEEP}
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> dict[str, Any]:
+    """A known template with some of its values replaced, or any mapping."""
+    if draw(st.booleans()):
+        return draw(
+            st.dictionaries(st.sampled_from(["metadata", "spec"]) | st.sampled_from(_NAMES), _VALUES, max_size=3)
+        )
+    template, source = copy.deepcopy(draw(st.sampled_from(_KNOWN))), random.Random(draw(st.integers()))
+    for _ in range(draw(st.integers(0, 2))):
+        with contextlib.suppress(IndexError):  # nothing is left to be changed
+            template = mutate(template, source)
+    return template
+
+
+class Cluster:
+    """Reconciles one owner at a time in a namespace of a real API server."""
+
+    def __init__(self, api: KubeApi, namespace: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.api, self.namespace, self.loop, self._numbers = api, namespace, loop, itertools.count()
+
+    def run(self, role: str, template: Any) -> tuple[str, list[str]]:
+        """Return the messages of the status, and the existing workloads. Raises ApiError if the owner is refused."""
+        return self.loop.run_until_complete(self._run(role, template))
+
+    async def _run(self, role: str, template: Any) -> tuple[str, list[str]]:
+        resource = RLJOB if role else REWARD_MODEL
+        name = f"any-{next(self._numbers)}"
+        body = put(smallest(resource.kind, name), f"{role}.template".lstrip("."), template)
+        stored = await self.api.request("POST", resource.path(self.namespace), body=body)
+        cache, driver = Cache(), DriverClient()
+        backend, failures = KubernetesBackend(self.api, cache, driver), FailureTracker()
+        cache.upsert(resource.key, stored)
+        key: Key = JobKey(self.namespace, name) if role else RewardModelKey(self.namespace, name)
+        for _ in range(_NUM_RECONCILES):
+            with contextlib.suppress(TransientError):
+                await reconcile(backend, key, utc_now(), failures=failures)
+        await driver.close()
+        found = await self.api.request("GET", resource.path(self.namespace, name))
+        messages = [c["message"] for c in found["status"]["conditions"] if c["type"] in _REPORTING]
+        return "\n".join(messages), await self._workloads(name)
+
+    async def _workloads(self, owner: str) -> list[str]:
+        found = []
+        for kind in WORKLOAD_KINDS:
+            items = (await self.api.request("GET", resources_of_kind(kind)[0].path(self.namespace)))["items"]
+            found += [f"{kind} {item['metadata']['name']}" for item in items if _owner_of(item) == owner]
+        return found
+
+
+_TOO_LARGE = "bytes as a ConfigMap, at most"
+_REPORTING = ("Failed", "ReconcileFailed", "Ready", "Running")
+
+
+def _owner_of(item: dict[str, Any]) -> str:
+    return next((str(ref["name"]) for ref in item["metadata"].get("ownerReferences") or []), "")
+
+
+@pytest.fixture
+def cluster(control_plane, namespace):
+    loop = asyncio.new_event_loop()
+    api = loop.run_until_complete(connect(str(control_plane.kubeconfig)))
+    yield Cluster(api, namespace, loop)
+    loop.run_until_complete(api.close())
+    loop.close()
+
+
+def test_any_template_gives_all_workloads_or_a_message_and_none(cluster):
+    outcomes = []
+
+    @given(role=st.sampled_from(list(ROLES)), template=templates(), is_checked=st.booleans())
+    @example(role="trainer", template={"spec": _DEEP}, is_checked=False)
+    @example(role="head", template={"spec": {"nodeSelectr": {"a": "b"}}}, is_checked=False)
+    @example(role="", template={"spec": {"nodeSelector": ["a"]}}, is_checked=False)
+    @example(role="rewards.0", template={"spec": {"volumes": [{"name": "v"}, {"name": "v"}]}}, is_checked=False)
+    @example(role="rollout", template={"metadata": {"annotations": {"a": "x" * 1_100_000}}}, is_checked=True)
+    @example(role="rollout", template={"metadata": {"annotations": {"a": "\U0001f600\x7f"}}}, is_checked=True)
+    @example(role="head", template={"spec": {"priorityClassName": "none"}}, is_checked=True)
+    def check(role: str, template: Any, is_checked: bool) -> None:
+        checks = (
+            contextlib.nullcontext() if is_checked else mock.patch.object(validate, "find_pod_problems", _find_none)
+        )
+        with checks:
+            try:
+                messages, workloads = cluster.run(role, template)
+            except ApiError:  # as kubectl reports it
+                outcomes.append("refused as a whole")
+                return
+        if len(workloads) == (4 if role else 1):
+            outcomes.append("accepted")
+            return
+        outcomes.append("refused")
+        assert workloads == [], "all or none"
+        assert f"{ROLES[role]}.template" in messages or _TOO_LARGE in messages, messages
+
+    check()
+    assert {"accepted", "refused"} <= set(outcomes), "both happen"
+
+
+def _find_none(children: Any, roles: Any) -> tuple[()]:
+    return ()

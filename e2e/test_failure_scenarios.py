@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -264,7 +265,7 @@ def test_hostile_drivers_hurt_no_other_job(cluster: Cluster, scenario: Scenario)
         elsewhere = build_reward(http={"url": "http://rewards.invalid"})
         scenario.submit(kind.replace(" ", "-"), head={"template": template}, rewards=[elsewhere])
     for kind in kinds:
-        wait_for(f"{kind} running", lambda name=kind.replace(" ", "-"): is_running(scenario, name))
+        wait_for(f"{kind} running", partial(is_running, scenario, kind.replace(" ", "-")))
     before = {pod["metadata"]["uid"] for pod in read_operators(cluster)}
 
     def read_step() -> int:

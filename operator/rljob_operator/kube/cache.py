@@ -113,10 +113,9 @@ class Cache:
             if self._writes.get(key) is done:
                 del self._writes[key]
 
-    async def wait_written(self, kind: str, manifest: Manifest) -> None:
-        """Wait until no tracked write of this object is in flight."""
-        if done := self._writes.get(_key(kind, manifest)):
-            await done.wait()
+    def write_in_flight(self, kind: str, manifest: Manifest) -> asyncio.Event | None:
+        """Return what is set when the tracked write of this object has ended; None: there is none."""
+        return self._writes.get(_key(kind, manifest))
 
     def upsert_own(self, resource: Resource, answer: Manifest) -> None:
         """Store the answer to a write. If the write changed something, a watch event must confirm it."""

@@ -50,6 +50,8 @@ class Informer:
         """None: a task of `keys` has ended."""
         self._absent: frozenset[Resource] = frozenset()
         self.has_listed = False
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Events of objects that are being written."""
         self._to_relist: set[Resource] = set()
         self._has_relisted = asyncio.Event()
 
@@ -90,10 +92,22 @@ class Informer:
             self.has_listed = False
             raise WatchedKindsChangedError("an optional CRD was installed or removed")
 
-    async def _on_event(self, resource: Resource, event: Any) -> None:
-        """Store a watch event, and queue the keys that it concerns."""
-        await self._cache.wait_written(resource.key, event["object"])
-        body = dict(event["object"])
+    def _on_event(self, resource: Resource, event: Any) -> None:
+        """Store a watch event, and queue the keys that it concerns. While the object is being written, the event waits
+        for the answer."""
+        if written := self._cache.write_in_flight(resource.key, event["object"]):
+            task = asyncio.create_task(self._store_after(written, resource, event))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        else:
+            self._store(resource, event)
+
+    async def _store_after(self, written: asyncio.Event, resource: Resource, event: Any) -> None:
+        await written.wait()
+        self._store(resource, event)
+
+    def _store(self, resource: Resource, event: Any) -> None:
+        body = event["object"]
         self._cache.confirm_write(resource.key, body)
         change = self._cache.remove if event["type"] == "DELETED" else self._cache.upsert
         for owner in change(resource.key, body):

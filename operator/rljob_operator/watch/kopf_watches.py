@@ -1,26 +1,25 @@
-"""Watches by kopf: thin event handlers, and settings without kopf's own state.
+"""Watches by kopf, of which the informer takes the events before kopf parses them.
 
-The package's docstring lists what of kopf is used, and each workaround with its reason. Invariants: kopf writes nothing
-into objects, and keeps nothing about them.
+The package's docstring says what of kopf is used, and why no object reaches it. Invariant: kopf writes nothing into
+objects, and knows nothing of them but their resourceVersions.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import functools
+import json
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import kopf
 import yarl
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from rljob_operator.kube.client import KubeApi
 from rljob_operator.kube.resources import WATCHED, Resource
 from rljob_operator.watch.tasks import TaskTree, run_uncancelled
 
-_OBJECT_TASK_SECONDS = 1.0
-"""How long kopf keeps the task of an object without events: by default five times as long, and thousands of tasks."""
-
-OnEvent = Callable[[Resource, Any], Awaitable[None]]
+OnEvent = Callable[[Resource, Any], None]
+_OBJECT_EVENTS = ("ADDED", "MODIFIED", "DELETED")
 
 
 async def run_watches(
@@ -33,47 +32,46 @@ async def run_watches(
 ) -> None:
     """Watch until cancelled or a watch fails, and leave no task behind.
 
-    `scopes` are namespaces; None: all. `on_list` gets the plural name of a kind that kopf has listed.
+    `scopes` are namespaces; None: all. `on_event` gets each watch event, `on_list` the plural name of a kind whose
+    watch has started anew: events before it may be lost.
     """
     registry, sessions = kopf.OperatorRegistry(), list[aiohttp.ClientSession]()
+    for resource in resources:  # kopf watches what has a handler
+        kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)(_never_called)
+    watched = {resource.path(scope): resource for resource in resources for scope in scopes}
 
-    async def handle(event: Any, param: Any = None, **_: Any) -> None:
-        await on_event(param, event)
-
-    for resource in resources:
-        names = (resource.group, resource.version, resource.plural)
-        kopf.on.event(*names, id=resource.plural, param=resource, registry=registry)(handle)
-
-    watched = {resource.path(scope) for resource in resources for scope in scopes}
-
-    def is_list(url: yarl.URL) -> bool:
-        return "watch" not in url.query and any(url.path.endswith(path) for path in watched)
-
-    async def report_list(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        if not is_list(request.url):
+    async def shorten_list(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        resource = _find(watched, request.url)
+        if resource is None or _is_watch(request.url):
             return await handler(request)
         request.url = request.url.update_query(limit="1")
         response = await handler(request)
-        on_list(request.url.path.rpartition("/")[2])
+        on_list(resource.plural)
         return response
 
     class Response(aiohttp.ClientResponse):
-        """Hides the objects of kopf's LISTs from it: it needs only their resourceVersion."""
+        """Hides objects: of a LIST kopf needs the resourceVersion, of a watch the resourceVersion of each event."""
+
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            if self.ok and _is_watch(self.url) and (resource := _find(watched, self.url)):
+                stream: Any = _WatchedStream(self.content, functools.partial(on_event, resource))
+                self.content = stream
+            return self
 
         async def json(self, **options: Any) -> Any:
             answer = await super().json(**options)
-            return (
-                {"metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]}}
-                if is_list(self.url)
-                else answer
-            )
+            if not _find(watched, self.url):
+                return answer
+            return {"metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]}}
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
         # One connection per watch, and a few for kopf's own requests.
-        session = api.new_session(
-            limit=len(WATCHED) * len(scopes) + 10, middlewares=(report_list,), response_class=Response
-        )
+        limit = len(WATCHED) * len(scopes) + 10
+        session = api.new_session(limit, middlewares=(shorten_list,), response_class=Response)
         sessions.append(session)
         return kopf.AiohttpSession(server=api.server, aiohttp_session=session)
 
@@ -92,6 +90,47 @@ async def run_watches(
         await run_uncancelled(end())
 
 
+class _WatchedStream:
+    """The body of a watch's response, for kopf: bookmarks in place of events."""
+
+    def __init__(self, content: aiohttp.StreamReader, on_event: Callable[[Any], None]) -> None:
+        self._content, self._on_event = content, on_event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncGenerator[bytes, None]:
+        rest = bytearray()
+        async for chunk in self._content.iter_chunked(size):
+            *lines, tail = chunk.split(b"\n")
+            for line in lines:
+                rest += line
+                if event := bytes(rest).strip():
+                    yield self._take(event) + b"\n"
+                rest.clear()
+            rest += tail  # at the end: an event that broke off, which the next watch has
+
+    def _take(self, line: bytes) -> bytes:
+        event = json.loads(line)
+        if event["type"] not in _OBJECT_EVENTS:
+            return line
+        version = event["object"]["metadata"]["resourceVersion"]
+        self._on_event(event)
+        return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode()
+
+
+def _find(watched: Mapping[str, Resource], url: yarl.URL) -> Resource | None:
+    return next((resource for path, resource in watched.items() if url.path.endswith(path)), None)
+
+
+def _is_watch(url: yarl.URL) -> bool:
+    return "watch" in url.query
+
+
+async def _never_called(**_: Any) -> None:
+    raise AssertionError("kopf has seen an object")
+
+
 async def _start(
     registry: kopf.OperatorRegistry, scopes: Sequence[str | None], on_watching: Callable[[], None]
 ) -> Collection[asyncio.Task[Any]]:
@@ -101,39 +140,18 @@ async def _start(
     settings.scanning.disabled = bool(namespaces)
     try:
         return await kopf.spawn_tasks(
-            registry=registry,
-            settings=settings,
-            memories=_NoMemories(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
+            registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
         )
     finally:
         on_watching()
 
 
-class _NoMemories(ResourceMemories):
-    """kopf's own remembers each object until its deletion: 2 KB for each of 80,000."""
-
-    async def recall(self, raw_body: Any, *, ephemeral: bool = False, **options: Any) -> ResourceMemory:
-        return await super().recall(raw_body, ephemeral=True, **options)
-
-
-class _NoDiffs(kopf.StatusDiffBaseStorage):
-    """Without it, copying and comparing objects took a quarter of the CPU of a burst."""
-
-    def build(self, **_: Any) -> Any:
-        return {}
-
-
 def _build_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.persistence.diffbase_storage = _NoDiffs()
     settings.persistence.finalizer = "rljob.dev/never-set"
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10
-    settings.queueing.idle_timeout = _OBJECT_TASK_SECONDS
     settings.networking.request_timeout = 30
     settings.posting.enabled = False
     settings.posting.loggers = False

@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self):
         self.open, self.must_fail = set(), asyncio.Event()
-        self.num_kopf_lists = 0
+        self.num_kopf_lists, self.watched_from, self.events = 0, [], {}
 
     async def handle(self, request):
         plural = request.path.rpartition("/")[2]
@@ -63,6 +63,12 @@ class Server:
         await answer.prepare(request)
         self.open.add(request.path)
         try:
+            if plural == RLJOB.plural:
+                self.watched_from.append(request.query["resourceVersion"])
+            if plural in self.events:
+                for chunk in self.events.pop(plural):
+                    await answer.write(chunk)
+                return answer
             if plural == "pods":
                 await self.must_fail.wait()
                 error = {"type": "ERROR", "object": {"code": 500, "message": "a fault of this test"}}
@@ -119,18 +125,42 @@ async def test_failure_of_one_watch_ends_the_others(server, informer):
     await until(lambda: not server.open)
 
 
-async def test_kopf_sees_no_object_of_its_lists(server, informer):
-    """It would start a task for each of 80,000 objects, and ask for them page by page."""
-    consuming, seen = asyncio.create_task(consume(informer)), []
-    informer._on_event = lambda resource, event: seen.append(event)
-    await until(lambda: len(server.open) == len(WATCHED))
+async def test_kopf_sees_no_object_and_knows_its_version(server, informer):
+    """It would start a task for each of 80,000 objects, and remember each."""
+    lines = [json.dumps({"type": "MODIFIED", "object": build_job(version)}).encode() + b"\n" for version in (12, 13)]
+    broken_off = b'{"type": "MODIFIED", "object": {"metadata"'
+    server.events["rljobs"] = [lines[0][:20], lines[0][20:] + lines[1], broken_off]
+    consuming = asyncio.create_task(consume(informer))
+    await until(lambda: len(server.open) == len(WATCHED) and len(server.watched_from) == 2)
+    assert server.watched_from == ["9", "13"], "the next watch continues after the last whole event"
     assert server.num_kopf_lists == len(WATCHED)
     assert not any(task.get_name().startswith("worker for") for task in asyncio.all_tasks())
-    assert informer._cache.names(RLJOB), "the informer's own LIST has it"
+    found = informer._cache.get(RLJOB.kind, "ns", "lifted")
+    assert found["metadata"]["resourceVersion"] == "13"
     consuming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consuming
-    assert not seen
+
+
+def build_job(version):
+    return JOB | {"metadata": JOB["metadata"] | {"resourceVersion": str(version)}}
+
+
+async def test_event_of_an_object_that_is_being_written_waits_for_the_answer_and_delays_no_other():
+    cache = Cache()
+    informer = Informer(None, cache, (), 600)
+    cache.upsert(RLJOB.kind, build_job(7))
+    with cache.track_write(RLJOB, "ns", "lifted"):
+        informer._on_event(RLJOB, {"type": "MODIFIED", "object": build_job(8)})
+        informer._on_event(RLJOB, {"type": "DELETED", "object": build_job(9)})
+        informer._on_event(POD, {"type": "ADDED", "object": build_pod("other")})
+        await asyncio.sleep(0)
+        assert names_in(cache) == ["other"]
+        cache.upsert_own(RLJOB, build_job(8))
+        num_changes = cache.num_changes
+    await until(lambda: not informer._waiting)
+    assert cache.names(RLJOB) == []
+    assert cache.num_changes == num_changes + 1, "the event of the operator's own write changed nothing"
 
 
 class PagedApi:
@@ -232,6 +262,6 @@ async def test_change_of_a_job_queues_the_reward_models_that_it_references(autos
     cache.upsert(REWARD_MODEL.kind, build("math", autoscaling, 1))
     cache.upsert(REWARD_MODEL.kind, build("other", {"autoscaling": {"maxReplicas": 8}}, 2))
     cache.upsert(RLJOB.kind, build("a", {"rewards": rewards}, 3))
-    await informer._on_event(RLJOB, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
+    informer._on_event(RLJOB, {"type": "MODIFIED", "object": build("a", {"rewards": rewards}, 9)})
     keys = [informer._changed.get_nowait() for _ in range(informer._changed.qsize())]
     assert keys == [JobKey("ns", "a"), RewardModelKey("ns", "math")]

@@ -104,3 +104,28 @@ def test_containers_of_a_template_are_unprivileged_unless_they_say_otherwise(fie
 def test_null_does_not_remove_the_restrictions_of_a_container():
     own = {"name": "head", "securityContext": None}
     assert build_head_containers(containers=[own])["head"]["securityContext"] == RESTRICTED
+
+
+TAINTS = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
+
+
+def read_tolerations(**spec):
+    """Return, by workload, the seconds for which its Pods tolerate each taint of a lost node."""
+    workloads = (c for c in build_children(make_job(**spec), "token", DEFAULTS) if "template" in c.get("spec", {}))
+    found = {w["metadata"]["name"]: w["spec"]["template"]["spec"].get("tolerations") or [] for w in workloads}
+    return {name: {t.get("key"): t.get("tolerationSeconds") for t in all_} for name, all_ in found.items() if all_}
+
+
+def test_job_that_deletes_by_force_waits_less_for_a_node_of_its_training_group():
+    assert read_tolerations() == {}
+    soon = dict.fromkeys(TAINTS, 60)
+    assert read_tolerations(scheduling={"forceDeleteAfterSeconds": 30}) == {"gsm8k-head": soon, "gsm8k-trainer": soon}
+
+
+def test_users_own_tolerations_of_a_lost_node_stay():
+    scheduling = {"forceDeleteAfterSeconds": 30}
+    own = {"key": TAINTS[0], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 900}
+    found = read_tolerations(scheduling=scheduling, trainer={"nodePool": {"tolerations": [own]}})
+    assert found["gsm8k-trainer"] == {TAINTS[0]: 900, TAINTS[1]: 60}
+    found = read_tolerations(scheduling=scheduling, trainer={"nodePool": {"tolerations": [{"operator": "Exists"}]}})
+    assert found["gsm8k-trainer"] == {None: None}

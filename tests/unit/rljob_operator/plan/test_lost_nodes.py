@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from rljob_operator.backend import ObservedState
+from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.lost_nodes import NODE_LOST, NODE_UNREACHABLE, POD_STUCK, find_lost_pods, is_silent
@@ -178,6 +179,16 @@ def test_pod_that_has_ended_waits_for_its_finalizers_alone():
     pod["status"]["phase"] = "Failed"
     job = make_job(trainer={"replicas": 2}, scheduling={"forceDeleteAfterSeconds": 10})
     assert plan_job(job, ObservedState(pods=(pod,)), START + timedelta(days=1)).force_delete == ()
+
+
+def test_choice_restarts_no_running_pod(simulation):
+    """Only the Pods of a later start tolerate a lost node for less time."""
+    simulation.reconcile()
+    before = {key: child["spec"] for key, child in simulation.children.items() if key.kind in WORKLOAD_KINDS}
+    simulation.job.spec.scheduling.force_delete_after_seconds = 20
+    simulation.job.metadata.generation = 2
+    simulation.reconcile()
+    assert before == {key: child["spec"] for key, child in simulation.children.items() if key.kind in WORKLOAD_KINDS}
 
 
 def test_suspended_job_loses_its_lost_pods_too():

@@ -107,6 +107,7 @@ def _other_conditions(status: RLJobStatus) -> list[tuple[str, str]]:
     """Relevant conditions, without the one that decides the phase."""
     notable = {
         (conditions.NAME_CONFLICT, "True"),
+        (conditions.RECONCILE_FAILED, "True"),
         (conditions.RESTARTING, "True"),
         (conditions.POOLS_ISOLATED, "False"),
         (conditions.LEARNING, "False"),

@@ -23,16 +23,16 @@ def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message
     """Return `status`, which was planned for the owner or is the owner's, with the condition."""
     now, generation = now.replace(microsecond=0), owner.metadata.generation
     is_finished = isinstance(status, RLJobStatus) and conditions.is_finished(status)
-    if running := 0 if is_finished else find_running_generation(owner):
+    if not is_finished and find_running_generation(owner):
         message = describe_refused_change(owner, message)
-        status = keep_running_generation(owner, status).model_copy(update={"observed_generation": running})
+        status = keep_running_generation(owner, status)
     elif not is_finished:
         status = _set_waiting(owner, status, reason, message, now)
     failed = conditions.build_condition(
         owner.status, conditions.RECONCILE_FAILED, True, reason, message, generation=generation, now=now
     )
     others = [condition for condition in status.conditions if condition.type != conditions.RECONCILE_FAILED]
-    return status.model_copy(update={"conditions": [*others, failed]})
+    return status.model_copy(update={"conditions": [*others, failed], "observed_generation": generation})
 
 
 def _set_waiting(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:
@@ -42,4 +42,4 @@ def _set_waiting(owner: Owner, status: OwnerStatus, reason: str, message: str, n
     generation, type_ = owner.metadata.generation, working_type(owner)
     waiting = conditions.build_condition(owner.status, type_, False, reason, message, generation=generation, now=now)
     others = [condition for condition in status.conditions if condition.type != type_]
-    return status.model_copy(update={"conditions": [waiting, *others], "observed_generation": generation})
+    return status.model_copy(update={"conditions": [waiting, *others]})

@@ -138,7 +138,7 @@ async def test_running_object_keeps_its_state_and_says_which_generation_stays(ow
     assert (kept.status, kept.observed_generation) == ("True", 2)
     assert failed.message == "generation 3 is not applied: a policy rejects it; generation 2 stays"
     assert failed.observed_generation == 3
-    assert failing.backend.owner.status.observed_generation == 2
+    assert failing.backend.owner.status.observed_generation == 3, "it was observed, and not applied"
     if owner.kind == "RLJob":
         assert failing.backend.owner.status.phase == "Running"
 

@@ -1,5 +1,6 @@
 """The operator's metrics of jobs, their phases, and autoscaling decisions."""
 
+import re
 from datetime import UTC, datetime
 
 from rljob_api.manifest.job import RLJob
@@ -7,6 +8,7 @@ from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.status import Condition
 from rljob_operator.backend import JobKey, RewardModelKey
 from rljob_operator.loop.metrics import OperatorMetrics
+from tests.paths import ROOT
 
 SUMS, MATH = JobKey("team", "sums"), RewardModelKey("team", "math")
 
@@ -81,6 +83,11 @@ def find_samples(metrics, name):
     return sorted((tuple(s.labels.values()), s.value) for s in found)
 
 
+def find_failures(metrics):
+    """Return {reason: failures} without zeros."""
+    return {reason: value for (reason,), value in find_samples(metrics, "rljob_job_failures_total") if value}
+
+
 def test_each_job_has_one_series_with_its_phase():
     metrics = OperatorMetrics()
     for phase in ("", "Queued", "Running"):
@@ -103,18 +110,25 @@ def test_phase_of_a_job_with_an_invalid_spec_is_recorded():
     metrics.record_owner(SUMS, make_job_in("Pending"))
     metrics.record_owner(SUMS, RLJob.model_construct(metadata=job.metadata, status=job.status))
     assert find_samples(metrics, "rljob_job_phase") == [(("team", "sums", "Failed"), 1)]
-    assert find_samples(metrics, "rljob_job_failures_total") == [(("team", "InvalidSpec"), 1)]
+    assert find_failures(metrics) == {"InvalidSpec": 1}
 
 
 def test_a_failure_is_counted_once_by_its_reason():
     metrics = OperatorMetrics()
     metrics.record_owner(JobKey("team", "old"), make_job_in("Failed", "UserError"))
-    assert find_samples(metrics, "rljob_job_failures_total") == [], "it failed before this process started"
+    assert find_failures(metrics) == {}, "it failed before this process started"
     for _ in range(2):
         metrics.record_owner(SUMS, make_job_in("Running"))
         for _ in range(2):
             metrics.record_owner(SUMS, make_job_in("Failed", "UserError"))
-    assert find_samples(metrics, "rljob_job_failures_total") == [(("team", "UserError"), 2)]
+    assert find_failures(metrics) == {"UserError": 2}
+
+
+def test_reasons_are_those_of_the_documentation_and_exported_from_the_start():
+    [row] = re.findall(r"^\| Failed \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "lifecycle.md").read_text(), re.M)
+    documented = row.strip().split(", ")
+    samples = find_samples(OperatorMetrics(), "rljob_job_failures_total")
+    assert samples == [((reason,), 0) for reason in sorted(documented)]
 
 
 def test_api_calls_are_counted_by_resource():

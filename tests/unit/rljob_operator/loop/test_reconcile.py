@@ -685,7 +685,8 @@ class Operator(RuleBasedStateMachine):
     def _check_children(self):
         status, kinds = self.job.status, {key.kind for key in self.backend.objects}
         assert status.observed_generation == self.job.metadata.generation
-        assert {c.observed_generation for c in status.conditions if c.type != "Running"} == {self.job.metadata.generation}
+        others = {c.observed_generation for c in status.conditions if c.type != conditions.RUNNING}
+        assert others == {self.job.metadata.generation}, "Running may have the one that runs"
         if conditions.is_finished(status) or status.phase == "Suspended":
             assert kinds.isdisjoint({"StatefulSet", "Deployment"})
         elif status.phase != "Failed":

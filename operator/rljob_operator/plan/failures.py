@@ -5,7 +5,7 @@ about the job is left to lifecycle. Invariants: a failure is counted once, also 
 record is bounded; it changes only with a new failure, so time alone writes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -78,13 +78,10 @@ class _Window:
             at = self.round(time.at)
             if self.contains(at):
                 counts[at] = counts.get(at, 0) + time.count
-        kept, num_kept = list[FailureTime](), 0
-        for at in sorted(counts, reverse=True):
-            # One more than the limit is enough. A time without failures only keeps a new record from being forgotten.
-            if num_kept <= self.limit and len(kept) < MAX_FAILURE_TIMES and (counts[at] or not kept):
-                kept.append(FailureTime(at=at, count=counts[at]))
-                num_kept += counts[at]
-        return kept[::-1]
+        newest = max(counts, default=None)
+        # A time without failures only keeps a new record from being forgotten.
+        kept = [FailureTime(at=at, count=count) for at, count in sorted(counts.items()) if count or at == newest]
+        return kept[-MAX_FAILURE_TIMES:]
 
 
 def count_failures(observed: ObservedJob, now: datetime) -> Failures:
@@ -173,9 +170,9 @@ def _record(old: list[PodFailures], sources: list[_Source], window: _Window) -> 
             )
     if not changed:
         return old
-    pinned = {source.identity for source in sources if source.is_driver}
+    current = {source.identity: source.is_driver for source in sources}
     kept = [_prune(record, window) for record in records.values()]
-    return _bound([record for record in kept if record.times or (record.pod, record.created) in pinned], pinned)
+    return _bound([record for record in kept if record.times or (record.pod, record.created) in current], current)
 
 
 def _new_times(source: _Source, before: PodFailures | None, window: _Window) -> list[FailureTime]:
@@ -228,12 +225,13 @@ def _prune(record: PodFailures, window: _Window) -> PodFailures:
     return record.model_copy(update={"times": window.add(record.times, [])})
 
 
-def _bound(records: list[PodFailures], pinned: set[_Identity]) -> list[PodFailures]:
-    """The Pods with most failures, of equal ones the last that failed, by name. The driver's count stays: without
-    it, all of its failures would look new."""
+def _bound(records: list[PodFailures], is_driver: Mapping[_Identity, bool]) -> list[PodFailures]:
+    """The Pods with most failures, of equal ones the last that failed, by name. The driver's count stays: without it,
+    all of its failures would look new. So do Pods whose failures have expired, if there is room."""
 
     def rank(record: PodFailures) -> tuple[bool, int, datetime]:
-        return (record.pod, record.created) in pinned, sum(time.count for time in record.times), _last_time(record)
+        count = sum(time.count for time in record.times)
+        return is_driver.get((record.pod, record.created), False), count, _last_time(record)
 
     kept = sorted(records, key=rank, reverse=True)[:MAX_FAILING_PODS]
     return sorted(kept, key=lambda record: (record.pod, record.created))

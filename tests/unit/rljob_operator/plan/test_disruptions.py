@@ -126,6 +126,7 @@ def test_failed_pod_is_not_disrupted_for_its_own_reasons(reason):
 def test_pod_that_exceeds_its_own_disk_limit_is_not_disrupted(message, is_disrupted):
     evicted = pod("Failed", [("DisruptionTarget", "True", "TerminationByKubelet")], reason="Evicted", message=message)
     assert bool(find_disruption(evicted)) == is_disrupted
+    assert find_disruption(evicted | {"status": evicted["status"] | {"reason": "Preempting"}}), "not an eviction"
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_single_restarts_in_a_large_fleet_are_not_added_up():
 def test_restarts_spread_over_weeks_are_not_added_up(cluster):
     for _ in range(50):
         cluster.crash("r-0", after=WINDOW.total_seconds() / 6)
-        assert len(cluster.record("rollout")[0].times) <= 7
+        assert len(cluster.record("rollout")[0].times) <= 7, "what is older is dropped"
     assert cluster.failed is None
     assert {role.name: role.restarts for role in cluster.job.status.roles}["rollout"] == 50
 
@@ -387,6 +387,12 @@ def test_clock_of_a_node_that_is_ahead_does_not_extend_the_window(cluster):
     cluster.crash("r-0", at=cluster.now + timedelta(days=3))
     cluster.now += WINDOW
     assert cluster.charged("rollout") == 0
+
+
+def test_clock_of_a_node_that_is_behind_hides_no_failure(cluster):
+    for _ in range(7):
+        cluster.crash("r-0", at=cluster.now - timedelta(days=3))
+    assert cluster.failed
 
 
 def test_longest_delays_of_kubernetes_fit_into_the_window():

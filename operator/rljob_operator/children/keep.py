@@ -6,6 +6,8 @@ differs, the current operator rebuilds the workload. Pure. Invariant: new images
 operator never replace a Pod of an existing workload.
 """
 
+from collections.abc import Mapping
+
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, WORKLOAD_KINDS, digest
 
@@ -86,9 +88,9 @@ def _annotations_of(workload: Manifest) -> dict[str, str]:
     return workload["metadata"].get("annotations") or {}
 
 
-def _with_annotations(workload: Manifest, changes: dict[str, str | None]) -> Manifest:
+def _with_annotations(workload: Manifest, changes: Mapping[str, str | None]) -> Manifest:
     """The workload with changed annotations; None removes one."""
-    annotations = _annotations_of(workload) | changes
+    annotations = {**_annotations_of(workload), **changes}
     metadata = workload["metadata"] | {"annotations": {k: v for k, v in annotations.items() if v is not None}}
     return workload | {"metadata": metadata}
 

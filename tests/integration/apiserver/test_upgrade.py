@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ ROLES = {
     ("Deployment", f"{MODEL}-rewardmodel"),
 }
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DATA = ROOT / "tests" / "data" / "configuration"
 OLD_CRDS = ROOT / "tests" / "data" / "crds" / "0.1.0.json"
 """Without descriptions."""
 FORCED = {"fieldManager": "helm", "force": "true"}
@@ -140,6 +142,10 @@ async def old_cluster(tmp_path, loopback):
         kubeconfig = str(running.kubeconfig)
         api = await connect(kubeconfig)
         harness = OperatorHarness(api, "default", kubeconfig)
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        await api.request("POST", "/api/v1/namespaces/default/serviceaccounts", body=account)
+        priority = {"metadata": {"name": "high"}, "value": 1}  # of the stored trainer
+        await api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body=priority)
         for crd in json.loads(OLD_CRDS.read_text()):
             await api.request("POST", CRDS, body=crd)
         yield harness
@@ -160,23 +166,20 @@ async def create_when_served(harness: OperatorHarness, manifest: Manifest) -> No
     await harness.until("the CRD is served", is_created)
 
 
+STARTED = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 OLD_STATUS = {
     "RLJob": {
-        "conditions": [
-            {"type": "Running", "status": "True", "reason": "Running", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        ],
+        "conditions": [{"type": "Running", "status": "True", "reason": "Running", "lastTransitionTime": STARTED}],
         "observedGeneration": 1,
         "phase": "Running",
         "roles": [{"name": "head", "desired": 1, "ready": 1, "restarts": 2}],
         "rollouts": "6/6",
         "progress": {"step": 3, "totalSteps": 500, "reward": 0.25, "weightVersion": 3, "phase": "generate"},
         "retried": "once",
-        "startTime": "2026-01-01T00:00:00Z",
+        "startTime": STARTED,
     },
     "RewardModel": {
-        "conditions": [
-            {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        ],
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": STARTED}],
         "observedGeneration": 1,
         "replicas": 2,
         "readyReplicas": 2,
@@ -186,8 +189,9 @@ OLD_STATUS = {
 
 
 async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
-    """Nothing is pruned, and the operator reconciles the objects without writing their spec."""
-    stored = list(yaml.safe_load_all((ROOT / "tests" / "data" / "configuration" / "stored.yaml").read_text()))
+    """Nothing is pruned, and the operator reconciles the objects without writing their spec. With the fields that the
+    new CRDs add, their workloads have the digests by which those of version 0.1.0 are kept."""
+    stored = list(yaml.safe_load_all((DATA / "stored.yaml").read_text()))
     before = {}
     for manifest in stored:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -207,6 +211,9 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
         new = await old_cluster.get(kind, name)
         assert contains(new, {part: old[part] for part in ("spec", "status")}), "nothing is pruned"
 
+    for (kind, name), old in before.items():
+        suffix, label = {"RLJob": ("token", "job"), "RewardModel": ("rewardmodel", "reward-model")}[kind]
+        await old_cluster.create(build_secret(old, f"{name}-{suffix}", f"rljob.dev/{label}"))
     recorder = WriteRecorder()
     await old_cluster.start(recorder, resync_seconds=0.4, namespaces=("default",))
     for kind, name in before:
@@ -216,8 +223,28 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
         new = await old_cluster.get(kind, name)
         assert new["metadata"]["generation"] == old["metadata"]["generation"] == 1
         assert contains(new["spec"], old["spec"])
+    await old_cluster.until("all workloads", lambda: has_workloads(old_cluster, 7))
+    hashes = {name: config_hash_of(w) for (_, name), w in (await read_workloads(old_cluster)).items()}
+    assert hashes == yaml.safe_load((DATA / "config-hashes-0.1.0.yaml").read_text())
     owners = tuple(f"/{plural}/{name}" for plural, name in (("rljobs", "stored"), ("rewardmodels", "shared")))
     assert not [write for write in recorder.writes if write.endswith(owners)], "only their status is written"
+
+
+def build_secret(owner: Manifest, name: str, label: str) -> Manifest:
+    """The Secret of an earlier operator, with the token of the digests."""
+    reference = {name: owner[name] for name in ("apiVersion", "kind")} | {"controller": True}
+    reference |= {name: owner["metadata"][name] for name in ("name", "uid")}
+    labels = {label: owner["metadata"]["name"], "app.kubernetes.io/managed-by": "rljob-operator"}
+    metadata = {"name": name, "labels": labels, "ownerReferences": [reference]}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": "token"}}
+
+
+async def has_workloads(harness: OperatorHarness, number: int) -> bool:
+    return len(await harness.workloads()) == number
+
+
+def config_hash_of(workload: Manifest) -> str:
+    return str(workload["spec"]["template"]["metadata"]["annotations"]["rljob.dev/config-hash"])
 
 
 async def is_current(harness: OperatorHarness) -> bool:

@@ -99,6 +99,8 @@ def other_value(name: str, annotation: Any, value: Any) -> Any:
             return value | {"metadata": {"annotations": {"mine": "1"}}}
         case dict():
             return value | {"OTHER": "1"}
+        case list() if not value and "float" in str(annotation):
+            return [1.0]
         case list():
             item = {"tolerations": Toleration(operator="Exists"), "image_pull_secrets": LocalObjectReference(name="x")}
             return [*value, item.get(name, "other")]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from kubernetes import client
 from typer.testing import CliRunner
 
 from rljob_cli.main import app
+from rljob_operator.plan import lost_nodes
 from tests.integration.apiserver.fake_kubelet import FakeKubelet
 from tests.integration.apiserver.manifests import put_all, smallest
 
@@ -204,6 +206,28 @@ def test_explain_reports_pod_problem_remedy_and_next_command(harness: CliHarness
     assert commands.endswith(f"kubectl rljob logs sums -n {harness.namespace} --role reward-correct --previous")
     found = json.loads(harness.run("explain", "sums", "-o", "json"))
     assert [(r["name"], r["ready"], r["desired"]) for r in found["roles"]][:2] == [("head", 1, 1), ("trainer", 0, 1)]
+
+
+def test_explain_names_the_lost_node_of_a_pod_that_no_kubelet_ends(
+    harness: CliHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_nodes, "_LOST_MARGIN", timedelta(hours=-1))
+    harness.make_job()
+    harness.set_phase("Restarting", "TrainerRestarting", "waits for 1 of 1 trainer Pod")
+    harness.make_pod("sums-trainer-0", "trainer", node="lost-one")
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    status = {"status": {"phase": "Running", "conditions": conditions}}
+    harness.core.patch_namespaced_pod_status("sums-trainer-0", harness.namespace, status, _content_type=MERGE)
+    output = " ".join(harness.run("explain", "sums").split())
+    assert "node lost-one of Pod sums-trainer-0 is not ready or does not answer" in output
+    harness.core.delete_namespaced_pod("sums-trainer-0", harness.namespace)
+    output = " ".join(harness.run("explain", "sums").split())
+    assert "Pod sums-trainer-0 is stuck in Terminating on node lost-one, which does not answer" in output
+    found = json.loads(harness.run("explain", "sums", "-o", "json"))
+    assert found["next"][:2] == [
+        "kubectl describe node lost-one",
+        "kubectl taint nodes lost-one node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ]
 
 
 def test_explain_of_a_failed_job_suggests_logs_and_retry(harness: CliHarness) -> None:

@@ -14,7 +14,8 @@ from rljob_api.manifest.job import RLJob
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, Key, ObservedState, Owner, Plan
 from rljob_operator.kube.backend import KubernetesBackend
 from rljob_operator.kube.cache import ObjectKey
-from rljob_operator.kube.driver import DriverEndpoint, find_driver
+from rljob_operator.kube.driver import find_driver
+from rljob_operator.kube.driver_request import DriverEndpoint
 from rljob_operator.kube.resources import REWARD_MODEL, RLJOB
 from rljob_operator.loop.reconcile import OnUnchanged
 

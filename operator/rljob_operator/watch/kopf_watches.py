@@ -1,4 +1,4 @@
-"""Watches by kopf, of which the informer takes the events before kopf parses them.
+"""Watches by kopf. The informer takes their events before kopf parses them.
 
 The package's docstring says what of kopf is used, and why no object reaches it. Invariant: kopf writes nothing into
 objects, and knows nothing of them but their resourceVersions.
@@ -33,7 +33,7 @@ async def run_watches(
     """Watch until cancelled or a watch fails, and leave no task behind.
 
     `scopes` are namespaces; None: all. `on_event` gets each watch event, `on_list` the plural name of a kind whose
-    watch has started anew: events before it may be lost.
+    watch has restarted: events before it may be lost.
     """
     registry, sessions = kopf.OperatorRegistry(), list[aiohttp.ClientSession]()
     for resource in resources:  # kopf watches what has a handler

@@ -146,7 +146,7 @@ def build_job(version):
     return JOB | {"metadata": JOB["metadata"] | {"resourceVersion": str(version)}}
 
 
-async def test_event_of_an_object_that_is_being_written_waits_for_the_answer_and_delays_no_other():
+async def test_event_of_an_object_that_is_being_written_waits_for_the_answer_alone():
     cache = Cache()
     informer = Informer(None, cache, (), 600)
     cache.upsert(RLJOB.kind, build_job(7))

@@ -287,3 +287,56 @@ async def test_reward_model_waits_with_the_reason_and_without_a_workload(harness
         return not await harness.condition("ReconcileFailed", **owner) and bool(await harness.workloads())
 
     await harness.until("its Deployment", is_cleared)
+
+
+async def make_ready(harness: OperatorHarness) -> None:
+    """Create the Pods of the job, which no controller does here, and report them as ready."""
+    roles = {"head": "Job", "trainer": "StatefulSet", "rollout": "Deployment", "reward-correct": "Deployment"}
+    for role, kind in roles.items():
+        workload = await harness.get(kind, f"{NAME}-{role}")
+        template = workload["spec"]["template"]
+        metadata = template["metadata"] | {"name": f"{NAME}-{role}-0"}
+        reference = {"apiVersion": workload["apiVersion"], "kind": kind, "name": workload["metadata"]["name"]}
+        metadata["ownerReferences"] = [reference | {"uid": workload["metadata"]["uid"], "controller": True}]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        await harness.create(pod)
+        ready = [{"type": "Ready", "status": "True"}]
+        await harness.patch_status("Pod", f"{NAME}-{role}-0", {"phase": "Running", "conditions": ready})
+
+
+CHANGES: list[tuple[Manifest, str, str]] = [
+    ({"trainer": {"template": {"spec": {"dnsPolicy": "Cluster"}}}}, "Failed", "spec.trainer.template.spec.dnsPolicy: "),
+    ({"head": {"template": {"spec": {"nodeSelectr": {}}}}}, "Failed", "spec.head.template.spec.nodeSelectr: "),
+    ({"head": {"template": {"spec": {"priorityClassName": "none"}}}}, "ReconcileFailed", "spec.head.template"),
+    ({"rollout": {"resources": MEMORY, "env": {"A": "1"}}}, "ReconcileFailed", "spec.rollout.template"),
+]
+
+
+@pytest.mark.parametrize(("change", "condition", "path"), CHANGES)
+async def test_running_job_continues_as_it_was_when_a_change_is_refused(harness, monkeypatch, change, condition, path):
+    monkeypatch.setattr(validate, "find_pod_problems", lambda children, roles: ())
+    await limit_memory(harness)
+    await harness.start()
+    await harness.create(smallest())
+    await harness.until_all_workloads()
+    await make_ready(harness)
+    await harness.until_condition("Running")
+    before = {w["metadata"]["name"]: (w["metadata"]["uid"], w["spec"]) for w in await harness.workloads()}
+    await harness.patch("RLJob", NAME, {"spec": change})
+    refused = await harness.until_condition(condition)
+    assert refused["message"].startswith("generation 2 is not applied: ")
+    assert refused["message"].endswith("; generation 1 stays")
+    assert path in refused["message"]
+    running = await harness.condition("Running")
+    assert (running["status"], running["observedGeneration"]) == ("True", 1)
+    assert {w["metadata"]["name"]: (w["metadata"]["uid"], w["spec"]) for w in await harness.workloads()} == before
+    (role,) = change
+    await harness.patch("RLJob", NAME, {"spec": {role: None}})
+
+    async def is_applied() -> bool:
+        return (await harness.condition("Running")).get("observedGeneration") == 3 and not (
+            await harness.condition("ReconcileFailed")
+        )
+
+    await harness.until("generation 3", is_applied)
+    assert (await harness.get("RLJob", NAME))["status"]["phase"] == "Running"

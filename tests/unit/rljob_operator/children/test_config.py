@@ -1,5 +1,7 @@
 """The files of Pods can be read by the images that running roles keep over an upgrade."""
 
+import json
+
 import yaml
 
 from rljob_api.manifest.job import RLJob
@@ -34,6 +36,26 @@ def test_files_have_no_field_that_version_0_1_0_does_not_know():
         reward = yaml.safe_load(build_reward_config(service)["data"]["reward.yaml"])
         stored = next(each for each in STORED["spec"]["rewards"] if each["name"] == reward["name"])
         assert find_unknown(reward, stored) == []
+
+
+def fill_defaults(data, schema):
+    """The data with the defaults of a CRD's schema, as the API server fills them in."""
+    if isinstance(data, list):
+        return [fill_defaults(each, schema["items"]) for each in data]
+    properties = schema.get("properties")
+    if not isinstance(data, dict) or not properties:
+        return data
+    filled = {name: field["default"] for name, field in properties.items() if "default" in field} | data
+    return {name: fill_defaults(value, properties.get(name, {})) for name, value in filled.items()}
+
+
+def test_version_0_1_0_reads_the_same_values_from_the_file():
+    """Its defaults are those that the file leaves out: no default has changed since."""
+    crds = json.loads((ROOT / "tests" / "data" / "crds" / "0.1.0.json").read_text())
+    crd = next(crd for crd in crds if crd["spec"]["names"]["kind"] == "RLJob")
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    file = yaml.safe_load(build_job_config(RLJob.model_validate(STORED))["data"]["job.yaml"])
+    assert fill_defaults(file["spec"], schema) == STORED["spec"]
 
 
 def test_file_has_all_that_programs_read():

@@ -264,6 +264,7 @@ def _command_for(cause: Cause, observation: JobObservation) -> str:
         "RewardModelMissing": f"kubectl get rewardmodels -n {namespace}",
         "ImagePull": edit,
         "OOMKilled": edit,
+        "DiskLimitExceeded": edit,
         "CreateContainerConfigError": f"kubectl get configmaps,secrets -n {namespace}",
         "FailedMount": f"kubectl get configmaps,secrets,pvc -n {namespace}",
         "PodNameTaken": f"kubectl get pods -n {namespace} --show-labels",

@@ -26,7 +26,7 @@ LABEL_MONITORING = "rljob.dev/monitoring"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "rljob-operator"}
 _MONITORING: Manifest = {"namespaceSelector": {"matchLabels": {LABEL_MONITORING: "true"}}}
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
-"""A label that the API server sets on every namespace, and nobody can change."""
+"""A label that the API server sets on every namespace; no one can change it."""
 _METADATA_ADDRESSES = {"0.0.0.0/0": "169.254.169.254/32", "::/0": "fd00:ec2::254/128"}
 """Clouds serve the node's credentials there."""
 _ANYWHERE: list[Manifest] = [

@@ -36,7 +36,7 @@ REMEDIES = {
     "OOMKilled": "raise {path}.resources.limits.memory",
     "DiskLimitExceeded": "raise {path}.resources.limits.ephemeral-storage, or write less to files",
     "Evicted": "no action needed: the Pod is replaced, and backoffLimit is not charged",
-    "ImagePull": "correct {path}.image, or name a Secret in {path}.template.spec.imagePullSecrets",
+    "ImagePull": "correct {path}.image, or name a Secret in spec.imagePullSecrets",
     "CreateContainerConfigError": "create the ConfigMap or Secret that the message names, or correct {path}.template",
     "Unschedulable": "compare {path}.nodePool (nodeSelector, tolerations) and {path}.resources with the nodes",
     "VolumeUnbound": "create the PersistentVolumeClaim that {claims} name, or see why it is not bound",

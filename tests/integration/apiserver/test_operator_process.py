@@ -100,7 +100,17 @@ class Chart:
     def arguments(self) -> list[str]:
         (deployment,) = (o for o in self.objects if o["kind"] == "Deployment")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        return list(container["args"])
+        return [self._mounted(argument) for argument in container["args"]]
+
+    def _mounted(self, argument: str) -> str:
+        """An argument with the folder in which the ConfigMap's file is here instead of in a Pod."""
+        flag, _, path = argument.partition("=")
+        if flag != "--defaults":
+            return argument
+        (config,) = (o for o in self.objects if o["kind"] == "ConfigMap" and Path(path).name in o["data"])
+        file = self.kubeconfig.with_name(Path(path).name)
+        file.write_text(config["data"][file.name])
+        return f"{flag}={file}"
 
     def find_role(self, resource: str) -> dict[str, Any]:
         roles = (o for o in self.objects if o["kind"] in ("Role", "ClusterRole"))
@@ -147,10 +157,14 @@ def render_chart(harness, api_client) -> Iterator[Callable[..., Chart]]:
 @pytest.mark.parametrize("is_cluster_wide", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_chart_grants_all_permissions_for_the_life_of_a_job(harness, render_chart, is_cluster_wide):
     admin = harness.admin
-    chart = render_chart(*([] if is_cluster_wide else ["--set", f"watchNamespaces={{{admin.namespace}}}"]))
+    values = ["--set", "defaults.labels.team=rl,defaults.podSecurityContext.runAsUser=null"]
+    chart = render_chart(*values, *([] if is_cluster_wide else ["--set", f"watchNamespaces={{{admin.namespace}}}"]))
     harness.start(chart.kubeconfig, *chart.arguments)
     admin.create(smallest(name=NAME))
     harness.until("all workloads", harness.has_all_workloads)
+    pod = harness.child("StatefulSet", "trainer")["spec"]["template"]
+    assert (pod["metadata"]["labels"]["team"], pod["spec"]["securityContext"]["runAsNonRoot"]) == ("rl", True)
+    assert "runAsUser" not in pod["spec"]["securityContext"], "null leaves it to the platform"
     harness.simulator.step()
     admin.patch("RLJob", NAME, {"spec": {"rollout": {"replicas": 2}}})
     harness.until("the new replicas", lambda: harness.child("Deployment", "rollout")["spec"]["replicas"] == 2)

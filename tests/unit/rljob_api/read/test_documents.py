@@ -125,7 +125,7 @@ def test_items_of_a_list_are_documents_with_their_own_paths_and_lines() -> None:
     assert [(problem.path, problem.line) for problem in second.problems] == [("spec.x", 10)]
 
 
-def test_empty_list_has_no_documents_and_an_entry_that_is_no_object_is_kept() -> None:
+def test_empty_list_has_no_documents_and_a_wrong_entry_is_kept() -> None:
     assert read_documents("kind: List\nitems: []\n") == ([], [])
     (entry,), _ = read_documents("<<: {items: [1]}\nkind: List\n")
     assert entry.line_of(("spec",)) == 1, "the line of the list, if the item has none"
@@ -133,6 +133,6 @@ def test_empty_list_has_no_documents_and_an_entry_that_is_no_object_is_kept() ->
     assert (entry.data, entry.line_of(())) == (1, 2)
 
 
-def test_mapping_that_is_no_list_stays_whole() -> None:
+def test_list_without_a_list_of_items_stays_whole() -> None:
     (document,), _ = read_documents("kind: List\nitems: 3\n")
     assert document.data == {"kind": "List", "items": 3}

@@ -120,7 +120,7 @@ def test_reward_model_is_missing_only_if_the_list_was_readable() -> None:
 
 def test_remedy_is_reported_once() -> None:
     message = "waits for 1 Pod; rollout: image there/is:none cannot be pulled; correct spec.rollout.image, or name a "
-    message += "Secret in spec.rollout.template.spec.imagePullSecrets"
+    message += "Secret in spec.imagePullSecrets"
     observation = JobObservation(
         job(status="False", message=message), [pod("sums-rollout-a", "rollout", "ErrImagePull")], claims=None
     )

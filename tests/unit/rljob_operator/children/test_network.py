@@ -80,7 +80,7 @@ def test_function_without_network_reaches_nothing():
 @pytest.mark.parametrize(
     ("namespace", "selector"), [("ops", {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}), (None, {})]
 )
-def test_head_admits_the_operator_of_its_own_namespace_only(namespace, selector):
+def test_head_admits_the_operator_from_one_namespace(namespace, selector):
     policy = build_policies(DEFAULTS.model_copy(update={"operator_namespace": namespace}))["head"]
     peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
     operators = [p for p in peers if p.get("podSelector", {}).get("matchLabels") == OPERATOR_LABELS]

@@ -64,7 +64,7 @@ OF_A_POD = [
         "ImagePull",
         "image there/is:none cannot be pulled; correct spec.rollout.image",
     ),
-    (waiting("ErrImageNeverPull"), "ImagePull", "spec.rollout.template.spec.imagePullSecrets"),
+    (waiting("ErrImageNeverPull"), "ImagePull", "spec.imagePullSecrets"),
     (waiting("InvalidImageName"), "ImagePull", "correct spec.rollout.image"),
     (
         waiting("CreateContainerConfigError", 'secret "wandb" not found'),

@@ -11,11 +11,13 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.wire.contract import LABEL_JOB, LABEL_ROLE
 from rljob_api.wire.protocol import DriverStatus
-from rljob_operator.backend import ObservedState, key_of
+from rljob_operator.backend import ChildKey, ObservedState, key_of
 from rljob_operator.children import WORKLOAD_KINDS
 from rljob_operator.children.common import ANNOTATION_CONFIG_HASH, to_yaml
+from rljob_operator.children.config import read_token
 from rljob_operator.plan.job import plan_job, render_children
 from tests.paths import ROOT
+from tests.support.job_simulation import JobSimulation, make_job
 
 DATA = ROOT / "tests" / "data" / "plan"
 CASES = sorted(folder.name for folder in DATA.iterdir())
@@ -319,3 +321,21 @@ def test_job_file_above_the_configmap_limit_is_invalid():
     assert "function.configMapKeyRef" in message
     with pytest.raises(UserError, match="bytes as a ConfigMap"):
         render_children(job, "t")
+
+
+def test_deleted_token_is_replaced_and_restarts_all_roles():
+    """As docs/security.md says: this rotates the token."""
+    simulation, key = JobSimulation(make_job()), ChildKey("Secret", "gsm8k-token")
+    simulation.reconcile()
+    before = dict(simulation.children)
+    observed = ObservedState({other: child for other, child in before.items() if other != key})
+    made = plan_job(simulation.job, observed, simulation.now, new_token=lambda: "new")
+    (secret,) = (child for child in made.children if child["kind"] == "Secret")
+    assert read_token(secret) == "new"
+    simulation.children[key] = secret
+    for _ in range(3):  # the head and the trainers are deleted first
+        simulation.reconcile()
+    workloads = [other for other in before if other.kind in WORKLOAD_KINDS]
+    assert len(workloads) == 4
+    for other in workloads:
+        assert simulation.children[other]["spec"]["template"] != before[other]["spec"]["template"], other

@@ -78,7 +78,7 @@ def test_waiting_job_names_the_pod_and_its_reason(simulation):
     assert simulation.true()["Running"].message == (
         'waits for 1 of 2 rollout Pods: gsm8k-rollout-abc: ImagePullBackOff: Back-off pulling image "x"; '
         "rollout: image of the role cannot be pulled; "
-        "correct spec.rollout.image, or name a Secret in spec.rollout.template.spec.imagePullSecrets"
+        "correct spec.rollout.image, or name a Secret in spec.imagePullSecrets"
     )
 
 

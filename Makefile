@@ -166,8 +166,8 @@ bench-overlap: $(SYNCED) ## What slow rewards cost a step: batch scoring, stream
 	$(BIN)/python bench/overlap.py
 
 .PHONY: bench-operator
-bench-operator: $(SYNCED) ## 200 jobs at once to their Pods, and what the operator costs while they run
-	$(BIN)/python bench/operator_load.py
+bench-operator: $(SYNCED) ## What JOBS=200 jobs cost the operator, next to KubeRay's (KUBERAY=folder or URL)
+	$(BIN)/python bench/operator_bench.py --jobs $(or $(JOBS),200) $(if $(KUBERAY),--kuberay-source=$(KUBERAY))
 
 ##@ Rest
 .PHONY: clean

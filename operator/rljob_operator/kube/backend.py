@@ -58,7 +58,8 @@ _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
 class KubernetesBackend:
     """Implements Backend. `may_write` is called before each write: only the leader may.
 
-    `on_read` gets each object that a reconcile starts with, or None if it was deleted.
+    `on_read` gets each object that a reconcile starts with, or None if it was deleted. It gets it again after a write of
+    its status, since the operator's own writes cause no reconcile.
     """
 
     def __init__(
@@ -279,6 +280,8 @@ class KubernetesBackend:
             "PATCH", resource, namespace, name, "status", query=_FORCED, body=body, content_type=SSA
         ):
             self.cache.upsert_own(resource, answer)
+            key = (JobKey if isinstance(owner, RLJob) else RewardModelKey)(namespace, name)
+            self._on_read(key, owner.model_copy(update={"status": status}))
 
     async def record_event(self, owner: Owner, event: Event) -> None:
         """Equal events are one Event object, named by their digest; a repetition increases its count."""

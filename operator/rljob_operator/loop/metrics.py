@@ -12,6 +12,9 @@ from rljob_operator.backend import JobKey, Key, Owner
 
 _REWARD_LABELS = ["namespace", "owner", "reward"]
 _FAILED = "Failed"
+FAILURE_REASONS = ("UserError", "HeadFailed", "BackoffLimitExceeded", "DeadlineExceeded", "InvalidSpec")
+"""Of the condition Failed. Exported as 0 from the start, so that increase() sees the first failure; not by namespace,
+for which that is impossible. rljob_job_phase names the jobs."""
 
 
 class JobPhases(Collector):
@@ -71,9 +74,11 @@ class OperatorMetrics:
         self._job_failures = Counter(
             "rljob_job_failures",
             "Jobs that became Failed, by the reason of the condition.",
-            ["namespace", "reason"],
+            ["reason"],
             registry=self.registry,
         )
+        for reason in FAILURE_REASONS:
+            self._job_failures.labels(reason)
         self._slots_wanted = Gauge(
             "rljob_reward_slots_wanted",
             "Concurrent requests that the demand required at the last change of replicas.",
@@ -108,7 +113,7 @@ class OperatorMetrics:
         # What failed before this process started was counted by another one.
         if phase == _FAILED and was not in (None, _FAILED):
             failed = next((c for c in job.status.conditions if c.type == _FAILED), None)
-            self._job_failures.labels(key.namespace, failed.reason if failed else "").inc()
+            self._job_failures.labels(failed.reason if failed else "").inc()
 
     def on_response(self, verb: str, path: str, code: int) -> None:
         resource = next((part for part in reversed(path.split("/")) if part in self._resources), "other")

@@ -110,6 +110,15 @@ async def _judge(body: dict[str, Any], number: int) -> web.Response:
     return web.json_response({"choices": [answer], "usage": usage})
 
 
+_FAILED = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "HeadFailed",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+
+
 def build_scrape_configs(operator_port: int) -> list[dict[str, Any]]:
     """Return all targets with the labels that the chart's monitors add."""
     job_labels = {"namespace": "team", "rljob_dev_job": "sums"}
@@ -216,9 +225,6 @@ class RunningJob:
     async def _operate(self) -> None:
         """Record what an operator of this job records. It decides for as many slots as samples wait."""
         manifest = self.harness.job.to_manifest()
-        for phase in ("Running", "Failed"):
-            failed = RLJob.model_validate({**manifest, "status": {"phase": phase}})
-            self.operator.record_owner(JobKey("team", "failed"), failed)
         for reward in manifest["spec"]["rewards"]:
             reward["autoscaling"] = {"maxReplicas": 2}
         while True:
@@ -227,6 +233,10 @@ class RunningJob:
             scaling = [
                 {"name": name, "slots": count, "replicas": max(1, min(2, count // 4))} for name, count in slots.items()
             ]
+            # Another job fails and is retried.
+            phase = "Failed" if round(asyncio.get_running_loop().time()) % 20 < 10 else "Running"
+            other = RLJob.model_validate({**manifest, "status": {"phase": phase, "conditions": [_FAILED]}})
+            self.operator.record_owner(JobKey("team", "other"), other)
             job = RLJob.model_validate({**manifest, "status": {"phase": "Running", "scaling": scaling}})
             with self.operator.reconcile.labels("RLJob").time():
                 self.operator.record_owner(JobKey("team", "sums"), job)

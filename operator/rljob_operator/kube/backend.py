@@ -58,8 +58,8 @@ _FOREGROUND_KINDS = ("Job", "StatefulSet", "Deployment")
 class KubernetesBackend:
     """Implements Backend. `may_write` is called before each write: only the leader may.
 
-    `on_read` gets each object that a reconcile starts with, or None if it was deleted. It gets it again after a write of
-    its status, since the operator's own writes cause no reconcile.
+    `on_read` gets each object that a reconcile starts with, or None if it was deleted. It gets it again after a write
+    of its status, since the operator's own writes cause no reconcile.
     """
 
     def __init__(

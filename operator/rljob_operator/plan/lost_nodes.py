@@ -8,7 +8,7 @@ everything is derived from Pods. Pure. Invariant: a message is the same in every
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY
@@ -25,9 +25,9 @@ from rljob_operator.plan.observed_job import (
     name_of,
 )
 
-NODE_UNREACHABLE = "NodeUnreachable"
-NODE_LOST = "NodeLost"
-POD_STUCK = "PodStuckTerminating"
+NODE_UNREACHABLE: Final = "NodeUnreachable"
+NODE_LOST: Final = "NodeLost"
+POD_STUCK: Final = "PodStuckTerminating"
 BLOCKING_DELETION = (NODE_LOST, POD_STUCK)
 """Causes for which the deletion of a workload waits."""
 

@@ -11,9 +11,9 @@ Workarounds, each with its reason:
   remembers each until its deletion, and copies and compares it for change handlers. At 2,000 jobs that took 500 MiB,
   0.7 ms of CPU per event, and seconds without progress of the loop.
 - `informer` lists a kind after each LIST of kopf, and all kinds periodically: an object that was deleted before a LIST
-  has no event.
+  has no event (nolar/kopf issue 698).
 - `kopf.spawn_tasks` with `tasks.TaskTree`: `kopf.operator()` cancels at its end every later task of the loop, our
-  workers included, and a watch that fails leaves the others running.
+  workers included (issue 1030), and a watch that fails leaves the others running.
 - `on_watching`: kopf installs signal handlers that end only its watches; the process installs its own again.
 - Settings without kopf's finalizers, Events and log posts: it must write nothing into users' objects.
 """

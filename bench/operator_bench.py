@@ -1,6 +1,6 @@
 """`make bench-operator`: what many jobs cost the operator, and as many RayClusters KubeRay's.
 
-Each operator runs as a process with its Lease and its probe, on a control plane of its own with KWOK's nodes, on the
+Each operator runs as a process with its Lease and its probe, on a separate control plane with KWOK's nodes, on the
 same machine, one after the other. All objects are submitted at once. Measures Pods per second, requests to the API
 server per object until it runs, CPU and memory of the operator, the cost while all run (with drivers that answer as
 those of training jobs), and a restart by kill -9. Last line: one JSON object. What one operator gave before an error

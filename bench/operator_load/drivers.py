@@ -1,6 +1,6 @@
 """The drivers of all jobs in one process: `python -m operator_load.drivers PORT HUNG_SHARE`, until it is killed.
 
-Listens on every loopback address, of which each head Pod has one. What a driver answers changes as while a job trains:
+Listens on every loopback address; each head Pod has one. What a driver answers changes as while a job trains:
 its step twice a minute, its wait at every request. A share of them never answers. GET /counts has the requests so far.
 """
 

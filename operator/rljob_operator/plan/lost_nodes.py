@@ -83,7 +83,7 @@ def find_forced_deletions(job: RLJob, state: ObservedState) -> list[ForcedDeleti
     return [
         ForcedDeletion(name_of(pod), _node_of(pod), _deletion_end(pod) + margin)
         for pod in state.pods
-        if _is_ours(pod) and is_terminating(pod) and not _has_ended(pod)
+        if _is_ours(pod) and is_terminating(pod) and not (_has_ended(pod) and _is_without_grace(pod))
     ]
 
 
@@ -162,6 +162,12 @@ def _has_ended(pod: Manifest) -> bool:
     """Whether all its containers have ended, as its kubelet or a forced deletion reports: only finalizers keep it. A
     user's `kubectl delete --force` does not report it, and the Job of a head waits for that."""
     return pod.get("status", {}).get("phase") in _ENDED
+
+
+def _is_without_grace(pod: Manifest) -> bool:
+    """Whether it was deleted by force. If it has ended, too, nothing is left to do: its finalizers keep it. Before that
+    an operator may have ended between the two writes of a forced deletion."""
+    return bool(pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
 
 def _is_ours(pod: Manifest) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rljob_operator.backend import JobKey, utc_now
@@ -84,6 +85,24 @@ async def test_head_of_a_lost_node_is_a_failed_pod_that_its_job_may_replace(harn
     assert (await harness.events("ForceDeleted"))[0]["count"] == 1, "a second deletion has no effect"
     await harness.patch("Pod", f"{NAME}-head-x", {"metadata": {"finalizers": None}})
     assert await harness.get("Pod", f"{NAME}-head-x") is None
+
+
+async def test_forced_deletion_that_fails_in_between_is_completed(harness, backend):
+    class FailedDelete:
+        async def __call__(self, request: aiohttp.ClientRequest) -> None:
+            if request.method == "DELETE" and "/pods/" in request.url.path:
+                raise aiohttp.ClientConnectionError("the connection is lost")
+
+    await harness.create(put_all(smallest(), {"scheduling.forceDeleteAfterSeconds": 10}))
+    await lose_pod(harness, "trainer", f"{NAME}-trainer-0")
+    fault = FailedDelete()
+    harness.api.hooks.append(fault)
+    await reconcile_later(harness, backend)
+    harness.api.hooks.remove(fault)
+    assert (await harness.get("Pod", f"{NAME}-trainer-0"))["status"]["phase"] == "Failed"
+    assert not await harness.events("ForceDeleted")
+    await reconcile_later(harness, backend)
+    assert await harness.get("Pod", f"{NAME}-trainer-0") is None
 
 
 async def test_another_pod_of_the_same_name_is_not_deleted(harness, backend):

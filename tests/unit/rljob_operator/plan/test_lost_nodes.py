@@ -174,11 +174,15 @@ def test_pod_of_others_is_left_alone():
     assert plan_job(job, ObservedState(pods=(pod,)), START + timedelta(days=1)).force_delete == ()
 
 
-def test_pod_that_has_ended_waits_for_its_finalizers_alone():
+@pytest.mark.parametrize(("grace_seconds", "is_deleted"), [(60, True), (0, False)])
+def test_forced_deletion_that_was_interrupted_is_completed(grace_seconds, is_deleted):
+    """A Pod that is reported as failed but still has a grace period; without one, only its finalizers keep it."""
     pod = make_pod("trainer", "gsm8k-trainer-1", deleted=0)
+    pod["metadata"]["deletionGracePeriodSeconds"] = grace_seconds
     pod["status"]["phase"] = "Failed"
     job = make_job(trainer={"replicas": 2}, scheduling={"forceDeleteAfterSeconds": 10})
-    assert plan_job(job, ObservedState(pods=(pod,)), START + timedelta(days=1)).force_delete == ()
+    made = plan_job(job, ObservedState(pods=(pod,)), START + timedelta(days=1))
+    assert bool(made.force_delete) == is_deleted
 
 
 def test_choice_restarts_no_running_pod(simulation):

@@ -129,6 +129,14 @@ def test_run_fails_and_ends_all_roles_when_the_head_exits_with_a_user_error(job)
     assert Path(output.strip().splitlines()[-1]).is_file(), "the last line is the path of summary.json"
 
 
+def test_run_fails_when_the_head_exceeds_its_backoff_limit(job):
+    text = job.read_text().replace("time.sleep(300)\n  trainer", "sys.exit(75)\n  trainer")
+    job.write_text(text.replace("  head:\n", "  head:\n    backoffLimit: 1\n"))
+    code, output = finish(rljob("run", job, "--no-call", "--dir", job.parent / "runs", "--output", "plain"))
+    assert code == 1, output
+    assert "the head failed 2 times within 21600 s, and spec.head.backoffLimit is 1; last: exit code 75" in output
+
+
 def test_importing_the_command_imports_no_heavy_package():
     heavy = "{'aiohttp', 'kubernetes', 'matplotlib', 'pydantic', 'pyarrow', 'rich.table', 'yaml', 'torch'}"
     code = f"import sys, rljob_cli.main; print(sorted({heavy} & set(sys.modules)))"

@@ -113,6 +113,7 @@ def test_seventh_failure_of_one_pod_within_the_window_fails_the_job(cluster):
         "Pod r-0 of rollout failed 7 times within 21600 s, and spec.rollout.backoffLimit is 6; "
         "last: exit code 137: OOMKilled (see the log of Pod r-0)"
     )
+    assert {key.kind for key in cluster.reconcile().delete} == {"Job", "StatefulSet", "Deployment"}
 
 
 def test_single_restarts_in_a_large_fleet_are_not_added_up():
@@ -417,6 +418,10 @@ def test_each_restart_is_an_event_that_names_its_cause(cluster):
     cluster.crash("r-0", code=255, reason="Unknown")
     report(cluster, 0, restarts=1)
     cluster.end_head()
+    head = ChildKey("Job", "gsm8k-head")
+    cluster.children[head] = cluster.children[head] | {"status": {"failed": 1}}
+    cluster.reconcile()
+    assert cluster.job.status.roles[0].restarts == 1, "its Job counts later"
     assert [(e.type, e.reason, e.message) for e in cluster.events if e.reason == "RoleRestarted"] == [
         (
             "Warning",

@@ -26,7 +26,7 @@ _START_SECONDS = 900.0
 """Pulling the image of a trainer takes minutes."""
 _POLL_SECONDS = 1.0
 _LARGE_BYTES = 100_000_000
-_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
+_HEAD_FIELDS = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "serviceAccountName")
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
 
 

@@ -6,10 +6,13 @@ import pytest
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.reward import RewardModel
 from rljob_operator.__main__ import main, parse
+from rljob_operator.backend import ObservedState, utc_now
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.defaults import DEFAULTS, Defaults, load_defaults
 from rljob_operator.operator import complete_defaults
+from rljob_operator.plan.reward_model import plan_reward_model
 from tests.paths import ROOT
 from tests.support.job_simulation import FUNCTION, make_job
 
@@ -139,6 +142,18 @@ def test_fields_of_the_job_take_precedence():
     assert spec["nodeSelector"] == {"pool": "rl", "zone": "b"}
     assert [toleration["key"] for toleration in spec["tolerations"]] == ["own", "gpu"]
     assert pods["trainer"]["metadata"]["labels"]["cost-center"] == "8"
+
+
+def test_reward_model_has_the_fields_of_all_pods_and_its_server_does_not_read_them():
+    spec = {"function": FUNCTION, "serviceAccountName": "scorer", "imagePullSecrets": [{"name": "own"}]}
+    model = RewardModel.model_validate({"metadata": {"name": "m", "uid": "u"}, "spec": spec})
+    children = plan_reward_model(model, ObservedState({}), utc_now(), defaults=ALL_PODS).children
+    (pod,) = (child["spec"]["template"]["spec"] for child in children if child["kind"] == "Deployment")
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("scorer", False)
+    assert pod["imagePullSecrets"] == [{"name": "own"}, {"name": "mirror"}]
+    assert pod["priorityClassName"] == "batch"
+    (config,) = (child["data"]["reward.yaml"] for child in children if child["kind"] == "ConfigMap")
+    assert "scorer" not in config, "the server would refuse fields that it does not know"
 
 
 @pytest.mark.parametrize("role", ROLES)

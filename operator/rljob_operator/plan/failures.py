@@ -2,7 +2,7 @@
 
 Counts failures of RLJob's own containers, of the head's Pods, and of the ranks as the driver reports them. Deciding
 about the job is left to lifecycle. Invariants: a failure is counted once, also after a restart of the operator; the
-record is bounded; it changes only with a new failure, so time alone writes nothing.
+record is bounded; while it has room, it changes only with a new failure, so time alone writes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

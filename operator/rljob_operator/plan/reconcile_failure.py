@@ -7,7 +7,6 @@ the state of a job that runs or has ended stays as it was observed.
 from datetime import datetime
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import RLJobStatus
 from rljob_operator.backend import Owner, OwnerStatus
 from rljob_operator.plan import conditions
 from rljob_operator.plan.applied_generation import (
@@ -22,11 +21,10 @@ from rljob_operator.plan.job_status import build_waiting_status
 def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:
     """Return `status`, which was planned for the owner or is the owner's, with the condition."""
     now, generation = now.replace(microsecond=0), owner.metadata.generation
-    is_finished = isinstance(status, RLJobStatus) and conditions.is_finished(status)
-    if not is_finished and find_running_generation(owner):
+    if find_running_generation(owner):
         message = describe_refused_change(owner, message)
         status = keep_running_generation(owner, status)
-    elif not is_finished:
+    else:
         status = _set_waiting(owner, status, reason, message, now)
     failed = conditions.build_condition(
         owner.status, conditions.RECONCILE_FAILED, True, reason, message, generation=generation, now=now
@@ -36,7 +34,7 @@ def set_reconcile_failed(owner: Owner, status: OwnerStatus, reason: str, message
 
 
 def _set_waiting(owner: Owner, status: OwnerStatus, reason: str, message: str, now: datetime) -> OwnerStatus:
-    """Say in the condition Running or Ready why it is False."""
+    """Say in the condition Running or Ready why it is False. The status of a job that has ended stays."""
     if isinstance(owner, RLJob):
         return build_waiting_status(owner.model_copy(update={"status": status}), reason, message, now)
     generation, type_ = owner.metadata.generation, working_type(owner)

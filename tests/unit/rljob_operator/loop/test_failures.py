@@ -73,6 +73,11 @@ def with_conditions(owner, *types, generation=1, observed=1, reason="R"):
     return owner.model_copy(update={"status": owner.status.model_copy(update=update), "metadata": metadata})
 
 
+def with_step(job, step):
+    """Return the status of the job with progress."""
+    return job.status.model_copy(update={"progress": job.status.progress.model_copy(update={"step": step})})
+
+
 async def test_outage_is_reported_once_when_it_lasts():
     failing = Failing()
     await failing.fail()
@@ -145,10 +150,10 @@ async def test_running_object_keeps_its_state_and_says_which_generation_stays(ow
 
 async def test_running_job_reports_its_progress_while_a_change_is_refused():
     job = with_conditions(make_job(), "Running", generation=3, observed=2)
-    planned = job.status.model_copy(update={"progress": job.status.progress.model_copy(update={"step": 7})})
     failing = Failing(job)
-    await failing.fail(ForbiddenError("no"), status=planned)
+    await failing.fail(ForbiddenError("no"), status=with_step(with_conditions(job, "Running", observed=3), 7))
     assert failing.backend.owner.status.progress.step == 7
+    assert failing.find("Running").observed_generation == 2, "the plan assumed that the change is applied"
 
 
 @pytest.mark.parametrize("end", ["Failed", "Succeeded"])
@@ -163,10 +168,10 @@ async def test_end_of_a_job_stays(end):
 
 async def test_refused_status_is_an_event_and_the_old_status_with_the_reason():
     failing = Failing()
-    planned = make_job().status.model_copy(update={"phase": "Running"})
+    planned = with_step(make_job(), 7)
     await failing.fail(UserError("status: Too long"), takes=REPORT_AFTER_SECONDS, status=planned)
     assert failing.reasons == ["StatusRefused"]
-    assert failing.backend.owner.status.phase == "Pending", "what is refused is not written again"
+    assert failing.backend.owner.status.progress.step == 0, "what is refused is not written again"
     assert "Too long" in failing.find(RECONCILE_FAILED).message
 
 

@@ -6,7 +6,7 @@ A job's own fields take precedence. Invariant: a running job keeps the defaults 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -35,9 +35,6 @@ class PodSecurityContext(_Section):
     supplemental_groups: list[int] | None = None
     seccomp_profile: FreeForm | None = None
     se_linux_options: FreeForm | None = None
-
-    def build(self) -> dict[str, Any]:
-        return {name: value for name, value in self.to_manifest().items() if value is not None}
 
 
 _RESTRICTED = PodSecurityContext(

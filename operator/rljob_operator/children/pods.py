@@ -160,7 +160,7 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
         "terminationGracePeriodSeconds": parts.grace_seconds,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # vLLM and Ray would read some of these variables as their settings
-        "securityContext": parts.defaults.pod_security_context.build(),
+        "securityContext": parts.defaults.pod_security_context.to_manifest(),
         **_build_settings(owner, parts.defaults),
         **({"initContainers": [parts.sidecar.container]} if parts.sidecar else {}),
         "containers": [_build_container(parts)],
@@ -211,7 +211,7 @@ def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
     lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
     whole = spec.get("resources") or {}
     return spec | {
-        name: [_fill(container, by_container.get(container.get("name")), whole) for container in containers]
+        name: [_fill(container, by_container.get(str(container.get("name"))), whole) for container in containers]
         for name, containers in lists.items()
     }
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -234,14 +235,16 @@ class OperatorMachineCore(RuleBasedStateMachine):
     def stage(self, job: Manifest) -> str:
         if self.ended:
             return self.ended
-        spec, started = job["spec"], (job.get("status") or {}).get("startTime")
+        spec, status = job["spec"], job.get("status") or {}
         if spec["rollout"].get("template") == reward_oracle.INVALID:
             return "Invalid"
         if spec["suspend"]:
             return "Suspended"
-        if (seconds := spec.get("activeDeadlineSeconds")) and started:
-            age = self.operator.now().timestamp() - time.mktime(time.strptime(started, "%Y-%m-%dT%H:%M:%SZ"))
-            return "Failed" if age + time.timezone > seconds else "Active"
+        if seconds := spec.get("activeDeadlineSeconds"):
+            age = status.get("activeSeconds", 0)
+            if since := status.get("activeSince"):
+                age += (self.operator.now() - datetime.fromisoformat(since)).total_seconds()
+            return "Failed" if age > seconds else "Active"
         return "Active"
 
     def record_spec(self, stored: Manifest) -> None:

@@ -98,9 +98,7 @@ def other_value(name: str, annotation: Any, value: Any) -> Any:
         case dict() if name == "template":
             return value | {"metadata": {"annotations": {"mine": "1"}}}
         case dict():
-            return value | {"OTHER": "1"}
-        case list() if not value and "float" in str(annotation):
-            return [1.0]
+            return value | {"OTHER": 1.0 if "float" in str(annotation) else "1"}
         case list():
             item = {"tolerations": Toleration(operator="Exists"), "image_pull_secrets": LocalObjectReference(name="x")}
             return [*value, item.get(name, "other")]

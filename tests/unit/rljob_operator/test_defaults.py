@@ -8,13 +8,14 @@ import yaml
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import RewardModel
 from rljob_operator.__main__ import main, parse
-from rljob_operator.backend import ObservedState, utc_now
+from rljob_operator.backend import ObservedState, key_of, utc_now
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.defaults import DEFAULTS, Defaults, load_defaults
 from rljob_operator.operator import complete_defaults
+from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from tests.paths import ROOT
-from tests.support.job_simulation import FUNCTION, make_job
+from tests.support.job_simulation import FUNCTION, JobSimulation, make_job
 
 JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "/judge"}}
 REWARDS = [{"name": "f", "function": FUNCTION}, {"name": "j", "judge": JUDGE}]
@@ -214,3 +215,14 @@ def test_emptydirs_of_a_reward_are_limited(limits, size):
     volumes = build_pods(DEFAULTS, rewards=rewards)["reward-f"]["spec"]["volumes"]
     sizes = {volume["name"]: volume["emptyDir"].get("sizeLimit") for volume in volumes if "emptyDir" in volume}
     assert sizes == {"scratch": size, "tmp": size}
+
+
+def test_changed_defaults_replace_no_pod_of_an_existing_job():
+    simulation = JobSimulation(make_job(rewards=REWARDS))
+    simulation.reconcile()
+    simulation.reconcile()
+    observed = ObservedState(simulation.children)
+    made = plan_job(simulation.job, observed, simulation.now, defaults=ALL_PODS, new_token=lambda: "t")
+    workloads = {key_of(child): child["spec"]["template"] for child in made.children if child["kind"] in WORKLOAD_KINDS}
+    assert workloads == {key: simulation.children[key]["spec"]["template"] for key in workloads}
+    assert (len(workloads), made.delete) == (5, ())

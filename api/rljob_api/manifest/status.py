@@ -101,7 +101,7 @@ class RewardProblem(Spec):
 
 
 class JobProgress(Spec):
-    """The driver's last report. Advisory: it may be one poll old."""
+    """The driver's last report. Advisory: it may be 10 s old, with more than 100 training jobs up to a minute."""
 
     step: int = 0
     """Completed optimizer steps."""

@@ -38,6 +38,7 @@ _NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 ENV_HUB_TOKEN = "HF_TOKEN"
 
+_RESOURCE_KINDS = ("requests", "limits")
 POD_FIELDS = RETRY_FIELDS | {"image", "resources", "nodePool", "env", "template", "replicas", "autoscaling"}
 """Fields of a role that shape its Pods and that no program reads."""
 
@@ -199,6 +200,8 @@ def _restrict_containers(spec: Manifest) -> Manifest:
 
 def _restrict(container: Manifest) -> Manifest:
     own = container.get("securityContext") or {}
+    if not isinstance(own, dict):
+        return container  # the checks of Pod templates report it
     # The API server refuses a privileged container without privilege escalation.
     return container if own.get("privileged") else container | {"securityContext": _UNPRIVILEGED | own}
 
@@ -209,18 +212,26 @@ def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
     defaults = parts.defaults.resources
     by_container = {parts.role: getattr(defaults, parts.role), VLLM_CONTAINER: defaults.vllm}
     lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
-    whole = spec.get("resources") or {}
+    whole = _as_mapping(spec.get("resources"))
     return spec | {
         name: [_fill(container, by_container.get(str(container.get("name"))), whole) for container in containers]
         for name, containers in lists.items()
     }
 
 
+def _as_mapping(value: Any) -> Manifest:
+    return value if isinstance(value, dict) else {}
+
+
 def _fill(container: Manifest, defaults: Resources | None, whole: Manifest) -> Manifest:
     if defaults is None:
         return container
     own = container.get("resources") or {}
-    given = {name for holder in (own, whole) for kind in ("requests", "limits") for name in holder.get(kind) or {}}
+    if not all(
+        value is None or isinstance(value, dict) for value in (own, *(_as_mapping(own).get(k) for k in _RESOURCE_KINDS))
+    ):
+        return container  # the checks of Pod templates report it
+    given = {name for holder in (own, whole) for kind in _RESOURCE_KINDS for name in _as_mapping(holder.get(kind))}
     missing = {
         kind: {name: value for name, value in default.items() if name not in given}
         for kind, default in (("requests", defaults.requests), ("limits", defaults.limits))

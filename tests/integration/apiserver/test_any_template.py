@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import itertools
-import random
 from typing import Any
 from unittest import mock
 
@@ -30,8 +28,7 @@ from rljob_operator.loop.failures import FailureTracker
 from rljob_operator.loop.reconcile import reconcile
 from rljob_operator.plan import validate
 from tests.integration.apiserver.manifests import put, smallest
-from tests.integration.apiserver.test_pod_checks import mutate
-from tests.support.pod_templates import ACCEPTED, REFUSED
+from tests.support.any_template import DEEP, templates
 
 ROLES = {
     "head": "spec.head",
@@ -41,51 +38,7 @@ ROLES = {
     "": "spec",
 }
 """Where the template is, and its path in messages. "": of a RewardModel."""
-_CONTAINERS = {"head": "head", "trainer": "trainer", "rollout": "rollout"}
 _NUM_RECONCILES = 3
-_KNOWN = [
-    spec["trainer"]["template"]
-    for spec in (*ACCEPTED, *(case[0] for case in REFUSED))
-    if "template" in spec.get("trainer", {})
-]
-_NAMES = [
-    *("metadata", "labels", "annotations", "name", "spec", "containers", "initContainers", "volumes", "env", "image"),
-    *("resources", "limits", "cpu", "nodeSelector", "tolerations", "affinity", "securityContext", "restartPolicy"),
-    *("serviceAccountName", "hostNetwork", "ports", "containerPort", "volumeMounts", "mountPath", "value", "key"),
-]
-_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-_SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | _TEXT
-    | st.sampled_from(
-        ["1", "1.5", "500m", "1Gi", "9" * 40, "-1", "1e400", "a/b", "Always", "\U0001f600", "x" * 300_000]
-    )
-)
-_VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES) | _TEXT, inner, max_size=4),
-    max_leaves=12,
-)
-_DEEP: Any = "a"
-for _ in range(60):
-    _DEEP = {"spec": _DEEP}
-
-
-@st.composite
-def templates(draw: st.DrawFn) -> dict[str, Any]:
-    """A known template with some of its values replaced, or any mapping."""
-    if draw(st.booleans()):
-        return draw(
-            st.dictionaries(st.sampled_from(["metadata", "spec"]) | st.sampled_from(_NAMES), _VALUES, max_size=3)
-        )
-    template, source = copy.deepcopy(draw(st.sampled_from(_KNOWN))), random.Random(draw(st.integers()))
-    for _ in range(draw(st.integers(0, 2))):
-        with contextlib.suppress(IndexError):  # nothing is left to be changed
-            template = mutate(template, source)
-    return template
 
 
 class Cluster:
@@ -144,7 +97,7 @@ def test_any_template_gives_all_workloads_or_a_message_and_none(cluster):
     outcomes = []
 
     @given(role=st.sampled_from(list(ROLES)), template=templates(), is_checked=st.booleans())
-    @example(role="trainer", template={"spec": _DEEP}, is_checked=False)
+    @example(role="trainer", template={"spec": DEEP}, is_checked=False)
     @example(role="head", template={"spec": {"nodeSelectr": {"a": "b"}}}, is_checked=False)
     @example(role="", template={"spec": {"nodeSelector": ["a"]}}, is_checked=False)
     @example(role="rewards.0", template={"spec": {"volumes": [{"name": "v"}, {"name": "v"}]}}, is_checked=False)

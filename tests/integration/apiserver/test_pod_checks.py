@@ -18,35 +18,11 @@ from rljob_operator.defaults import DEFAULTS
 from rljob_operator.pod_checks import find_violations
 from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME
+from tests.support.any_template import mutate
 from tests.support.job_simulation import make_job
 from tests.support.pod_templates import ACCEPTED, REFUSED
 
 _NUM_MUTATIONS = 300
-_VALUES: list[Any] = [
-    *(
-        0,
-        1,
-        -1,
-        2**31,
-        65536,
-        1.5,
-        True,
-        "",
-        "a",
-        "A",
-        "a b",
-        "a=b",
-        "a/b",
-        "a/b/c",
-        "-a",
-        "a_b",
-        "a.b",
-        "Always",
-        "None",
-    ),
-    *("1", "1.5", "500m", "1Gi", "1e3", "-1", "x" * 64, "NoSchedule", "Exists", "In", "http", "é", [], {}, ["a"], [1]),
-    *({"a": "b"}, {"name": "a"}, [{"name": "a"}], [{}], {"cpu": "1"}, {"a/b": 2}, None),
-]
 
 
 class Oracle:
@@ -124,35 +100,6 @@ def test_mutated_pods_are_never_refused_here_and_taken_there(oracle):
             missed.append(refusal)
     # The few that are left to the API server: fields that templates rarely set.
     assert len(missed) < 0.05 * num_refused, (len(missed), num_refused, missed)
-
-
-def mutate(template: Any, source: random.Random) -> Any:
-    """Return the template with one place below metadata or spec changed."""
-    places = [place for place in _places(template, ()) if "labels" not in place]
-    *outer, last = source.choice(places)
-    copied = _copy(template)
-    holder = copied
-    for part in outer:
-        holder = holder[part]
-    if isinstance(last, str) and source.random() < 0.15:
-        holder[source.choice([f"{last}x", "name", "image", "value"])] = holder.pop(last)
-    else:
-        holder[last] = _copy(source.choice(_VALUES))
-    return copied
-
-
-def _places(value: Any, location: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    inner = [(*location, part) for part, _ in entries]
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    deeper = [place for part, below in entries for place in _places(below, (*location, part))]
-    return [place for place in inner if len(place) > 1] + deeper
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rljob_api.manifest.reward import RewardModel
 from rljob_operator.backend import ObservedState
@@ -10,6 +13,7 @@ from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.validate import find_problems
+from tests.support.any_template import templates
 from tests.support.job_simulation import FUNCTION, make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -73,3 +77,22 @@ def test_variable_that_the_kubelet_expands_opens_no_port():
     job = make_job(head={"env": {"TRACKING": "http://$(TRACKING_HOST):$(TRACKING_PORT)/"}})
     assert find_problems(job) == []
     assert plan_job(job, ObservedState(), NOW).children
+
+
+@settings(max_examples=max(150, settings.default.max_examples))
+@given(role=st.sampled_from(["head", "trainer", "rollout", "reward"]), template=templates())
+@example(role="head", template={"spec": {"containers": [{"name": {"cpu": "1"}, "image": "a"}]}})
+@example(role="head", template={"spec": {"containers": [{"name": "own", "image": "a", "securityContext": ["a"]}]}})
+@example(role="trainer", template={"spec": {"resources": ["a"]}})
+@example(role="trainer", template={"spec": {"containers": [{"name": "trainer", "resources": {"limits": ["a"]}}]}})
+def test_any_template_has_problems_or_children_and_never_breaks_the_plan(role, template):
+    changes = reward(template) if role == "reward" else {role: {"template": template}}
+    try:
+        job = make_job(**changes)
+    except ValidationError:
+        return  # kubectl apply reports it
+    problems = find_problems(job)
+    made = plan_job(job, ObservedState(), NOW)
+    failed = conditions.find(made.status, conditions.FAILED)
+    assert bool(problems) == (failed.status == "True")
+    assert bool(problems) != any(child["kind"] == "StatefulSet" for child in made.children)

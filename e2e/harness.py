@@ -26,6 +26,8 @@ CLAIM = os.environ.get("E2E_CLAIM", "rljob-e2e")
 LOADER = "loader"
 TIMEOUT_SECONDS = 900
 _POLL_SECONDS = 1.0
+_VALUES = {"replicas": "2", "features.forceDeletion": "true"}
+"""Of the chart, in all tests."""
 Manifest = dict[str, Any]
 
 
@@ -113,7 +115,7 @@ class Cluster:
 
 def install(cluster: Cluster, values: Mapping[str, str] = MappingProxyType({})) -> None:
     """Install or upgrade the chart with these values only, and wait until the operator's new Pods are ready."""
-    sets = [part for name, value in ({"replicas": "2"} | values).items() for part in ("--set", f"{name}={value}")]
+    sets = [part for name, value in (_VALUES | values).items() for part in ("--set", f"{name}={value}")]
     if cluster.is_local:
         python("-m", "rljob_cluster", "install", *sets)
         return

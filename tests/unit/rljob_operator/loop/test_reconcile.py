@@ -378,7 +378,7 @@ async def test_refused_forced_deletion_is_in_the_status_and_stops_nothing_else(e
     add_stuck_trainer(backend)
     backend.errors = {"Pod": error}
     assert await reconcile(backend, KEY, START) <= CONFLICT_RETRY_SECONDS
-    assert len(backend.objects) == NUM_CHILDREN, "everything else goes on"
+    assert len(backend.objects) == NUM_CHILDREN, "everything else continues"
     message = conditions.find(backend.owner.status, conditions.RUNNING).message
     assert "Pod gsm8k-trainer-0 is stuck in Terminating on node n1" in message
     assert str(error) in message
@@ -391,7 +391,7 @@ async def test_refused_forced_deletion_is_in_the_status_and_stops_nothing_else(e
     assert str(error) not in conditions.find(backend.owner.status, conditions.RUNNING).message
 
 
-async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status_is_written():
+async def test_forced_deletion_that_meets_a_conflict_is_retried_after_the_status():
     backend = MemoryBackend(make_job(scheduling={"forceDeleteAfterSeconds": 10}))
     add_stuck_trainer(backend)
     backend.errors = {"Pod": TransientError("409")}

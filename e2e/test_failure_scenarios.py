@@ -119,29 +119,29 @@ def test_full_quota(scenario: Scenario) -> None:
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "team"},
-        "spec": {"hard": {"requests.memory": "512Mi"}},
+        "spec": {"hard": {"limits.memory": "1Gi"}},
     }
     scenario.apply(quota)
-    scenario.submit()  # the quota counts requests, and no Pod specifies any
+    scenario.submit()  # the quota counts limits, and no Pod specifies any
     unnamed = scenario.wait_for_warning(
-        "QuotaUnspecified", ("quota team requires requests.memory", "spec.rollout.resources")
+        "QuotaUnspecified", ("quota team requires limits.memory", "spec.rollout.resources")
     )
     assert_explained(scenario, unnamed, "kubectl edit rljob job")
-    small = {"resources": {"requests": {"memory": "32Mi"}}}
+    small = {"resources": {"limits": {"memory": "128Mi"}}}
     scenario.submit(
-        head=small, trainer=small, rollout={"resources": {"requests": {"memory": "1Gi"}}}, rewards=with_memory()
+        head=small, trainer=small, rollout={"resources": {"limits": {"memory": "1Gi"}}}, rewards=with_memory()
     )
     full = scenario.wait_for_warning(
-        "QuotaExceeded", ("exceeds quota team with requests.memory=1Gi", "ResourceQuota", "spec.rollout.resources")
+        "QuotaExceeded", ("exceeds quota team with limits.memory=1Gi", "ResourceQuota", "spec.rollout.resources")
     )
     assert_explained(scenario, full, "kubectl describe resourcequota")
-    quota["spec"] = {"hard": {"requests.memory": "4Gi"}}
+    quota["spec"] = {"hard": {"limits.memory": "4Gi"}}
     scenario.apply(quota)
     scenario.wait_until_healthy(full)
 
 
 def with_memory() -> list[Manifest]:
-    return [build_reward(function={"inline": SOUND}) | {"resources": {"requests": {"memory": "64Mi"}}}]
+    return [build_reward(function={"inline": SOUND}) | {"resources": {"limits": {"memory": "512Mi"}}}]
 
 
 def build_reward(**kind: Manifest) -> Manifest:

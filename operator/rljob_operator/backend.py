@@ -67,7 +67,7 @@ def key_of(manifest: Manifest) -> ChildKey:
 @dataclass(frozen=True)
 class Event:
     """A Kubernetes Event about a job or RewardModel. Equal events are one event with a count. Its message is printable
-    and bounded, whoever sent it."""
+    and bounded."""
 
     type: Literal["Normal", "Warning"]
     reason: str

@@ -1,7 +1,7 @@
 """Observed state of an RLJob: conditions, and fields derived from them.
 
-Invariant: each text is printable and bounded, whoever sent it, so a status can be stored and printed. A longer one is
-truncated, also when a status of another version is read.
+Invariant: each text is printable and bounded, so a status can be stored and printed. A longer text is truncated, also
+when a status is read that a different version wrote.
 """
 
 from __future__ import annotations

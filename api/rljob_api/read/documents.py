@@ -111,7 +111,7 @@ def _split_list(document: Document) -> list[Document]:
     is_list = isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), list)
     if not is_list:
         return [document]
-    # Items of a merge key (<<) have no lines of their own.
+    # Items of a merge key (<<) have no lines.
     items = [Document(item, {(): document.line_of(("items", index))}) for index, item in enumerate(data["items"])]
     for location, line in document.lines.items():
         if location[:1] == ("items",) and len(location) > 1 and isinstance(location[1], int):

@@ -22,7 +22,7 @@ WORKLOAD_KINDS = ("Job", "StatefulSet", "Deployment")
 """Children with Pods. The other children use no resources and stay while a job is suspended and after its end."""
 
 DISRUPTION_CONDITIONS = ("DisruptionTarget", "TerminationTarget")
-"""Conditions of Pods, set before they are evicted or deleted: by Kubernetes, by Kueue. The reason says by whom."""
+"""Conditions of Pods, set before they are evicted or deleted: by Kubernetes, by Kueue. The reason names the cause."""
 
 HEAD = "head"
 TRAINER = "trainer"

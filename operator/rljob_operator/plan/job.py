@@ -293,7 +293,7 @@ def _choose_children(context: _Context, is_backing_off: bool) -> dict[ChildKey, 
 
 def _find_unchanged(observed: ObservedJob, built: Mapping[ChildKey, Manifest], is_running: bool) -> set[ChildKey]:
     """Existing workloads that were built from the current configuration. Head and trainers are one Ray cluster, which
-    must run the same image: if one of them is built anew, so is the other."""
+    must run the same image: if one of them is rebuilt, so is the other."""
     unchanged = {
         key
         for key, running in observed.children.items()

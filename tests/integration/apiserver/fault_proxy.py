@@ -32,7 +32,7 @@ _REASONS = {
 WRITE_FAULTS = ("409", "429", "503", "cut", "late", "lost", "death before", "death after")
 """lost: executed, but the answer is cut off. death: like kill -9, before or after the write is executed."""
 TIMEOUT_FAULTS = ("timeout before", "timeout after")
-"""The client waits for an answer until its time-out, before or after the write is executed."""
+"""The client waits for an answer until its timeout, before or after the write is executed."""
 LIST_FAULTS = ("410", "503", "cut", "late")
 
 

@@ -176,7 +176,7 @@ async def test_changed_driver_status_ends_the_idle_state():
     assert harness.api.objects[RLJOB.path(*KEY)]["status"]["progress"]["step"] == 2
 
 
-async def test_job_that_trains_beside_many_others_is_idle_between_two_reports():
+async def test_job_that_trains_next_to_many_others_is_idle_between_two_reports():
     harness = await OperatorHarness().settle()
     harness.start_head()
     harness.driver.status = DriverStatus(step=1)

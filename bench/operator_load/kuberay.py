@@ -108,7 +108,7 @@ def build_subject(plane: ControlPlane, program: Path, num_pods: int, arguments: 
         running="ready",
         requests=("rest_client_requests_total", "method"),
         reconciles="controller_runtime_reconcile_time_seconds",
-        reconcile_labels={"controller": "raycluster-controller"},
+        reconcile_labels={"controller": "raycluster"},
         leader="leader_election_master_status",
         depth="workqueue_depth",
         lease="ray-operator-leader",

@@ -40,11 +40,11 @@ _MAX_WAITING = 6
 """Reconciles that wait at a time: workers remain for others, whatever the drivers do."""
 _MAX_POLL_SECONDS = 60.0
 """Between requests to a driver that never answers in time. The time doubles with each failure."""
-_DISTRUST_SECONDS = 300.0
-"""No reconcile waits for a driver that was late within this time."""
+_DISTRUST_SECONDS = 60.0
+"""No reconcile waits for a driver that was late within this time. A busy operator makes drivers late, too."""
 _MIN_LATE_REPORTED = 3
 """Late answers in a row: a driver that is busy, for instance with a checkpoint, may miss a request."""
-_MAX_DRIVERS = 100_000
+_MAX_DRIVERS, _FORGET_SECONDS = 100_000, 600.0
 _NO_ANSWER = DriverAnswer()
 
 
@@ -75,7 +75,7 @@ class DriverClient:
     def __init__(self, clock: Callable[[], float] = time.monotonic, port: int = PORT_DRIVER) -> None:
         self._clock, self._port = clock, port
         self.on_change: Callable[[Key], None] = lambda key: None
-        self._drivers: TTLCache[str, _Driver] = TTLCache(_MAX_DRIVERS, 2 * _DISTRUST_SECONDS, clock)
+        self._drivers: TTLCache[str, _Driver] = TTLCache(_MAX_DRIVERS, _FORGET_SECONDS, clock)
         self._requests: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._waiting: Counter[Key] = Counter()

@@ -104,7 +104,7 @@ async def test_driver_that_never_answers_in_time_is_requested_rarely_and_reporte
     assert answers[:6] == [DriverAnswer()] * 6, "it may be busy"
     assert answers[-1].problem == f"{DRIVER_UNREADABLE}: it is not complete after 2 s"
     drivers.changed.clear()
-    drivers.now, drivers.answers["uid"] = 310.0, DriverStatus(step=1)
+    drivers.now, drivers.answers["uid"] = 295.0, DriverStatus(step=1)
     await drivers.get()
     await drivers.finish()
     assert drivers.changed == [KEY], "no reconcile waits for it"

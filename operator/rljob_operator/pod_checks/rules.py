@@ -285,6 +285,7 @@ def _walk(value: Any, parts: list[str], location: Location) -> Iterator[tuple[Lo
     elif part == "*":
         entries = value.items() if isinstance(value, Mapping) else enumerate(value or [])
         for key, inner in entries:
-            yield from _walk(inner, rest, (*location, key))
+            if inner is not None:  # an empty entry of a list: the API server decides
+                yield from _walk(inner, rest, (*location, key))
     elif isinstance(value, Mapping) and part in value:
         yield from _walk(value[part], rest, (*location, part))

@@ -10,11 +10,11 @@ from rljob_api.wire.contract import ExitCode
 PROGRAM = """
 import os, signal, sys
 from rljob_trainer.rollout import server
-def load_job(_):
+def load_job_file(_):
     os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("the signal was lost")
 os.environ['RLJOB_JOB_FILE'] = ''
-server.load_job = load_job
+server.load_job_file = load_job_file
 sys.exit(server.main())
 """
 

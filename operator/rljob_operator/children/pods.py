@@ -139,7 +139,7 @@ def _build_pod_template(owner: Owner, parts: PodParts) -> Manifest:
     # Selectors and the lifecycle depend on these: the user cannot change them.
     metadata = {name: (template["metadata"].get(name) or {}) | fields for name, fields in built.items()}
     spec = _fill_resources(template["spec"], parts) | {"restartPolicy": parts.restart_policy}
-    spec |= _restrict_containers(spec)
+    spec |= _restrict_containers(spec) | _tolerate_lost_nodes(spec, owner, parts.role)
     return template | {"metadata": template["metadata"] | metadata, "spec": spec}
 
 
@@ -171,9 +171,8 @@ def _build_spec(owner: Owner, parts: PodParts) -> Manifest:
     pool, defaults = parts.spec.node_pool, parts.defaults
     if node_selector := defaults.node_selector | pool.node_selector:
         spec["nodeSelector"] = node_selector
-    tolerations = [toleration.to_manifest() for toleration in (*pool.tolerations, *defaults.tolerations)]
-    if tolerations := tolerations + _build_node_tolerations(owner, parts.role, tolerations):
-        spec["tolerations"] = tolerations
+    if tolerations := [*pool.tolerations, *defaults.tolerations]:
+        spec["tolerations"] = [toleration.to_manifest() for toleration in tolerations]
     if pool.exclusive:
         spec["affinity"] = {"podAntiAffinity": _build_exclusive(parts.role)}
     return spec
@@ -244,16 +243,21 @@ def pull_policy(defaults: Defaults) -> Manifest:
     return {"imagePullPolicy": defaults.image_pull_policy} if defaults.image_pull_policy else {}
 
 
-def _build_node_tolerations(owner: Owner, role: str, given: list[Manifest]) -> list[Manifest]:
-    """Without its lost node's Pod the whole training group waits, so a job that replaces such Pods does not wait the
-    300 s that Kubernetes adds. Without forced deletion, an earlier deletion would only end Pods whose node returns."""
+def _tolerate_lost_nodes(spec: Manifest, owner: Owner, role: str) -> Manifest:
+    """The Pod's tolerations, with short ones of a lost node unless it has its own: Kubernetes takes the first of several.
+    Without its lost node's Pod the whole training group waits, so a job that replaces such Pods does not wait the 300 s
+    that Kubernetes adds. Without forced deletion, an earlier deletion would only end Pods whose node returns."""
     if not isinstance(owner, RLJob) or owner.spec.scheduling.force_delete_after_seconds is None:
-        return []
-    own = {toleration.get("key") for toleration in given}
-    if role not in (common.HEAD, common.TRAINER) or None in own:  # a toleration without a key is for every taint
-        return []
+        return {}
+    given = spec.get("tolerations") or []
+    is_list = isinstance(given, list) and all(isinstance(each, dict) for each in given)
+    if role not in (common.HEAD, common.TRAINER) or not is_list:
+        return {}  # the checks of Pod templates report anything else
+    own = {each.get("key") for each in given}
     wait = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_TOLERATION_SECONDS}
-    return [{"key": key} | wait for key in _NODE_TAINTS if key not in own]
+    # A toleration without a key is for every taint.
+    added = [{"key": key} | wait for key in _NODE_TAINTS if not own & {key, None}]
+    return {"tolerations": [*given, *added]} if added else {}
 
 
 def _build_container(parts: PodParts) -> Manifest:

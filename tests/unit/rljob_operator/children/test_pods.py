@@ -129,3 +129,6 @@ def test_users_own_tolerations_of_a_lost_node_stay():
     assert found["gsm8k-trainer"] == {TAINTS[0]: 900, TAINTS[1]: 60}
     found = read_tolerations(scheduling=scheduling, trainer={"nodePool": {"tolerations": [{"operator": "Exists"}]}})
     assert found["gsm8k-trainer"] == {None: None}
+    in_template = {"template": {"spec": {"tolerations": [own | {"tolerationSeconds": 5}]}}}
+    found = read_tolerations(scheduling=scheduling, trainer=in_template)
+    assert found["gsm8k-trainer"] == {TAINTS[0]: 5, TAINTS[1]: 60}, "not both: Kubernetes takes the first"

@@ -244,7 +244,7 @@ def pull_policy(defaults: Defaults) -> Manifest:
 
 
 def _tolerate_lost_nodes(spec: Manifest, owner: Owner, role: str) -> Manifest:
-    """The Pod's tolerations, with short ones of a lost node unless it has its own; Kubernetes takes the first that fits.
+    """The Pod's tolerations, with short ones of a lost node unless it has its own: Kubernetes takes the first match.
     Without its lost node's Pod the whole training group waits, so a job that replaces such Pods does not wait the 300 s
     that Kubernetes adds. Without forced deletion, an earlier deletion would only end Pods whose node returns."""
     if not isinstance(owner, RLJob) or owner.spec.scheduling.force_delete_after_seconds is None:

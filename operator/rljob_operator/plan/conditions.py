@@ -160,7 +160,10 @@ def derive_events(old: RLJobStatus, new: RLJobStatus) -> tuple[Event, ...]:
 
 def _restart_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
     """At most two events per role, however many of its Pods restarted: those that count against backoffLimit, and
-    those that do not. Without a count of restarts: equal causes give equal events."""
+    those that do not. Without a count of restarts: equal causes give equal events. None at the end of a job, which
+    restarts nothing."""
+    if is_finished(new):
+        return
     before = {role.name: role for role in old.roles}
     for role in new.roles:
         previous = before.get(role.name) or RoleStatus(name=role.name)

@@ -438,6 +438,14 @@ def test_each_restart_is_an_event_that_names_its_cause(cluster):
     ]
 
 
+def test_failure_that_ends_the_job_is_no_restart(cluster):
+    cluster.events.clear()
+    cluster.end_head(code=78)
+    cluster.reconcile()
+    assert cluster.failed
+    assert [event.reason for event in cluster.events] == ["UserError"]
+
+
 def test_many_pods_that_restart_at_once_are_one_event():
     cluster = Cluster(rollout={"replicas": 64})
     for number in range(64):

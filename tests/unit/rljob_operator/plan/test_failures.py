@@ -438,7 +438,7 @@ def test_each_restart_is_an_event_that_names_its_cause(cluster):
     ]
 
 
-def test_failure_that_ends_the_job_is_no_restart(cluster):
+def test_failure_that_ends_the_job_is_not_a_restart(cluster):
     cluster.events.clear()
     cluster.end_head(code=78)
     cluster.reconcile()

@@ -91,19 +91,17 @@ async def watch_phases(api: KubeApi, path: str, column: str, running: str, arriv
 async def _watch(
     api: KubeApi, path: str, query: dict[str, str], accept: str, types: tuple[str, ...], record: Callable[[Any], None]
 ) -> None:
+    """Record all objects and their changes. The API server ends the watch of a client that falls behind; the next one
+    begins with all objects, most of which are recorded already."""
     query = {**query, "watch": "true", "resourceVersion": "0"}
-    endless = aiohttp.ClientTimeout(total=None)
-    async with (
-        api.new_session() as session,
-        session.get(
-            api.server + path, params=query, headers={"Accept": accept}, timeout=endless, read_bufsize=_CHUNK_BYTES
-        ) as answer,
-    ):
-        answer.raise_for_status()
-        async for line in answer.content:
-            event = json.loads(line)
-            if event["type"] == "ERROR":
-                sys.exit(f"the watch of {path} ended: {event['object'].get('message')}")
-            if event["type"] in types:
-                record(event)
-    sys.exit(f"the API server ended the watch of {path}")
+    request = {"params": query, "headers": {"Accept": accept}, "timeout": aiohttp.ClientTimeout(total=None)}
+    async with api.new_session() as session:
+        while True:
+            async with session.get(api.server + path, read_bufsize=_CHUNK_BYTES, **request) as answer:
+                answer.raise_for_status()
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        sys.exit(f"the watch of {path} ended: {event['object'].get('message')}")
+                    if event["type"] in types:
+                        record(event)

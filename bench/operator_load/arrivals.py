@@ -92,7 +92,7 @@ async def _watch(
     api: KubeApi, path: str, query: dict[str, str], accept: str, types: tuple[str, ...], record: Callable[[Any], None]
 ) -> None:
     """Record all objects and their changes. The API server ends the watch of a client that falls behind; the next one
-    begins with all objects, most of which are recorded already."""
+    begins with all objects; a second record of one has no effect."""
     query = {**query, "watch": "true", "resourceVersion": "0"}
     request = {"params": query, "headers": {"Accept": accept}, "timeout": aiohttp.ClientTimeout(total=None)}
     async with api.new_session() as session:

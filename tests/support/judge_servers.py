@@ -18,7 +18,8 @@ from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import load_reward
 from tests.support.fake_endpoint import Endpoint
-from tests.support.reward_process import Server, wait_for
+from tests.support.reward_process import Server
+from tests.support.waiting import wait_for
 
 _numbers = itertools.count(1)
 _BLOCK = f"127.77.{1 + os.getpid() % 250}"

@@ -1,4 +1,4 @@
-"""A real reward server process for tests, and waiting for conditions."""
+"""A real reward server process for tests."""
 
 from __future__ import annotations
 
@@ -10,30 +10,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rljob_api.wire.protocol import GroupResult
+from tests.support.waiting import DEADLINE_SECONDS
 
 TOKEN = "secret"
-DEADLINE_SECONDS = 300.0
-"""Only failures take this long. A function that imports torch takes minutes on a busy machine."""
 _numbers = itertools.count(1)
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Poll `condition` and return its first true value."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"waited {DEADLINE_SECONDS:g} s for {what}")
 
 
 def build_group(*completions: str, name: str | None = None, **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.reward_process import Server, wait_for
+from tests.support.reward_process import Server
+from tests.support.waiting import wait_for
 
 _numbers = itertools.count(1)
 

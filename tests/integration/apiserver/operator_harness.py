@@ -86,6 +86,20 @@ class OperatorHarness:
     async def create(self, manifest: Manifest) -> Manifest:
         return await self.api.request("POST", self.path(manifest["kind"]), body=manifest)
 
+    async def start_job(self, manifest: Manifest, address: str) -> None:
+        """Create a job, and a running head Pod for it with this address."""
+        name = (await self.create(manifest))["metadata"]["name"]
+        head = await self.until("the head's Job", lambda: self.get("Job", f"{name}-head"))
+        template = head["spec"]["template"]
+        metadata = {key: template["metadata"].get(key, {}) for key in ("labels", "annotations")}
+        pod = {
+            "metadata": metadata | {"name": f"{name}-head-x"},
+            "spec": {"containers": [{"name": "head", "image": "none"}]},
+        }
+        await self.create({"apiVersion": "v1", "kind": "Pod"} | pod)
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+        await self.patch_status("Pod", f"{name}-head-x", status)
+
     async def patch(self, kind: str, name: str, change: Manifest) -> None:
         await self.api.request("PATCH", self.path(kind, name), body=change, content_type=MERGE_PATCH)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -60,29 +59,15 @@ async def servers(loopback: str) -> AsyncIterator[Any]:
         yield start
 
 
-async def start_job(harness: OperatorHarness, name: str, address: str) -> None:
-    """Create a job, and a running head Pod for it."""
-    await harness.create(smallest("RLJob", name))
-
-    async def head_job() -> Any:
-        return await harness.get("Job", f"{name}-head")
-
-    template = copy.deepcopy((await harness.until("the head's Job", head_job))["spec"]["template"])
-    metadata = {key: template["metadata"].get(key, {}) for key in ("labels", "annotations")}
-    metadata["name"] = f"{name}-head-x"
-    spec = {"containers": [{"name": "head", "image": "none"}]}
-    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
-    await harness.patch_status("Pod", metadata["name"], status)
-
-
 @pytest.mark.usefixtures("_short_times")
 async def test_hostile_drivers_are_named_and_cost_no_other_job_anything(harness: OperatorHarness, servers: Any) -> None:
     task, healthy = await harness.start(), HealthyDriver()
-    await start_job(harness, "healthy", await servers(healthy))
+    await harness.start_job(smallest("RLJob", "healthy"), await servers(healthy))
     names = {behaviour.__name__.replace("_", "-"): problem for behaviour, problem in PROBLEMS.items()}
     addresses = [await servers(behaviour) for behaviour in PROBLEMS]
-    await asyncio.gather(*(start_job(harness, *job) for job in zip(names, addresses, strict=True)))
+    await asyncio.gather(
+        *(harness.start_job(smallest("RLJob", n), address) for n, address in zip(names, addresses, strict=True))
+    )
 
     async def progress_of(name: str) -> Any:
         return ((await harness.get("RLJob", name) or {}).get("status") or {}).get("progress") or {}

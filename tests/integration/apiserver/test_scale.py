@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from kubernetes import client, config
 from rljob_cluster.control_plane.control_plane import ControlPlane
 from tests.integration.apiserver.manifests import smallest
 from tests.paths import ROOT
+from tests.support.waiting import wait_for
 
 JOB = ("rljob.dev", "v1alpha1", "default", "rljobs", "smallest")
 SELECTOR = "rljob.dev/job=smallest,rljob.dev/role=rollout"
@@ -27,13 +27,6 @@ def api(tmp_path_factory: pytest.TempPathFactory, loopback: str) -> Iterator[cli
     folder = tmp_path_factory.mktemp("scale")
     with ControlPlane(folder, address=f"{loopback}.2", components=components, extra_arguments=extra) as plane:
         yield config.new_client_from_config(config_file=str(plane.kubeconfig))
-
-
-def wait_for(what: str, is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
-        time.sleep(0.1)  # polling
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +44,7 @@ def jobs(api: client.ApiClient) -> client.CustomObjectsApi:
             return False  # the CRD is not served yet
         return True
 
-    wait_for("the CRD is served", is_created)
+    wait_for(is_created, "the CRD is served")
     status = {"status": {"rolloutReplicas": 1, "rolloutSelector": SELECTOR}}
     objects.patch_namespaced_custom_object_status(*JOB, status)
     return objects
@@ -89,12 +82,12 @@ def test_horizontal_pod_autoscaler_scales_the_rollouts(jobs: client.CustomObject
         "metrics": [metric],
     }
     autoscalers.create_namespaced_horizontal_pod_autoscaler("default", {"metadata": {"name": "rollouts"}, "spec": spec})
-    wait_for("the autoscaler sets spec.rollout.replicas to 2", lambda: read_replicas(jobs) == 2)
+    wait_for(lambda: read_replicas(jobs) == 2, "the autoscaler sets spec.rollout.replicas to 2")
 
     def conditions() -> dict[str, Any]:
         status = autoscalers.read_namespaced_horizontal_pod_autoscaler("rollouts", "default").status
         return {condition.type: condition for condition in status.conditions or []}
 
-    wait_for("the autoscaler reads its metric", lambda: "ScalingActive" in conditions())
+    wait_for(lambda: "ScalingActive" in conditions(), "the autoscaler reads its metric")
     # Without a metrics server it fails there, after it has found the selector of the Pods.
     assert conditions()["ScalingActive"].reason == "FailedGetResourceMetric"

@@ -5,7 +5,6 @@ The test simulates the heads: Pods at whose addresses the test serves the driver
 
 from __future__ import annotations
 
-import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from rljob_api.wire.contract import PORT_DRIVER, UrlPath
 from rljob_api.wire.protocol import DriverStatus, RewardDemand
 from rljob_operator.plan import autoscale
 from tests.integration.apiserver.manifests import put_all, smallest
-from tests.integration.apiserver.operator_harness import Manifest, OperatorHarness, WriteRecorder
+from tests.integration.apiserver.operator_harness import OperatorHarness, WriteRecorder
 
 BURST = RewardDemand(
     samples=640, expected=640, is_open=True, due_seconds=40.0, window_seconds=40.0, latency_seconds=4.0
@@ -59,24 +58,6 @@ async def drivers(loopback, monkeypatch) -> AsyncIterator[Drivers]:
         await runner.cleanup()
 
 
-async def start_job(harness: OperatorHarness, drivers: Drivers, name: str, changes: Manifest) -> None:
-    """Create a job, and a running head Pod for it."""
-    await harness.create(put_all(smallest("RLJob", name), changes))
-
-    async def head_job() -> Any:
-        return await harness.get("Job", f"{name}-head")
-
-    template = copy.deepcopy((await harness.until("the head's Job", head_job))["spec"]["template"])
-    metadata = {key: template["metadata"].get(key, {}) for key in ("labels", "annotations")}
-    metadata["name"] = f"{name}-head-x"
-    spec = {"containers": [{"name": "head", "image": "none"}]}
-    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    address = drivers.addresses[name]
-    await harness.patch_status(
-        "Pod", metadata["name"], {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
-    )
-
-
 async def until_replicas(harness: OperatorHarness, name: str, replicas: int) -> None:
     async def has_replicas() -> bool:
         found = await harness.get("Deployment", name)
@@ -88,7 +69,8 @@ async def until_replicas(harness: OperatorHarness, name: str, replicas: int) -> 
 async def test_reward_of_a_job_is_scaled_before_its_burst_and_back(harness, drivers):
     recorder = WriteRecorder()
     await harness.start(recorder)
-    await start_job(harness, drivers, "one", {"rewards.0.name": "r", "rewards.0.autoscaling": SCALED["autoscaling"]})
+    changes = {"rewards.0.name": "r", "rewards.0.autoscaling": SCALED["autoscaling"]}
+    await harness.start_job(put_all(smallest("RLJob", "one"), changes), drivers.addresses["one"])
     await until_replicas(harness, "one-reward-r", 0)
     drivers.demands["one"] = BURST
     await until_replicas(harness, "one-reward-r", 5)
@@ -112,7 +94,7 @@ async def test_shared_models_replicas_cover_all_of_its_jobs(harness, drivers):
     await harness.start()
     await harness.create(put_all(smallest("RewardModel", "math"), SCALED))
     for name in JOBS:
-        await start_job(harness, drivers, name, REFERENCE)
+        await harness.start_job(put_all(smallest("RLJob", name), REFERENCE), drivers.addresses[name])
     drivers.demands = dict.fromkeys(JOBS, BURST)
     await until_replicas(harness, "math-rewardmodel", 10)
 

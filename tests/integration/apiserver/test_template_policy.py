@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
-import time
 
 import pytest
 import yaml
@@ -20,6 +19,7 @@ from rljob_cluster.control_plane.control_plane import ControlPlane
 from rljob_cluster.host.commands import ClusterError
 from rljob_cluster.host.go_programs import find_or_build
 from tests.paths import ROOT
+from tests.support.waiting import wait_for
 
 CHART = ROOT / "charts" / "rljob"
 DEADLINE_SECONDS = 60.0
@@ -236,7 +236,7 @@ def create(plane):
             return code, "", headers.get("Warning", "")
 
         forbidden = build_spec(pod(hostPID=True))
-        wait_until(lambda: run(forbidden)[0] == 403 and run(forbidden, namespace="warn")[2])
+        wait_for(lambda: run(forbidden)[0] == 403 and run(forbidden, namespace="warn")[2], "both modes are in force")
         yield run
 
 
@@ -318,10 +318,10 @@ def test_existing_job_is_checked_only_when_its_spec_changes(create, plane):
     manifest = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": "old", "namespace": "deny"}}
     manifest["spec"] = build_spec(pod(hostNetwork=True))
     plane.kubectl("label", "namespace", "deny", "policy-")
-    wait_until(lambda: create(manifest["spec"])[0] == 201)
+    wait_for(lambda: create(manifest["spec"])[0] == 201, "the policy without the prohibition")
     plane.kubectl("apply", "-f", "-", input=json.dumps(manifest))
     plane.kubectl("label", "namespace", "deny", "policy=deny")
-    wait_until(lambda: create(manifest["spec"])[0] == 403)
+    wait_for(lambda: create(manifest["spec"])[0] == 403, "the policy with the prohibition")
     plane.kubectl("annotate", "rljob", "old", "-n", "deny", "rljob.dev/retry=1")
     for patch in ({"suspend": True}, {"suspend": False}, {"suspend": None}):
         patch_spec(plane, patch)
@@ -338,18 +338,11 @@ def patch_spec(plane, patch):
     plane.kubectl("patch", "rljob", "old", "-n", "deny", "--type=merge", "-p", json.dumps({"spec": patch}))
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_type_checker_finds_nothing_to_warn_about(create, plane):
     def read():
         items = json.loads(plane.kubectl("get", "validatingadmissionpolicies", "-o", "json"))["items"]
         return {item["metadata"]["name"]: item.get("status", {}) for item in items}
 
-    wait_until(lambda: all("observedGeneration" in status for status in read().values()))
+    wait_for(lambda: all("observedGeneration" in status for status in read().values()), "the type checker")
     assert len(read()) == 3
     assert not [warning for s in read().values() for warning in s.get("typeChecking", {}).get("expressionWarnings", [])]

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rljob_reward.worker_pool import requirements
-from tests.support.reward_process import DEADLINE_SECONDS, Server
+from tests.support.reward_process import Server
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,8 @@ import yaml
 
 from rljob_reward.worker_pool import requirements
 from tests.paths import ROOT
-from tests.support.reward_process import DEADLINE_SECONDS, Server, build_group
+from tests.support.reward_process import Server, build_group
+from tests.support.waiting import DEADLINE_SECONDS
 
 StartServer = Callable[..., Server]
 Outcome = tuple[float | None, str | None]

@@ -16,7 +16,8 @@ from rljob_api.wire.contract import ExitCode
 from tests.support.fake_endpoint import completion
 from tests.support.fake_vllm import FakeVllm
 from tests.support.judge_servers import new_address
-from tests.support.reward_process import Server, build_group, wait_for
+from tests.support.reward_process import Server, build_group
+from tests.support.waiting import wait_for
 
 KEY = "sk-very-secret-key"
 

@@ -16,7 +16,8 @@ import pytest
 from rljob_api.wire.contract import ExitCode
 from rljob_api.wire.protocol import GroupResult, ScoreResult
 from tests.paths import ROOT
-from tests.support.reward_process import TOKEN, Server, build_group, wait_for
+from tests.support.reward_process import TOKEN, Server, build_group
+from tests.support.waiting import wait_for
 
 StartServer = Callable[..., Server]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reward_process import Server, wait_for
+from tests.support.reward_process import Server
+from tests.support.waiting import wait_for
 
 StartServer = Callable[..., Server]
 

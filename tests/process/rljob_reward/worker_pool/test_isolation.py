@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.reward_process import TOKEN, Server, wait_for
+from tests.support.reward_process import TOKEN, Server
+from tests.support.waiting import wait_for
 
 StartServer = Callable[..., Server]
 

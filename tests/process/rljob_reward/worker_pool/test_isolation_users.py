@@ -19,7 +19,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.support.reward_process import TOKEN, Server, wait_for
+from tests.support.reward_process import TOKEN, Server
+from tests.support.waiting import wait_for
 
 PYTHON = "/usr/bin/python3"
 NOBODY = 65534

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.reward_process import Server, wait_for
+from tests.support.reward_process import Server
+from tests.support.waiting import wait_for
 
 StartServer = Callable[..., Server]
 RETRIES = 2

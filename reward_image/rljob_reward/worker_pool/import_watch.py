@@ -14,6 +14,8 @@ import signal
 
 _ANSWER_SECONDS = 1.0
 """A process that does not run, such as one in an uninterruptible wait, does not answer."""
+_QUIET_SECONDS = 0.2
+"""faulthandler writes a stack in many small pieces, and nothing marks the last one."""
 _MAX_STACK_BYTES = 64 << 10
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -41,16 +43,37 @@ class StackPipe:
         arrived = asyncio.Event()
         self._loop.add_reader(self._read_end, arrived.set)
         try:
+            self._read_available()  # what an earlier answer left
+            arrived.clear()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGUSR1)
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await arrived.wait()
-            return find_place(os.read(self._read_end, _MAX_STACK_BYTES).decode(errors="replace"), path)
-        except (OSError, TimeoutError):
+            stack, patience = b"", _ANSWER_SECONDS
+            while len(stack) < _MAX_STACK_BYTES and await _is_set_within(arrived, patience):
+                arrived.clear()
+                if (piece := self._read_available()) == b"":
+                    break  # the worker has ended
+                stack, patience = stack + (piece or b""), _QUIET_SECONDS
+            return find_place(stack.decode(errors="replace"), path)
+        except OSError:
             return ""
         finally:
             if self._read_end >= 0:
                 self._loop.remove_reader(self._read_end)
+
+    def _read_available(self) -> bytes | None:
+        try:
+            return os.read(self._read_end, _MAX_STACK_BYTES)
+        except BlockingIOError:
+            return None
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def find_place(stack: str, path: str) -> str:

@@ -44,3 +44,23 @@ def test_stack_of_a_process_is_located_and_a_closed_pipe_is_not(monkeypatch: pyt
     found, closed = asyncio.run(locate())
     assert found.startswith(f"{__file__}:")
     assert closed == ""
+
+
+def test_stack_that_arrives_in_pieces_is_read_whole_and_leftovers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def locate() -> str:
+        loop, pipe = asyncio.get_running_loop(), StackPipe()
+        pieces = STACK.splitlines(keepends=True)
+        os.write(pipe.write_end, b'  File "/jobs/reward.py", line 99 in earlier\n')
+
+        def answer(*_: int) -> None:
+            for index, piece in enumerate(pieces):
+                loop.call_later(0.01 * index, os.write, pipe.write_end, piece.encode())
+
+        monkeypatch.setattr(os, "kill", answer)
+        try:
+            return await pipe.locate(os.getpid(), "/jobs/reward.py")
+        finally:
+            pipe.close_write_end()
+            pipe.close()
+
+    assert asyncio.run(locate()) == "/jobs/reward.py:12"

@@ -31,9 +31,10 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.episodes.batches import build_samples
-from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
+from tests.support.episodes import episode
 
 _DEADLINE_SECONDS = 120
 """Reached only by a failing test."""
@@ -61,10 +62,10 @@ def reward(prompts, completions, kind, **columns):
 class Agent:
     """Conversations without a model: the text is a number."""
 
-    async def run(self, prompt: Prompt, group: int, sample: int, generate: Any) -> Trajectory:
+    async def run(self, prompt: Prompt, group: int, sample: int, generate: Any) -> Episode:
         await asyncio.sleep(0)
         text = str((group * 7 + sample * 3) % 10)
-        return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], text, False, "g:0")
+        return episode(text=text, index=(prompt.index, group, sample))
 
 
 class Servers:
@@ -183,9 +184,9 @@ async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple
             await rewards.close()
 
 
-def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory]:
+def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Episode]:
     """Check what holds for every fault, and return the samples in order."""
-    trajectories = [t for group in groups for t in group.trajectories]
+    trajectories = [t for group in groups for t in group.episodes]
     assert len(groups) == num_groups
     for t in trajectories:
         result = t.results["r"]
@@ -193,10 +194,10 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory
         assert result.valid or (result.reason and result.message), "invalid, with a reason and a message"
     samples = iter(build_samples(groups, [spec], Algorithm(group_size=_GROUP_SIZE)))
     for group in groups:
-        valid = [t.score for t in group.trajectories if t.score is not None]
+        valid = [t.score for t in group.episodes if t.score is not None]
         mean = sum(valid) / len(valid) if valid else 0.0
         deviation = math.sqrt(sum((v - mean) ** 2 for v in valid) / (len(valid) - 1)) if len(valid) > 1 else 0.0
-        for t in group.trajectories:
+        for t in group.episodes:
             sample = next(samples)
             assert any(sample.loss_mask) == (t.score is not None), "an invalid sample is masked"
             expected = (t.score - mean) / (deviation + 1e-6) if t.score is not None and deviation else 0.0
@@ -204,7 +205,7 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Trajectory
     return trajectories
 
 
-def num_attempts(trajectory: Trajectory) -> int:
+def num_attempts(trajectory: Episode) -> int:
     result = trajectory.results["r"]
     assert isinstance(result, ScoredResult)
     return result.attempts
@@ -303,7 +304,7 @@ async def test_rolling_update_during_a_step_leaves_a_single_version(servers: Ser
         servers.kill(old[0])
         await until(lambda: len(set(versions())) == 2)  # both exist: the step keeps the old one
         await until(lambda: collector.progress.num_scored >= 100)
-        assert len({t.results["r"].version for t in collector.progress.trajectories if t.results}) == 1
+        assert len({t.results["r"].version for t in collector.progress.episodes if t.results}) == 1
         servers.list_only(*new)
         servers.kill(old[1])
         trajectories = check(await task, spec, 100)

@@ -17,12 +17,12 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
+from tests.support.episodes import episode
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
@@ -32,7 +32,7 @@ class Agent:
 
     async def run(self, prompt, group, sample, generate):  # type: ignore[no-untyped-def]
         await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
-        return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], "text", False, "g:0")
+        return episode(text="text", index=(prompt.index, group, sample))
 
 
 async def run(environment: Environment) -> None:
@@ -55,7 +55,7 @@ async def run(environment: Environment) -> None:
             plan = CollectionPlan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
             async with collector.collect(prompts, plan) as collection:
                 found = [group async for group in collection.groups()]
-            results = [result for group in found for t in group.trajectories for result in t.results.values()]
+            results = [result for group in found for t in group.episodes for result in t.results.values()]
             record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - started_at)
             board.set_phase("update")
             await asyncio.sleep(UPDATE_SECONDS)

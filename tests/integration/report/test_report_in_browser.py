@@ -16,11 +16,12 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from rljob_cli.report.collect import collect_run
 from rljob_cli.report.page import render_page
-from rljob_trainer.episodes.types import Group, Prompt, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Episode, Group, Prompt, ScoredResult
 from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
 from tests.paths import DATA
 from tests.support.browser import launch_chromium
+from tests.support.episodes import episode
 
 pytestmark = pytest.mark.slow  # on a fresh machine it installs the browser
 RECORDED = DATA / "report"
@@ -225,11 +226,10 @@ def test_page_prints_and_fits_a_phone(browser, recorded):
     opened.close()
 
 
-def sample(index: int, **results: ScoredResult) -> Trajectory:
-    return Trajectory(
-        0, 0, index, [1, 2], [0, 1], [0.0, -0.5], f"{HOSTILE} {index}", False, "g:1", results,
-        0.5 if all(result.valid for result in results.values()) else None, 0.25,
-    )  # fmt: skip
+def sample(index: int, **results: ScoredResult) -> Episode:
+    score = 0.5 if all(result.valid for result in results.values()) else None
+    text = f"{HOSTILE} {index}"
+    return episode(text=text, version=1, index=(0, 0, index), results=results, score=score, advantage=0.25)
 
 
 def test_hostile_text_is_shown_as_text(browser, tmp_path):

@@ -1,4 +1,4 @@
-"""Prompts to scored groups: one task per sample runs its agent loop, and the rewards score the trajectory at once.
+"""Prompts to scored groups: one task per sample runs its agent loop, and the rewards score the episode at once.
 
 Yields groups in the order in which they complete. Training steps and evaluation use it, each with its own lane.
 Invariant: after `rescore_stale`, one version of each reward scored a group.
@@ -20,7 +20,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.episodes.types import Group, Trajectory
+from rljob_trainer.episodes.types import Episode, Group
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer, run_all
@@ -59,11 +59,11 @@ class Collector:
         self.agent, self.rollouts, self.rewards, self.specs = agent, rollouts, rewards, specs
         self.progress = CollectionProgress()
         """Of the newest collection."""
-        self.on_scored: Callable[[Lane, Trajectory], None] = lambda lane, trajectory: None
+        self.on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None
         """Called once per sample, when its last reward arrives."""
 
     def collect(self, prompts: Sequence[Prompt], plan: CollectionPlan) -> Collection:
-        """Return a collection of `plan.group_size` trajectories per prompt. It starts on entry to its context."""
+        """Return a collection of `plan.group_size` episodes per prompt. It starts on entry to its context."""
         collection = Collection(self, prompts, plan)
         self.progress = collection.progress
         return collection
@@ -78,7 +78,7 @@ class Collection:
         self.progress = CollectionProgress(plan.lane, num_samples, plan.group_size, started_at=time.monotonic())
         self._collector = collector
         self._groups = [Group(index, prompt) for index, prompt in enumerate(prompts)]
-        self._tasks: list[asyncio.Task[Trajectory]] = []
+        self._tasks: list[asyncio.Task[Episode]] = []
 
     async def __aenter__(self) -> Collection:
         self._collector.rewards.begin()
@@ -99,63 +99,63 @@ class Collection:
 
     async def groups(self) -> AsyncIterator[Group]:
         for next_done in asyncio.as_completed(self._tasks):
-            trajectory = await next_done
-            group = self._groups[trajectory.group]
-            group.trajectories.append(trajectory)
-            if len(group.trajectories) == self.plan.group_size:
-                group.trajectories.sort(key=lambda trajectory: trajectory.sample)
+            episode = await next_done
+            group = self._groups[episode.group]
+            group.episodes.append(episode)
+            if len(group.episodes) == self.plan.group_size:
+                group.episodes.sort(key=lambda episode: episode.sample)
                 yield group
 
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
         """Rescore what an older version scored: rewards may change during a step. Call it before scores are used."""
         rewards = self._collector.rewards
         for _ in range(_MAX_RESCORINGS):
-            stale = [(group, names) for group in groups if (names := rewards.find_stale(group.trajectories))]
+            stale = [(group, names) for group in groups if (names := rewards.find_stale(group.episodes))]
             if not stale:
                 return
             log.warning("rescoring %d groups: %s", len(stale), ", ".join(sorted(set().union(*(n for _, n in stale)))))
-            self.progress.num_scored -= sum(len(group.trajectories) for group, _ in stale)
+            self.progress.num_scored -= sum(len(group.episodes) for group, _ in stale)
             await run_all([self._rescore(group, names) for group, names in stale])
 
-    async def _sample(self, group: Group, sample: int, scorer: GroupScorer) -> Trajectory:
+    async def _sample(self, group: Group, sample: int, scorer: GroupScorer) -> Episode:
         collector, plan = self._collector, self.plan
         seed = plan.sample_seed(group.prompt.index, group.index, sample)
-        trajectory = await collector.agent.run(
+        episode = await collector.agent.run(
             group.prompt, group.index, sample, lambda tokens: collector.rollouts.complete(tokens, plan.sampling, seed)
         )
-        trajectory.ended_at = time.monotonic()
-        self.progress.record_ended(trajectory)
-        await self._score(group.prompt, trajectory, scorer)
-        collector.on_scored(plan.lane, trajectory)
-        return trajectory
+        episode.ended_at = time.monotonic()
+        self.progress.record_ended(episode)
+        await self._score(group.prompt, episode, scorer)
+        collector.on_scored(plan.lane, episode)
+        return episode
 
-    async def _score(self, prompt: Prompt, trajectory: Trajectory, scorer: GroupScorer) -> None:
-        request = build_request(prompt, trajectory, self.plan)
-        results = await scorer.score(trajectory.sample, request, trajectory.ended_at)
-        trajectory.results = {**trajectory.results, **results}
-        trajectory.score = weighted_score(trajectory, self._collector.specs)
-        self.progress.record_scored(trajectory, time.monotonic())
+    async def _score(self, prompt: Prompt, episode: Episode, scorer: GroupScorer) -> None:
+        request = build_request(prompt, episode, self.plan)
+        results = await scorer.score(episode.sample, request, episode.ended_at)
+        episode.results = {**episode.results, **results}
+        episode.score = weighted_score(episode, self._collector.specs)
+        self.progress.record_scored(episode, time.monotonic())
 
     async def _rescore(self, group: Group, names: set[str]) -> None:
         scorer = self._open_scorer(group, names)
-        await run_all([self._score(group.prompt, trajectory, scorer) for trajectory in group.trajectories])
+        await run_all([self._score(group.prompt, episode, scorer) for episode in group.episodes])
         for name in names:
-            self._collector.rewards.clients[name].num_rescored += len(group.trajectories)
+            self._collector.rewards.clients[name].num_rescored += len(group.episodes)
 
     def _open_scorer(self, group: Group, names: set[str] | None = None) -> GroupScorer:
         plan = self.plan
         return self._collector.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
 
 
-def build_request(prompt: Prompt, trajectory: Trajectory, plan: CollectionPlan) -> ScoreRequest:
+def build_request(prompt: Prompt, episode: Episode, plan: CollectionPlan) -> ScoreRequest:
     return ScoreRequest(
-        id=f"{plan.group_id(trajectory.group)}/{trajectory.sample}",
+        id=f"{plan.group_id(episode.group)}/{episode.sample}",
         lane=plan.lane,
         prompt=prompt.prompt,
-        completion=trajectory.text,
+        completion=episode.text,
         ground_truth=prompt.ground_truth,
         data_source=prompt.data_source,
-        extra_info={**prompt.extra_info, "truncated": trajectory.truncated, "num_tokens": trajectory.num_sampled},
+        extra_info={**prompt.extra_info, "truncated": episode.truncated, "num_tokens": episode.num_sampled},
         prompt_ids=prompt.token_ids,
-        completion_ids=trajectory.token_ids[len(prompt.token_ids) :],
+        completion_ids=episode.segments[-1].token_ids[len(prompt.token_ids) :],
     )

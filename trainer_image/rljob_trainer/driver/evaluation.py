@@ -37,8 +37,8 @@ async def evaluate(collection: Collection, accuracy: str | None) -> EvaluationRe
         groups = [group async for group in collection.groups()]
         await collection.rescore_stale(groups)
     groups.sort(key=lambda group: group.index)
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    means = summarize_scores(trajectories)
+    episodes = [episode for group in groups for episode in group.episodes]
+    means = summarize_scores(episodes)
     return EvaluationResult(pick_accuracy(means, accuracy), means, groups)
 
 

@@ -135,7 +135,7 @@ class Ledger:
     def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> Record:
         spec, step, served = self._spec, self.history.step + 1, self._served.values()
         phases = self._close_phases()
-        num_tokens, generate = sum(t.num_sampled for t in progress.trajectories), phases.get("generate", 0.0)
+        num_tokens, generate = sum(t.num_sampled for t in progress.episodes), phases.get("generate", 0.0)
         return {
             "type": "step",
             "step": step,
@@ -153,18 +153,18 @@ class Ledger:
 
     def record_evaluation(self, outcome: EvaluationResult) -> None:
         history, phases = self.history, self._close_phases()
-        trajectories = [trajectory for group in outcome.groups for trajectory in group.trajectories]
-        invalid = dict(count_invalid(trajectories))
+        episodes = [episode for group in outcome.groups for episode in group.episodes]
+        invalid = dict(count_invalid(episodes))
         record: Record = {
             "type": "eval",
             "step": history.step,
             "time": time.time(),
             "accuracy": outcome.accuracy,
             "means": outcome.means,
-            "num_samples": len(trajectories),
+            "num_samples": len(episodes),
             "num_invalid": sum(invalid.values()),
             "invalid_by_reason": invalid,
-            **summarize_lengths(trajectories),
+            **summarize_lengths(episodes),
             "seconds": phases.get("evaluate"),
         }
         self.trajectories.record("eval", history.step, outcome.groups)

@@ -38,7 +38,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.updates import StepOutcome, run_updates
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.episodes.cursor import Cursor, take
-from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.episodes.types import Episode
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import checkpoint_exists, disk_errors, resume, save_checkpoint
 from rljob_trainer.history.tracking import Trackers
@@ -254,10 +254,10 @@ class Driver:
     def _is_due(self, every: int, step: int) -> bool:
         return step >= self._spec.schedule.steps or (every > 0 and step % every == 0)
 
-    def _record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
+    def _record_scored(self, lane: Lane, episode: Episode) -> None:
         parts = self._components
-        parts.prometheus.record_scored(lane, trajectory)
-        new = self._problems.record(parts.board.status.step + (lane == "train"), trajectory)
+        parts.prometheus.record_scored(lane, episode)
+        new = self._problems.record(parts.board.status.step + (lane == "train"), episode)
         for problem in new:
             log.warning("reward %s: no valid score (%s): %s", problem.reward, problem.reason, problem.message)
         if new:

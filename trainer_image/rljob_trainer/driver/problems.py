@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
 from rljob_api.wire.text import clean_line
-from rljob_trainer.episodes.types import Group, Trajectory
+from rljob_trainer.episodes.types import Episode, Group
 
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
 _PLACE = re.compile(r"\S+:\d+: ")
@@ -32,10 +32,10 @@ class ProblemLog:
         """Those to show: a reward that abstains does so on purpose."""
         return [problem for problem in self.all if problem.reason != InvalidReason.ABSTAINED]
 
-    def record(self, step: int, trajectory: Trajectory) -> list[DriverProblem]:
-        """Count the invalid results of a trajectory. Return those of a new kind."""
+    def record(self, step: int, episode: Episode) -> list[DriverProblem]:
+        """Count the invalid results of an episode. Return those of a new kind."""
         new = []
-        for name, result in trajectory.results.items():
+        for name, result in episode.results.items():
             if result.reason is None:
                 continue
             message = clean_message(result.message)
@@ -52,8 +52,8 @@ def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:
     """Return the problems of one step."""
     found = ProblemLog()
     for group in groups:
-        for trajectory in group.trajectories:
-            found.record(step, trajectory)
+        for episode in group.episodes:
+            found.record(step, episode)
     return found.all
 
 

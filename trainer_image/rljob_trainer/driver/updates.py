@@ -13,7 +13,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.driver.collection import Collection
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.episodes.batches import Logprobs, build_samples
-from rljob_trainer.episodes.types import Group, TrainSample, Trajectory, UpdateMetrics
+from rljob_trainer.episodes.types import Episode, Group, TrainSample, UpdateMetrics
 
 
 @dataclass
@@ -44,14 +44,14 @@ async def run_updates(
             await collection.progress.wait_until_generated()
             set_phase("update")
             started_at = time.monotonic()
-            old_logprobs = await compute_old_logprobs(trainer, collection.progress.trajectories)
+            old_logprobs = await compute_old_logprobs(trainer, collection.progress.episodes)
             outcome.update_seconds += time.monotonic() - started_at
         set_phase("score")
         await collection.rescore_stale(chunk)
         samples = build_samples(chunk, spec.rewards, spec.algorithm, old_logprobs)
-        trajectories = [trajectory for group in chunk for trajectory in group.trajectories]
-        for sample, trajectory in zip(samples, trajectories, strict=True):
-            trajectory.advantage = sample.advantage if any(sample.loss_mask) else None
+        episodes = [episode for group in chunk for episode in group.episodes]
+        for sample, episode in zip(samples, episodes, strict=True):
+            episode.advantage = sample.advantage if any(sample.loss_mask) else None
         set_phase("update")
         started_at = time.monotonic()
         for start in range(0, len(samples), update_size):
@@ -75,9 +75,9 @@ async def iter_chunks(groups: AsyncIterator[Group], size: int) -> AsyncIterator[
             chunk = []
 
 
-async def compute_old_logprobs(trainer: Trainer, trajectories: Sequence[Trajectory]) -> Logprobs:
-    """Return the trainer's log-probs of all of the step's trajectories, before its first update."""
-    ordered = sorted(trajectories, key=lambda trajectory: (trajectory.group, trajectory.sample))
-    samples = [TrainSample(t.token_ids, t.loss_mask, t.logprobs, 0.0) for t in ordered]
+async def compute_old_logprobs(trainer: Trainer, episodes: Sequence[Episode]) -> Logprobs:
+    """Return the trainer's log-probs of all of the step's episodes, before its first update."""
+    ordered = sorted(episodes, key=lambda episode: (episode.group, episode.sample))
+    samples = [TrainSample(s.token_ids, s.loss_mask, s.logprobs, 0.0) for e in ordered for s in e.segments]
     logprobs = await trainer.compute_logprobs(samples)
     return {(t.group, t.sample): found for t, found in zip(ordered, logprobs, strict=True)}

@@ -1,6 +1,6 @@
 """Scored groups to training samples. Pure.
 
-Invariants: an invalid result is masked, never a zero; each trajectory becomes exactly one sample, masked or not.
+Invariants: an invalid result is masked, never a zero; each episode becomes exactly one sample, masked or not.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from rljob_api.manifest.job_sections import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import compute_advantages
-from rljob_trainer.episodes.types import Group, TrainSample, Trajectory
+from rljob_trainer.episodes.types import Episode, Group, TrainSample
 
 Logprobs = dict[tuple[int, int], list[float]]
 """(group, sample) -> [tokens]"""
 
 
-def weighted_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float | None:
-    """Return the weighted sum of a trajectory's rewards; None if one is missing or invalid, or the sum overflows."""
+def weighted_score(episode: Episode, rewards: Sequence[Reward]) -> float | None:
+    """Return the weighted sum of an episode's rewards; None if one is missing or invalid, or the sum overflows."""
     total = 0.0
     for reward in rewards:
-        result = trajectory.results.get(reward.name)
+        result = episode.results.get(reward.name)
         if result is None or result.score is None:
             return None
         total += reward.weight * result.score
@@ -31,10 +31,10 @@ def weighted_score(trajectory: Trajectory, rewards: Sequence[Reward]) -> float |
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
     """Return the group's scores, None for each sample that must not be trained on.  [samples]"""
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
-    for trajectory in group.trajectories:
-        if any(not trajectory.results[name].valid for name in drops_group if name in trajectory.results):
-            return [None] * len(group.trajectories)
-    return [trajectory.score for trajectory in group.trajectories]
+    for episode in group.episodes:
+        if any(not episode.results[name].valid for name in drops_group if name in episode.results):
+            return [None] * len(group.episodes)
+    return [episode.score for episode in group.episodes]
 
 
 def build_samples(
@@ -47,12 +47,13 @@ def build_samples(
     )
     return [
         TrainSample(
-            token_ids=trajectory.token_ids,
-            loss_mask=[0] * len(trajectory.token_ids) if score is None else trajectory.loss_mask,
-            rollout_logprobs=trajectory.logprobs,
+            token_ids=segment.token_ids,
+            loss_mask=[0] * len(segment.token_ids) if score is None else segment.loss_mask,
+            rollout_logprobs=segment.logprobs,
             advantage=advantage,
-            old_logprobs=old_logprobs[trajectory.group, trajectory.sample] if old_logprobs else None,
+            old_logprobs=old_logprobs[episode.group, episode.sample] if old_logprobs else None,
         )
         for group, group_scores, group_advantages in zip(groups, scores, advantages, strict=True)
-        for trajectory, score, advantage in zip(group.trajectories, group_scores, group_advantages, strict=True)
+        for episode, score, advantage in zip(group.episodes, group_scores, group_advantages, strict=True)
+        for segment in episode.segments
     ]

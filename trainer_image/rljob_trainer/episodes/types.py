@@ -1,15 +1,26 @@
-"""The nouns of a step, shared by agent loops, algorithms and the trainer. Plain data: no torch, no I/O.
+"""The nouns of training, shared by agent loops, algorithms, the driver and the trainer. Plain data: no torch, no I/O.
 
-A trajectory is tokens, not text: `token_ids` are exactly what the model saw and sampled, in order, over all turns;
-`loss_mask` marks the sampled ones. Nothing decodes and tokenizes them again.
+    group     the episodes of one prompt, dispatched together
+    episode   one conversation: the policy's turns, with rewards; its tokens are in one or more segments
+    segment   one sequence of tokens, exactly as the model saw and sampled them
+    row       a segment as the trainer gets it, with an advantage for each token
+
+Nothing decodes tokens and tokenizes them again. An episode is the unit of staleness, masks, baselines and the loss's
+denominator; a token has a log-probability and a weight version.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rljob_api.wire.protocol import ScoreResult
 from rljob_inputs.prompts import Prompt
+
+NOT_SAMPLED = -1
+"""Version and turn of a token that the policy did not sample."""
 
 
 @dataclass(frozen=True)
@@ -18,40 +29,85 @@ class Completion:
     """[sampled] Includes the end-of-sequence token if the model ended the text."""
     logprobs: list[float]
     """[sampled]"""
+    versions: list[int]
+    """[sampled] Version of the weights that sampled each token; never descends."""
     text: str
     """Without special tokens."""
     truncated: bool
     """Whether it hit the token limit."""
-    weight_key: str
+    generation: str = ""
+    """Of the weights (`WeightVersion.generation`)."""
 
 
 class ScoredResult(ScoreResult):
     attempts: int = 1
     """Requests for it (or for its group), including those that found a replica full or unreachable."""
     latency_seconds: float = 0.0
-    """From the end of its trajectory to this result, including waits and retries."""
+    """From the end of its episode to this result, including waits and retries."""
 
 
 @dataclass
-class Trajectory:
+class Segment:
+    """One sequence of tokens. A conversation whose context is rewritten, for example because earlier reasoning is
+    dropped, continues in a new segment. All lists are [tokens]."""
+
+    token_ids: list[int]
+    """What the model saw and sampled, in order, over all turns of the segment."""
+    loss_mask: list[int]
+    """1 where the policy sampled the token."""
+    logprobs: list[float]
+    """The rollout's log-probability of each sampled token; 0.0 elsewhere."""
+    versions: list[int]
+    """Version of the weights that sampled the token; NOT_SAMPLED elsewhere."""
+    turns: list[int]
+    """Index of the turn to which a sampled token belongs; NOT_SAMPLED elsewhere."""
+
+    def append_context(self, token_ids: list[int]) -> None:
+        """Append tokens that the policy did not sample."""
+        count = len(token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += [0] * count
+        self.logprobs += [0.0] * count
+        self.versions += [NOT_SAMPLED] * count
+        self.turns += [NOT_SAMPLED] * count
+
+    def append_sampled(self, completion: Completion, turn: int) -> None:
+        count = len(completion.token_ids)
+        self.token_ids += completion.token_ids
+        self.loss_mask += [1] * count
+        self.logprobs += completion.logprobs
+        self.versions += completion.versions
+        self.turns += [turn] * count
+
+
+def empty_segment() -> Segment:
+    return Segment([], [], [], [], [])
+
+
+@dataclass
+class Turn:
+    """One answer of the policy."""
+
+    text: str
+    """Without special tokens."""
+    truncated: bool = False
+    """Whether it hit the token limit."""
+    reward: float | None = None
+    """What the environment or the simulated user gave for this turn; None: nothing."""
+
+
+@dataclass
+class Episode:
     prompt_index: int
     """Row of the prompt in its dataset."""
     group: int
-    """Position of its group within the step (or evaluation)."""
+    """Number of its group: of the order of dispatch in training, of the order of the data in evaluation."""
     sample: int
     """Position within the group."""
-    token_ids: list[int]
-    """[tokens] Prompt and everything after it."""
-    loss_mask: list[int]
-    """[tokens] 1 where the policy sampled the token."""
-    logprobs: list[float]
-    """[tokens] The rollout's log-probability of each sampled token; 0.0 where loss_mask is 0."""
-    text: str
-    """The last completion, without special tokens."""
-    truncated: bool
-    """Whether it hit the token limit."""
-    weight_key: str
-    """GENERATION:VERSION that generated it."""
+    segments: list[Segment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    generation: str = ""
+    """Of the weights that sampled it."""
     results: dict[str, ScoreResult] = field(default_factory=dict)
     """By reward name."""
     score: float | None = None
@@ -59,21 +115,82 @@ class Trajectory:
     ended_at: float = 0.0
     """When it ended, on the monotonic clock."""
     advantage: float | None = None
-    """What the update used; None for evaluation and for a masked sample."""
+    """Mean of what the update used for its tokens; None for evaluation and for a masked episode."""
+
+    @property
+    def text(self) -> str:
+        """The last answer, without special tokens."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether an answer hit the token limit."""
+        return any(turn.truncated for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
     def num_sampled(self) -> int:
-        return sum(self.loss_mask)
+        return sum(sum(segment.loss_mask) for segment in self.segments)
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest version that sampled one of its tokens; (NOT_SAMPLED, NOT_SAMPLED) without tokens."""
+        sampled = [version for segment in self.segments for version in segment.versions if version != NOT_SAMPLED]
+        return (min(sampled), max(sampled)) if sampled else (NOT_SAMPLED, NOT_SAMPLED)
+
+
+def single_turn(prompt: Prompt, group: int, sample: int, completion: Completion) -> Episode:
+    """Return the episode of one prompt and one answer."""
+    segment = empty_segment()
+    segment.append_context(prompt.token_ids)
+    segment.append_sampled(completion, turn=0)
+    turn = Turn(completion.text, completion.truncated)
+    return Episode(prompt.index, group, sample, [segment], [turn], completion.generation)
 
 
 @dataclass
 class Group:
-    """The trajectories of one prompt, in the order of `Trajectory.sample`."""
+    """The episodes of one prompt, in the order of `Episode.sample`."""
 
     index: int
-    """Position within the step."""
+    """See `Episode.group`."""
     prompt: Prompt
-    trajectories: list[Trajectory] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One segment as the trainer gets it. All arrays are [tokens]."""
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    """All false for a segment that must not be trained on: it adds nothing to loss, count or gradient."""
+    rollout_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    """0 where the token was not sampled."""
+    versions: NDArray[np.int32]
+    weight: float = 1.0
+    """Of each sampled token in the loss, before the division by the update's denominator."""
+    episode: int = 0
+    """Rows of one episode have the same number within a call."""
+    reference_logprobs: NDArray[np.float32] | None = None
+    """Of the reference model; None: not needed, or the trainer computes them."""
+    returns: NDArray[np.float32] | None = None
+    """Targets of the critic; None without one."""
+    values: NDArray[np.float32] | None = None
+    """The critic's values before the update; None without one."""
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What the trainer knows about the tokens of one row before an update. All arrays are [tokens], 0 where the token
+    was not sampled; None: the algorithm does not need it."""
+
+    reference_logprobs: NDArray[np.float32] | None = None
+    values: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)

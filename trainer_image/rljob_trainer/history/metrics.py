@@ -16,7 +16,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import average, deviation, has_signal
 from rljob_trainer.episodes.batches import usable_scores
-from rljob_trainer.episodes.types import Group, Trajectory, UpdateMetrics
+from rljob_trainer.episodes.types import Episode, Group, UpdateMetrics
 from rljob_trainer.history.run_state import disk_errors
 
 Record = dict[str, Any]
@@ -37,15 +37,15 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the mean score, and the mean of every component over its valid results.
 
     With several rewards, also return each reward's mean, and prefix its components: REWARD/COMPONENT.
     """
-    names = {name for trajectory in trajectories for name in trajectory.results}
-    values: dict[str, list[float]] = {"score": [t.score for t in trajectories if t.score is not None]}
-    for trajectory in trajectories:
-        for name, result in trajectory.results.items():
+    names = {name for episode in episodes for name in episode.results}
+    values: dict[str, list[float]] = {"score": [t.score for t in episodes if t.score is not None]}
+    for episode in episodes:
+        for name, result in episode.results.items():
             if result.score is None:
                 continue
             if len(names) > 1:
@@ -55,58 +55,55 @@ def summarize_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {name: average(listed) for name, listed in values.items() if listed}
 
 
-def count_invalid(trajectories: Iterable[Trajectory]) -> Counter[str]:
+def count_invalid(episodes: Iterable[Episode]) -> Counter[str]:
     return Counter(
-        str(result.reason)
-        for trajectory in trajectories
-        for result in trajectory.results.values()
-        if result.reason is not None
+        str(result.reason) for episode in episodes for result in episode.results.values() if result.reason is not None
     )
 
 
-def count_versions(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> dict[str, int]:
+def count_versions(episodes: Sequence[Episode], rewards: Sequence[Reward]) -> dict[str, int]:
     """Count the versions of each reward among the valid scores. Results without a version count as one version."""
-    valid = {r.name: [t.results[r.name] for t in trajectories if t.results[r.name].valid] for r in rewards}
+    valid = {r.name: [t.results[r.name] for t in episodes if t.results[r.name].valid] for r in rewards}
     return {name: len({result.version for result in found}) for name, found in valid.items()}
 
 
 def summarize_step(
     groups: Sequence[Group], updates: Sequence[UpdateMetrics], latencies: Sequence[float], spec: RLJobSpec
 ) -> Record:
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    scores = [t.score for t in trajectories if t.score is not None]
-    results = [result for t in trajectories for result in t.results.values()]
+    episodes = [episode for group in groups for episode in group.episodes]
+    scores = [t.score for t in episodes if t.score is not None]
+    results = [result for t in episodes for result in t.results.values()]
     usable = [usable_scores(group, spec.rewards) for group in groups]
-    invalid = count_invalid(trajectories)
+    invalid = count_invalid(episodes)
     return {
         "reward": mean(scores),
         "reward_std": std(scores),
-        "components": summarize_scores(trajectories),
-        "reward_versions": count_versions(trajectories, spec.rewards),
+        "components": summarize_scores(episodes),
+        "reward_versions": count_versions(episodes, spec.rewards),
         "rewards": {
-            reward.name: mean(score for t in trajectories if (score := t.results[reward.name].score) is not None)
+            reward.name: mean(score for t in episodes if (score := t.results[reward.name].score) is not None)
             for reward in spec.rewards
         },
         "reward_latency_p50_seconds": quantile(latencies, 0.5),
         "reward_latency_p95_seconds": quantile(latencies, 0.95),
         "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
         "reward_execute_mean_seconds": mean(result.execute_seconds for result in results),
-        "num_samples": len(trajectories),
+        "num_samples": len(episodes),
         "num_masked": sum(score is None for scores_ in usable for score in scores_),
         "num_invalid": sum(invalid.values()),
         "invalid_by_reason": dict(invalid),
         "zero_signal_share": mean(not has_signal(group, spec.algorithm.zero_std_threshold) for group in usable),
-        **summarize_lengths(trajectories),
+        **summarize_lengths(episodes),
         **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
     }
 
 
-def summarize_lengths(trajectories: Sequence[Trajectory]) -> Record:
-    """Return the sampled tokens per trajectory, and the share that the token limit cut."""
+def summarize_lengths(episodes: Sequence[Episode]) -> Record:
+    """Return the sampled tokens per episode, and the share that the token limit cut."""
     return {
-        "response_tokens_mean": mean(t.num_sampled for t in trajectories),
-        "response_tokens_max": max((t.num_sampled for t in trajectories), default=None),
-        "truncated_share": mean(t.truncated for t in trajectories),
+        "response_tokens_mean": mean(t.num_sampled for t in episodes),
+        "response_tokens_max": max((t.num_sampled for t in episodes), default=None),
+        "truncated_share": mean(t.truncated for t in episodes),
     }
 
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rljob_api.wire.protocol import InvalidReason, Lane
-from rljob_trainer.episodes.types import ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Episode, ScoredResult
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class PrometheusMetrics:
         self._known: defaultdict[str, set[str]] = defaultdict(set)
         by_component = ["reward", "lane", "component"]
         self._latency = Histogram(
-            "rljob_reward_latency_seconds", "From a trajectory's end to this reward's result, with waits and retries.",
+            "rljob_reward_latency_seconds", "From an episode's end to this reward's result, with waits and retries.",
             ["reward", "lane", "outcome"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
         )  # fmt: skip
         self._score = Histogram(
@@ -92,10 +92,10 @@ class PrometheusMetrics:
                     self._invalid.labels(name, lane, reason.value)
         self.registry.register(_RewardCollector(clients))
 
-    def record_scored(self, lane: Lane, trajectory: Trajectory) -> None:
+    def record_scored(self, lane: Lane, episode: Episode) -> None:
         self._samples.labels(lane).inc()
-        self._tokens.labels(lane).inc(trajectory.num_sampled)
-        for name, result in trajectory.results.items():
+        self._tokens.labels(lane).inc(episode.num_sampled)
+        for name, result in episode.results.items():
             if isinstance(result, ScoredResult):
                 outcome = VALID if result.reason is None else result.reason.value
                 self._latency.labels(name, lane, outcome).observe(result.latency_seconds)

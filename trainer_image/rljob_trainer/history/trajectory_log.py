@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rljob_api.wire.protocol import Lane, ScoreResult
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Episode, Group, ScoredResult
 from rljob_trainer.history.run_state import disk_errors, list_trajectory_files, rename_durably, trajectory_file
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class TrajectoryLog:
 
 def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group]) -> None:
     """Write one step's samples atomically, in the order of the data."""
-    rows = (describe_sample(lane, step, group.prompt, t) for group in groups for t in group.trajectories)
+    rows = (describe_sample(lane, step, group.prompt, e) for group in groups for e in group.episodes)
     table = pa.Table.from_batches(_convert(rows), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
@@ -128,25 +128,30 @@ def _convert(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(some, schema=SCHEMA)
 
 
-def describe_sample(lane: Lane, step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
+def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode) -> dict[str, Any]:
     return {
         "step": step,
         "lane": lane,
-        "group": trajectory.group,
-        "sample": trajectory.sample,
-        "prompt_index": trajectory.prompt_index,
+        "group": episode.group,
+        "sample": episode.sample,
+        "prompt_index": episode.prompt_index,
         "data_source": _text(prompt.data_source),
         "prompt": _text(prompt.prompt),
         "ground_truth": None if prompt.ground_truth is None else _text(prompt.ground_truth),
-        "completion": _text(trajectory.text),
-        "truncated": trajectory.truncated,
-        "num_tokens": len(trajectory.token_ids),
-        "num_sampled_tokens": trajectory.num_sampled,
-        "weights": trajectory.weight_key,
-        "score": trajectory.score,
-        "advantage": trajectory.advantage,
-        "rewards": [_describe_result(name, result) for name, result in trajectory.results.items()],
+        "completion": _text(episode.text),
+        "truncated": episode.truncated,
+        "num_tokens": episode.num_tokens,
+        "num_sampled_tokens": episode.num_sampled,
+        "weights": _weights(episode),
+        "score": episode.score,
+        "advantage": episode.advantage,
+        "rewards": [_describe_result(name, result) for name, result in episode.results.items()],
     }
+
+
+def _weights(episode: Episode) -> str:
+    """Return GENERATION:VERSION of the oldest weights that sampled the episode."""
+    return f"{episode.generation}:{episode.versions[0]}"
 
 
 def _describe_result(name: str, result: ScoreResult) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class MicroBatch:
     token_ids: NDArray[np.int64]
     """[rows, length] 0 for padding."""
     position_ids: NDArray[np.int64]
-    """[rows, length] Position in the token's trajectory."""
+    """[rows, length] Position in the token's episode."""
     trees: NDArray[np.int64]
     """[rows, length] Number of the tree in its row; -1 for padding."""
     branches: NDArray[np.int64]
@@ -52,7 +52,7 @@ class MicroBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is one trajectory, so that a causal mask suffices."""
+        """Whether each row is one episode, so that a causal mask suffices."""
         return bool((self.trees <= 0).all() and (self.branches <= 1).all())
 
 
@@ -73,10 +73,10 @@ class _Tree:
 def token_weights(samples: Sequence[TrainSample], level: Literal["token", "sequence"]) -> list[float]:  # [samples]
     """Return the weight of a sampled token of each sample in the mini-batch's loss. All tokens' weights sum to 1."""
     counts = [sum(sample.loss_mask) for sample in samples]
-    num_tokens, num_trajectories = sum(counts), sum(count > 0 for count in counts)
+    num_tokens, num_episodes = sum(counts), sum(count > 0 for count in counts)
     if level == "token":
         return [1 / num_tokens if count else 0.0 for count in counts]
-    return [1 / (num_trajectories * count) if count else 0.0 for count in counts]
+    return [1 / (num_episodes * count) if count else 0.0 for count in counts]
 
 
 def plan_micro_batches(
@@ -255,5 +255,5 @@ def _span(sample: TrainSample) -> tuple[int, int]:
     first = sample.loss_mask.index(1)
     last = len(sample.loss_mask) - 1 - sample.loss_mask[::-1].index(1)
     if first == 0:
-        raise ValueError("a trajectory must start with at least one prompt token, got a sampled token")
+        raise ValueError("an episode must start with at least one prompt token, got a sampled token")
     return first, last

@@ -86,7 +86,7 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
 
 def can_share_prompts(config: Any) -> bool:
     """Whether the model supports tree-shaped attention. It needs masks (sdpa, eager) and full attention in every layer:
-    windows and recurrences count tokens of a row, not of a trajectory."""
+    windows and recurrences count tokens of a row, not of an episode."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
         return False

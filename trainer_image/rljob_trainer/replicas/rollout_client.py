@@ -194,6 +194,7 @@ def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[s
 
 def parse_completion(body: dict[str, Any], key: str) -> Completion:
     """Parse vLLM's response. Raise ValueError if it cannot be trained on."""
+    generation, version = key.rsplit(":", 1)[0], int(key.rsplit(":", 1)[1])
     choice = body["choices"][0]
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     if choice["finish_reason"] not in ("stop", "length"):
@@ -205,7 +206,8 @@ def parse_completion(body: dict[str, Any], key: str) -> Completion:
         logprobs=[float(logprob) for logprob in logprobs],
         text=choice["text"],
         truncated=choice["finish_reason"] == "length",
-        weight_key=key,
+        versions=[version] * len(token_ids),
+        generation=generation,
     )
 
 

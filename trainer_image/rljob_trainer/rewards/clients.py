@@ -8,7 +8,7 @@ import aiohttp
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import Lane, RewardDemand
-from rljob_trainer.episodes.types import Trajectory
+from rljob_trainer.episodes.types import Episode
 from rljob_trainer.rewards.client import RewardClient
 from rljob_trainer.rewards.forecast import DemandForecast
 from rljob_trainer.rewards.groups import GroupScorer
@@ -35,12 +35,12 @@ class RewardClients:
         clients = {name: client for name, client in self.clients.items() if names is None or name in names}
         return GroupScorer(clients, group_id, lane, size)
 
-    def find_stale(self, trajectories: Iterable[Trajectory]) -> set[str]:
-        """Return the rewards that scored any of `trajectories` with another version than the pinned one."""
+    def find_stale(self, episodes: Iterable[Episode]) -> set[str]:
+        """Return the rewards that scored any of `episodes` with another version than the pinned one."""
         return {
             name
-            for trajectory in trajectories
-            for name, result in trajectory.results.items()
+            for episode in episodes
+            for name, result in episode.results.items()
             if self.clients[name].is_stale(result)
         }
 

@@ -84,7 +84,7 @@ class DemandForecaster:
         if not progress.ended_at:
             return
         due_seconds = progress.generate_seconds + update_seconds * self._early_share(progress.lane)
-        last_by_group = {trajectory.group: trajectory.ended_at for trajectory in progress.trajectories}
+        last_by_group = {episode.group: episode.ended_at for episode in progress.episodes}
         self._measured[progress.lane] = DemandForecast(
             RewardDemand(due_seconds=due_seconds),
             ends=_subsample([end - progress.started_at for end in progress.ended_at]),

@@ -1,6 +1,6 @@
 """One group's way through all rewards of the job: which reward sees a sample alone, and which sees samples together.
 
-With scope group, a reward waits for the group's last trajectory; with sampleThenGroup, for the last result of its
+With scope group, a reward waits for the group's last episode; with sampleThenGroup, for the last result of its
 samples. Invariant: an invalid sample stays invalid, and no later group request contains it.
 """
 
@@ -44,7 +44,7 @@ class GroupScorer:
     async def score(
         self, position: int, request: ScoreRequest, ended_at: float | None = None
     ) -> dict[str, ScoredResult]:
-        """Return a sample's results by reward; call it once a position. `ended_at`: of its trajectory; default: now."""
+        """Return a sample's results by reward; call it once a position. `ended_at`: of its episode; default: now."""
         ended_at = time.monotonic() if ended_at is None else ended_at
         results = await run_all([self._score_by(name, position, request, ended_at) for name in self._clients])
         return dict(zip(self._clients, results, strict=True))

@@ -89,7 +89,7 @@ class EngineLoader:
         self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]
 
     async def warm_up(self) -> None:
-        """Send a first request, which pays for lazy initialization, so that no trajectory does."""
+        """Send a first request, which pays for lazy initialization, so that no episode does."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(max_tokens=2, logprobs=0, ignore_eos=True)

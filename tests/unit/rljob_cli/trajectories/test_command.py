@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from rljob_api.wire.protocol import InvalidReason
 from rljob_cli.main import app
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Group, ScoredResult
 from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
+from tests.support.episodes import episode
 
 LONG = "begin " + "x" * 1000 + " the answer is 42"
 
@@ -28,14 +29,18 @@ def failed(reason=InvalidReason.TIMEOUT, attempts=3):
 
 def group(index, prompt, *samples):
     """A group; each sample is {reward: result}, and its score their sum."""
-    trajectories = [
-        Trajectory(
-            index, index, i, [1, 2], [0, 1], [0.0, -0.5], LONG, False, "g:1", results,
-            sum(r.score for r in results.values()) if all(r.valid for r in results.values()) else None, 0.25,
+    episodes = [
+        episode(
+            text=LONG,
+            version=1,
+            index=(index, index, i),
+            results=results,
+            score=sum(r.score for r in results.values()) if all(r.valid for r in results.values()) else None,
+            advantage=0.25,
         )
         for i, results in enumerate(samples)
-    ]  # fmt: skip
-    return Group(index, Prompt(index, prompt, [1], ground_truth="42"), trajectories)
+    ]
+    return Group(index, Prompt(index, prompt, [1], ground_truth="42"), episodes)
 
 
 def write(run_dir, step, *groups, lane="train"):

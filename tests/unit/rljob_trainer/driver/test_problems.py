@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverStatus
 from rljob_trainer.driver.problems import ProblemLog, clean_message
-from rljob_trainer.episodes.types import ScoredResult, Trajectory
+from rljob_trainer.episodes.types import ScoredResult
+from tests.support.episodes import episode
 
 
 def build_trajectory(**results):
@@ -17,7 +18,7 @@ def build_trajectory(**results):
         else ScoredResult(id="1", valid=False, reason=result[0], message=result[1])
         for name, result in results.items()
     }
-    return Trajectory(0, 0, 0, [1], [1], [0.0], "x", False, "g:0", results=built)
+    return episode([1], [1], text="x", results=built)
 
 
 def test_problem_is_new_once_and_counted_afterwards():

@@ -7,7 +7,8 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.batches import build_samples, usable_scores, weighted_score
-from rljob_trainer.episodes.types import Group, Trajectory
+from rljob_trainer.episodes.types import Group
+from tests.support.episodes import episode
 
 
 def reward(name="r", **fields):
@@ -20,12 +21,12 @@ def trajectory(sample, **scores):
         name: ScoreResult(id="x", valid=score is not None, score=score, reason=None if score is not None else "timeout")
         for name, score in scores.items()
     }
-    return Trajectory(0, 0, sample, [1, 2, 3], [0, 1, 1], [0.0, -0.1, -0.2], "t", False, "g:0", results)
+    return episode([1, 2, 3], index=(0, 0, sample), results=results)
 
 
 def group_of(rewards, *scores):
     group = Group(0, Prompt(0, "p", [1]), [trajectory(i, **given) for i, given in enumerate(scores)])
-    for each in group.trajectories:
+    for each in group.episodes:
         each.score = weighted_score(each, rewards)
     return group
 

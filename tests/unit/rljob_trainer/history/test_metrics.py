@@ -8,7 +8,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import ScoreResult
 from rljob_trainer.driver.evaluation import pick_accuracy
-from rljob_trainer.episodes.types import Trajectory, UpdateMetrics
+from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.metrics import (
     append_line,
     count_invalid,
@@ -20,10 +20,11 @@ from rljob_trainer.history.metrics import (
     summarize_scores,
     summarize_updates,
 )
+from tests.support.episodes import episode
 
 
 def trajectory(score=None, **results):
-    return Trajectory(0, 0, 0, [1], [1], [0.0], "", False, "g:0", results, score)
+    return episode([1], [1], results=results, score=score)
 
 
 def valid(score, **components):
@@ -81,8 +82,8 @@ def test_huge_numbers_do_not_overflow_summaries():
 
 
 def test_lengths_count_sampled_tokens_only():
-    short = Trajectory(0, 0, 0, [1, 2, 3], [0, 1, 1], [0.0] * 3, "", False, "g:0")
-    long = Trajectory(0, 0, 1, [1] * 6, [0, 0, 1, 1, 1, 1], [0.0] * 6, "", True, "g:0")
+    short = episode([1, 2, 3])
+    long = episode([1] * 6, [0, 0, 1, 1, 1, 1], truncated=True)
     assert summarize_lengths([short, long]) == {
         "response_tokens_mean": 3.0,
         "response_tokens_max": 4,

@@ -2,12 +2,13 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_trainer.episodes.types import ScoredResult, Trajectory
+from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.history.prometheus import PrometheusMetrics
+from tests.support.episodes import episode
 
 
 def trajectory(**results):
-    return Trajectory(0, 0, 0, [1, 2], [0, 1], [0.0, -0.5], "", False, "g:0", results, 1.0)
+    return episode(results=results, score=1.0)
 
 
 def valid(score, latency=0.02, **components):

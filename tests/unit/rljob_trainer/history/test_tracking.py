@@ -1,13 +1,14 @@
 """Trackers: TensorBoard's curves, and trackers that fail."""
 
-from rljob_trainer.episodes.types import ScoredResult, Trajectory
+from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.history.metrics import flatten, summarize_scores
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.tracking import TensorBoard, Trackers
+from tests.support.episodes import episode
 
 
 def trajectory(**results):
-    return Trajectory(0, 0, 0, [1, 2], [0, 1], [0.0, -0.5], "", False, "g:0", results, 1.0)
+    return episode(results=results, score=1.0)
 
 
 def valid(score, **components):

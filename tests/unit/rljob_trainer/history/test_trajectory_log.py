@@ -10,17 +10,17 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Group, ScoredResult, Trajectory
+from rljob_trainer.episodes.types import Group, ScoredResult
 from rljob_trainer.history import trajectory_log
 from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
 from rljob_trainer.history.trajectory_log import TrajectoryLog
+from tests.support.episodes import episode
 
 
 def sample(index, group=0, *, text="42", score=1.0, advantage=0.5, **results):
-    return Trajectory(
-        prompt_index=7, group=group, sample=index, token_ids=[1, 2, 3, 4], loss_mask=[0, 0, 1, 1],
-        logprobs=[0.0] * 4, text=text, truncated=False, weight_key="g:3", results=results, score=score,
-        advantage=advantage,
+    return episode(
+        [1, 2, 3, 4], [0, 0, 1, 1], index=(7, group, index), text=text, version=3,
+        results=results, score=score, advantage=advantage,
     )  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def valid(score, **fields):
     return ScoredResult(id="x", valid=True, score=score, **fields)
 
 
-def group_of(*trajectories, prompt="6 x 7?"):
-    return Group(0, Prompt(7, prompt, [1, 2], ground_truth=42, data_source="gsm8k"), list(trajectories))
+def group_of(*episodes, prompt="6 x 7?"):
+    return Group(0, Prompt(7, prompt, [1, 2], ground_truth=42, data_source="gsm8k"), list(episodes))
 
 
 async def write(folder, *groups, step=3, lane="train", max_mib=1):

@@ -7,9 +7,9 @@ import pytest
 from rljob_api.manifest.roles import Sampling
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.driver.collection import CollectionPlan, Collector
-from rljob_trainer.episodes.types import Trajectory
 from rljob_trainer.history.metrics import count_versions
 from rljob_trainer.rewards.version_pin import VersionPin
+from tests.support.episodes import episode
 from tests.support.reward_harness import make_request, make_reward, score_alone, until
 
 PLAN = CollectionPlan("train", 1, 2, Sampling(), 0, "g")
@@ -20,7 +20,7 @@ class Agent:
     """Conversations of one token; the text is the number of the sample."""
 
     async def run(self, prompt, group, sample, generate):
-        return Trajectory(prompt.index, group, sample, [1, 2], [0, 1], [0.0, -1.0], str(group + sample), False, "g:0")
+        return episode(text=str(group + sample), index=(prompt.index, group, sample))
 
 
 async def collect(collection):
@@ -33,7 +33,7 @@ def client_of(rewards):
 
 
 def versions_of(groups):
-    return {t.results["r"].version for group in groups for t in group.trajectories}
+    return {t.results["r"].version for group in groups for t in group.episodes}
 
 
 async def test_collection_uses_the_version_of_most_replicas(reward_harness):
@@ -112,10 +112,10 @@ async def test_unused_samples_are_rescored_when_the_old_version_disappears(rewar
         await collection.rescore_stale(rest)
         assert versions_of(rest) == {"v2"}
         assert versions_of(used) == {"v1"}, "used samples keep their scores"
-        assert [t.score for group in rest for t in group.trajectories] == [
-            float(group.index + t.sample) for group in rest for t in group.trajectories
+        assert [t.score for group in rest for t in group.episodes] == [
+            float(group.index + t.sample) for group in rest for t in group.episodes
         ]
-        trajectories = [t for group in groups for t in group.trajectories]
+        trajectories = [t for group in groups for t in group.episodes]
         assert count_versions(trajectories, [spec]) == {"r": 2}, "the step's record counts both"
         assert client_of(rewards).num_rescored == 8
         assert sorted(scored) == sorted({(t.group, t.sample) for t in trajectories}), "called once per sample"

@@ -23,7 +23,7 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD

@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
+from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Algorithm, Optimizer
 from rljob_trainer.episodes.types import TrainSample
 from rljob_trainer.policy import checkpoints
 from rljob_trainer.policy.micro_batches import plan_micro_batches

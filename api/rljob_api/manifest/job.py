@@ -11,10 +11,12 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
 from rljob_api.manifest.pod_settings import PodSettings
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
+from rljob_api.manifest.schedule import Schedule
 from rljob_api.manifest.sources import Hub
 from rljob_api.manifest.status import RLJobStatus
 from rljob_api.wire.contract import API_VERSION
@@ -152,7 +154,7 @@ def _group_sizes(spec: str) -> str:
 
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm")),
-    *(_unchanged(f"schedule.{field}") for field in ("promptsPerStep", "miniBatches", "maxStaleness", "seed")),
+    *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "maxStaleness", "seed")),
     ClusterRule(
         "managedBy",
         "is immutable; create a new RLJob instead",
@@ -184,8 +186,8 @@ class RLJobSpec(PodSettings):
     rewards: list[Reward] = Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))
     """Rewards that score a trajectory."""
     hub: Hub = Hub()
-    algorithm: sections.Algorithm = sections.Algorithm()
-    schedule: sections.Schedule = sections.Schedule()
+    algorithm: Algorithm = Algorithm()
+    schedule: Schedule = Schedule()
     agent: sections.SingleTurnAgent = sections.SingleTurnAgent()
     head: HeadRole = HeadRole()
     trainer: TrainerRole = TrainerRole()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -70,88 +70,6 @@ class Data(Spec):
     rollout.maxModelLen or the model's context. Null: only these."""
     shuffle: bool = True
     """Whether to shuffle each epoch, with schedule.seed."""
-
-
-class Kl(Spec):
-    """KL penalty against the reference model (the initial model)."""
-
-    coefficient: float = Field(default=0.0, ge=0)
-    """Coefficient of the penalty in the loss. With 0, no reference model is loaded."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators of KL(policy || reference)."""
-
-
-class Optimizer(Spec):
-    """AdamW over fp32 master weights."""
-
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """Peak learning rate."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """First-moment decay."""
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Second-moment decay."""
-    epsilon: float = Field(default=1e-8, gt=0)
-    """Denominator term."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Maximum global gradient norm. Null: no clipping."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning-rate schedule after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up from 0."""
-    min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Ratio of the final to the peak learning rate, for linear and cosine."""
-
-
-class Algorithm(Spec):
-    """GRPO (Shao et al. 2024) and its common variants. Immutable."""
-
-    type: Literal["grpo"] = "grpo"
-    """The algorithm."""
-    group_size: int = Field(default=8, ge=2, le=1024)
-    """Trajectories per prompt."""
-    normalization: Literal["group", "batch", "none"] = "group"
-    """Divisor of the centered rewards: the standard deviation of the group or of the batch, or none (Dr. GRPO)."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip bound of the ratio: 1 - clipLow."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """Upper clip bound of the ratio: 1 + clipHigh (DAPO: 0.28)."""
-    loss_level: Literal["token", "sequence"] = "token"
-    """token: every token of the batch has the same weight. sequence: every trajectory has the same weight."""
-    kl: Kl = Kl()
-    entropy_coefficient: float = 0.0
-    """Coefficient of the entropy bonus."""
-    importance_cap: float | None = Field(default=None, gt=0)
-    """Truncated importance sampling: weight tokens by min(trainer/rollout probability, cap). Null: off."""
-    zero_std_threshold: float = Field(default=1e-2, ge=0)
-    """If the standard deviation of a group's rewards is at most this, its advantages are 0."""
-    optimizer: Optimizer = Optimizer()
-
-
-class Schedule(Spec):
-    """Steps, batch sizes and seed. Immutable, except steps and maxStepsWithoutSignal."""
-
-    steps: int = Field(default=100, ge=1)
-    """Training steps. May change while the job runs; below the current step, the job ends after that step. Linear and
-    cosine learning-rate schedules follow the new length."""
-    prompts_per_step: int = Field(default=64, ge=1)
-    """Prompts (groups) per step. A step has promptsPerStep x groupSize samples."""
-    mini_batches: int = Field(default=1, ge=1)
-    """Optimizer updates per step. Must divide promptsPerStep."""
-    max_staleness: Literal[0] = 0
-    """Maximum number of weight versions by which sampled tokens may lag. 0 is on-policy."""
-    max_steps_without_signal: int = Field(default=3, ge=0, le=1_000_000)
-    """Consecutive steps from which the model learns nothing before the job reacts. If all samples of these steps are
-    invalid, the job fails as UserError with the reasons. If only the advantages are all zero, because the samples of
-    each group have the same score, the condition Learning becomes False with a warning. 0 is off. May change while the
-    job runs."""
-    seed: int = 0
-    """Seed of data order, sampling and initialization."""
-
-
-MUTABLE_SCHEDULE_FIELDS: Final = ("steps", "maxStepsWithoutSignal")
-"""The driver reads these again while the job runs. All others of schedule are immutable."""
 
 
 class SingleTurnAgent(Spec):

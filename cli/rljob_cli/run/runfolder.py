@@ -16,7 +16,7 @@ import yaml
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
+from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 from rljob_operator.children.common import to_yaml
 
 FILE_JOB = "job.yaml"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.sources import parse_source
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest

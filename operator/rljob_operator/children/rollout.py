@@ -43,7 +43,7 @@ def build_rollout(job: RLJob, token: str, defaults: Defaults) -> list[Manifest]:
             "model": pods.read_settings(job.spec.model),
             "rollout": pods.read_settings(rollout, pods.POD_FIELDS | _READ_BY_DRIVER),
             "dtype": job.spec.trainer.dtype,
-            "maxStaleness": job.spec.schedule.max_staleness,
+            "maxStaleness": job.spec.schedule.staleness,
             "seed": job.spec.schedule.seed,
             "token": digest(token),
         },

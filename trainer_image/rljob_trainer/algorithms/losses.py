@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Schedule
+from rljob_api.manifest.schedule import Schedule
 from rljob_api.wire.protocol import DriverStatus, Lane, LearningReason
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 from rljob_api.errors import TransientError
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
+from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 
 
 class TrainerGroupDiedError(TransientError):
@@ -20,10 +20,25 @@ class TrainerGroupDiedError(TransientError):
 
 
 class Trainer(Protocol):
-    """All ranks of the trainer, as one. Each method raises TrainerGroupDiedError if a rank dies."""
+    """All ranks of the trainer, as one. Each method raises TrainerGroupDiedError if a rank dies.
 
-    async def update(self, samples: list[TrainSample]) -> UpdateMetrics: ...
-    async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]: ...
+    An update is any number of `accumulate`, then one `apply`. So a group can train as soon as it is scored, and the
+    result is that of one call with all rows, up to the order of the sums.
+    """
+
+    async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
+        """Return what the algorithm needs to know about the tokens before it can compute advantages."""
+        ...
+
+    async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
+        """Add the gradient of the rows' loss, a sum over tokens with each row's weight."""
+        ...
+
+    async def apply(self, denominator: float) -> UpdateMetrics:
+        """Divide the gradient by `denominator`, clip it, and run one step of the optimizer. With 0, or with a gradient
+        that is not finite, nothing changes but the number of updates."""
+        ...
+
     async def set_steps(self, steps: int) -> None: ...
     async def publish(self, version: int) -> WeightManifest: ...
     async def save(self, folder: Path) -> None: ...

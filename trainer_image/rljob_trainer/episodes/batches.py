@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import compute_advantages
 from rljob_trainer.episodes.types import Episode, Group, TrainSample

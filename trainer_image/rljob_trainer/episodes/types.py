@@ -207,6 +207,21 @@ class TrainSample:
 
 
 @dataclass(frozen=True)
+class UpdateVersions:
+    """Weight versions as the update sees them: a step counts 1, and each of its m mini-batches 1/m.
+
+    The proximal policy, to which PPO's clipping refers, is the one at the start of the step. Its log-probs need no
+    forward pass: they are interpolated between the rollout's and the current ones by these versions (AReaL's loglinear
+    approximation, arXiv:2505.24298).
+    """
+
+    proximal: float
+    """At the start of the step."""
+    current: float
+    """Of the parameters now: `proximal`, plus the share of the step's updates that were applied."""
+
+
+@dataclass(frozen=True)
 class UpdateMetrics:
     """Metrics of one optimizer update, reduced over all ranks."""
 
@@ -227,3 +242,17 @@ class UpdateMetrics:
     num_micro_batches: int
     """On the busiest rank."""
     seconds: float
+    """Of the calls that make up the update."""
+    mismatch_kl: float = 0.0
+    """Mean k3 estimate of KL(rollout || trainer) over the sampled tokens."""
+    mismatch_max: float = 0.0
+    """Largest |trainer - rollout| log-prob of a token."""
+    corrected_share: float = 0.0
+    """Share of tokens whose importance weight was truncated or masked."""
+    effective_sample_share: float = 1.0
+    """(sum of weights)^2 / (n x sum of squared weights), of the tokens' importance weights before truncation: 1 is
+    on-policy."""
+    is_skipped: bool = False
+    """Whether the parameters stayed as they were, because the gradient was not finite."""
+    critic_loss: float | None = None
+    """Mean over the sampled tokens; None without a critic."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import Schedule
+from rljob_api.manifest.schedule import Schedule
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rljob_api.manifest.job_sections import Optimizer
+from rljob_api.manifest.algorithm import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_trainer.episodes.types import TrainSample
 from tests.paths import ROOT
 from tests.support import policy_scenarios

@@ -13,8 +13,8 @@ import yaml
 from rljob_api.generate import crd
 from rljob_api.manifest.base import Spec
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.job_sections import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
 from rljob_api.read.load import InvalidManifestError, load_manifests
 from tests.paths import ROOT
 
@@ -254,7 +254,7 @@ REJECTED = [
     ("spec.schedule.steps", 0),
     ("spec.schedule.steps", "4"),
     ("spec.schedule.steps", 1.5),
-    ("spec.schedule.maxStaleness", 1),
+    ("spec.schedule.maxStaleness", 9),
     ("spec.algorithm", {"groupSize": 1}),
     ("spec.algorithm", {"type": "ppo"}),
     ("spec.algorithm", {"optimizer": {"beta2": 1.0}}),

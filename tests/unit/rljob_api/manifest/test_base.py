@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
+from rljob_api.manifest.algorithm import Optimizer
 from rljob_api.manifest.base import DEFER_RULES, Rule, Spec
-from rljob_api.manifest.job_sections import Optimizer
 
 
 class Inner(Spec):

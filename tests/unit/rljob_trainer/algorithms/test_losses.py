@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_trainer.algorithms.losses import (
     SUMS,
     TokenBatch,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.manifest.job_sections import Algorithm
+from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.manifest.job_sections import Optimizer
+from rljob_api.manifest.algorithm import Optimizer
 from rljob_trainer.policy.lr_schedule import learning_rate
 
 

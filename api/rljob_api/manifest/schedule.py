@@ -1,0 +1,64 @@
+"""spec.schedule: when groups start, when they train, and for how long."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+
+from rljob_api.manifest.base import Rule, Spec
+
+ScheduleType = Literal["onPolicy", "bounded", "synchronous", "oneStepOff"]
+_DEFAULT_STALENESS: Final = {"onPolicy": 0, "bounded": 2, "synchronous": 0, "oneStepOff": 1}
+
+
+def _staleness_fits(schedule: Schedule) -> bool:
+    given = schedule.max_staleness
+    return schedule.type == "bounded" or given in (0, _DEFAULT_STALENESS[schedule.type])
+
+
+class Schedule(Spec):
+    """When groups start and train, and for how many steps. Immutable, except steps and maxStepsWithoutSignal."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("maxStaleness",),
+            "must be 0 unless type is bounded",
+            "remove it, or set type: bounded",
+            _staleness_fits,
+            "self.type == 'bounded' || self.maxStaleness == 0 || (self.type == 'oneStepOff' && self.maxStaleness == 1)",
+        ),
+    )
+
+    type: ScheduleType = "onPolicy"
+    """onPolicy: each step trains on episodes of its own weights; a group trains as soon as it is scored. bounded:
+    rollouts never wait for the trainer; an episode trains at most maxStaleness steps after its start, with correction,
+    and weights change while it is sampled. oneStepOff: bounded with maxStaleness 1, and a weight update waits for the
+    requests in flight. synchronous: generation, rewards and updates one after the other, as a reference for
+    comparisons. See docs/schedules.md."""
+    steps: int = Field(default=100, ge=1)
+    """Training steps. May change while the job runs; below the current step, the job ends after that step. Linear and
+    cosine learning-rate schedules follow the new length."""
+    prompts_per_step: int = Field(default=64, ge=1)
+    """Prompts (groups) per step. A step has promptsPerStep x groupSize samples."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimizer updates per step. Must divide promptsPerStep."""
+    max_staleness: int = Field(default=0, ge=0, le=8)
+    """Steps by which an episode's start may precede the step that trains on it. No episode is discarded for its age:
+    this bounds how many are started. 0: what the type implies, which is 2 with bounded and 1 with oneStepOff."""
+    max_steps_without_signal: int = Field(default=3, ge=0, le=1_000_000)
+    """Consecutive steps from which the model learns nothing before the job reacts. If all samples of these steps are
+    invalid, the job fails as UserError with the reasons. If only the advantages are all zero, because the samples of
+    each group have the same score, the condition Learning becomes False with a warning. 0 is off. May change while the
+    job runs."""
+    seed: int = 0
+    """Seed of data order, sampling and initialization."""
+
+    @property
+    def staleness(self) -> int:
+        """The bound in steps; 0 is on-policy."""
+        return self.max_staleness or _DEFAULT_STALENESS[self.type]
+
+
+MUTABLE_SCHEDULE_FIELDS: Final = ("steps", "maxStepsWithoutSignal")
+"""The driver reads these again while the job runs. All others of schedule are immutable."""

@@ -26,12 +26,13 @@ class Schedule(Spec):
             "must be 0 unless type is bounded",
             "remove it, or set type: bounded",
             _staleness_fits,
-            "self.type == 'bounded' || self.maxStaleness == 0 || (self.type == 'oneStepOff' && self.maxStaleness == 1)",
+            "!has(self.maxStaleness) || self.maxStaleness == 0 || (has(self.type) && "
+            "(self.type == 'bounded' || (self.type == 'oneStepOff' && self.maxStaleness == 1)))",
         ),
     )
 
     type: ScheduleType = "onPolicy"
-    """onPolicy: each step trains on episodes of its own weights; a group trains as soon as it is scored. bounded:
+    """onPolicy: the weights that a step updates have sampled all of its episodes; a group trains as soon as it is scored. bounded:
     rollouts never wait for the trainer; an episode trains at most maxStaleness steps after its start, with correction,
     and weights change while it is sampled. oneStepOff: bounded with maxStaleness 1, and a weight update waits for the
     requests in flight. synchronous: generation, rewards and updates one after the other, as a reference for

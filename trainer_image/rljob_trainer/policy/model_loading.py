@@ -33,14 +33,19 @@ class ScoringModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:  # [targets], [targets]
         head = self.network.get_output_embeddings()
         device = head.weight.device
-        hidden = self.network.base_model(
-            input_ids=torch.from_numpy(batch.token_ids).to(device),
-            use_cache=False,
-            **_attention_inputs(batch, device, self.dtype),
-        ).last_hidden_state  # [rows, length, hidden]
-        chosen = hidden.flatten(0, 1)[torch.from_numpy(batch.sources).to(device)]  # [targets, hidden]
+        chosen = source_states(self.network.base_model, batch, device, self.dtype)
         targets = torch.from_numpy(batch.targets).to(device)
         return selected_logprobs(chosen, head.weight, targets, temperature, entropy_gradient)
+
+
+def source_states(base_model: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the hidden states that predict the targets.  [targets, hidden]"""
+    hidden = base_model(
+        input_ids=torch.from_numpy(batch.token_ids).to(device),
+        use_cache=False,
+        **_attention_inputs(batch, device, dtype),
+    ).last_hidden_state  # [rows, length, hidden]
+    return hidden.flatten(0, 1)[torch.from_numpy(batch.sources).to(device)]
 
 
 def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -95,9 +100,18 @@ def can_share_prompts(config: Any) -> bool:
 
 
 def shard(network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool) -> ScoringModel:
-    """Apply FSDP2 over `mesh`: one unit per decoder layer and one for the rest, so tied embeddings share a unit."""
-    network.train()
+    """Return the sharded model that scores tokens with `network`."""
     model = ScoringModel(network, dtype)
+    shard_units(model, network, mesh=mesh, dtype=dtype, keep_gathered=keep_gathered)
+    return model
+
+
+def shard_units(
+    model: nn.Module, network: nn.Module, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: bool
+) -> None:
+    """Apply FSDP2 over `mesh` to `model`: one unit per decoder layer of its `network` and one for the rest, so tied
+    embeddings share a unit."""
+    network.train()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _decoder_layers(network):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=not keep_gathered)
@@ -107,7 +121,6 @@ def shard(network: Any, *, mesh: DeviceMesh, dtype: torch.dtype, keep_gathered: 
             # Token weights are shares of the whole mini-batch, so gradients of the ranks are summed, not averaged.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
-    return model
 
 
 def _decoder_layers(network: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,63 @@
+"""AdamW over sharded fp32 parameters: its state from the first update, and one step with clipping. Collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from rljob_api.manifest.algorithm import Optimizer
+
+_HALF_LOSS_SCALE = 2.0**12
+"""Keeps float16 gradients out of the denormal range. Divided out before the clip."""
+
+
+def loss_scale(dtype: torch.dtype) -> float:
+    """Return the factor of every loss before its backward pass in the compute `dtype`."""
+    return _HALF_LOSS_SCALE if dtype == torch.float16 else 1.0
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+    """Return AdamW with the state of step 0. Otherwise a checkpoint of a new optimizer would save step 1."""
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return optimizer
+
+
+def step(optimizer: torch.optim.AdamW, *, divisor: float, max_norm: float | None, rate: float) -> float:
+    """Divide the gradients by `divisor`, clip them to the global `max_norm`, and step. Return the norm before the clip.
+    Every parameter that requires a gradient must have one.
+
+    If the norm is not finite, nothing changes but the gradients, which are cleared in any case.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    shards = [p.grad.to_local() for p in parameters if isinstance(p.grad, DTensor)]
+    squares = torch.stack(torch._foreach_norm(shards)).double().square().sum()
+    dist.all_reduce(squares)
+    norm = math.sqrt(squares.item()) / divisor
+    if math.isfinite(norm):
+        factor = (1.0 if max_norm is None or norm <= max_norm else max_norm / norm) / divisor
+        if factor != 1:
+            torch._foreach_mul_(shards, factor)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm

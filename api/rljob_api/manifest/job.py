@@ -134,6 +134,11 @@ def _unchanged(path: str) -> ClusterRule:
     return ClusterRule(path, "is immutable; create a new RLJob instead", f"self.{path} == oldSelf.{path}")
 
 
+def _unchanged_optional(path: str) -> ClusterRule:
+    kept = f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+    return ClusterRule(path, "is immutable; create a new RLJob instead", kept)
+
+
 def _unchanged_unless_suspended(path: str) -> ClusterRule:
     message = "is immutable while the job runs; set suspend: true first"
     return ClusterRule(path, message, f"self.{path} == oldSelf.{path} || oldSelf.suspend")
@@ -155,12 +160,7 @@ def _group_sizes(spec: str) -> str:
 _IMMUTABLE: Final = (
     *map(_unchanged, ("model", "data.train", "algorithm")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "maxStaleness", "seed")),
-    ClusterRule(
-        "managedBy",
-        "is immutable; create a new RLJob instead",
-        "has(self.managedBy) == has(oldSelf.managedBy) && "
-        "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-    ),
+    *map(_unchanged_optional, ("managedBy", "trainer.lora")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica")),
     ClusterRule(
         "rollout.replicas", _KUEUE_MESSAGE, f"{_FREE_UNDER_KUEUE} || self.rollout.replicas == oldSelf.rollout.replicas"

@@ -11,6 +11,8 @@ from rljob_api.manifest.base import QUANTITY_PATTERN, FreeForm, PathText, Rule, 
 
 MAX_RESTART_DELAY_SECONDS = 600
 """Between a failure and the restart: a Job waits up to 10 minutes, a kubelet up to 5."""
+ALL_LINEAR = "all-linear"
+"""peft's name for all linear modules but the head."""
 
 
 def _integer_to_text(value: Any) -> Any:
@@ -129,6 +131,37 @@ class HeadRole(Role):
     """The driver's Pod: Ray head, agent loops, status and weight manifest. Always one replica."""
 
 
+class Lora(Spec):
+    """LoRA (Hu et al. 2021): low-rank adapters are trained, and the model's own weights stay as they are. Names and
+    files are those of peft. Use about 10 times the learning rate of full fine-tuning. See docs/lora.md. Immutable."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("targetModules",),
+            "must be names of modules, or all-linear alone",
+            "remove all-linear, or the other names",
+            lambda lora: ALL_LINEAR not in lora.target_modules or len(lora.target_modules) == 1,
+            f"!has(self.targetModules) || self.targetModules.size() == 1 || !('{ALL_LINEAR}' in self.targetModules)",
+        ),
+    )
+
+    rank: int = Field(default=32, ge=1, le=512)
+    """Rank r of the update of a module. vLLM serves ranks up to 512."""
+    alpha: int = Field(default=32, ge=1)
+    """The update of a module is alpha / rank x B A. With a fixed alpha, the best learning rate hardly depends on the
+    rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of dropping an input of an adapter in training. Rollouts sample without dropout, so a value above 0
+    makes the trainer's probabilities differ from theirs."""
+    target_modules: list[ShortText] = Field(default=[ALL_LINEAR], min_length=1, max_length=64)
+    """Last part of the names of the linear modules that get an adapter, such as q_proj. all-linear: every linear module
+    but the head."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What rollouts get at a weight update. merged: whole weights, with the adapters added, in the compute dtype.
+    adapter: the adapters alone, which vLLM computes in addition: a small transfer and no rounding of the sum, but more
+    work per token."""
+
+
 class TrainerRole(Role):
     """The FSDP2 actor group."""
 
@@ -144,6 +177,8 @@ class TrainerRole(Role):
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """Attention implementation, by its name in transformers."""
+    lora: Lora | None = None
+    """LoRA adapters instead of all weights. Null: full fine-tuning. Immutable."""
 
     @property
     def num_ranks(self) -> int:

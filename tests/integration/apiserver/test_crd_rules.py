@@ -128,6 +128,7 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
     ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
+    ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
 IN_KUEUE = {"scheduling": {"gang": "kueue", "queue": "q"}}
@@ -144,6 +145,8 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("schedule.maxStaleness", {"schedule.type": "bounded"}, {"schedule.maxStaleness": 1}),
     ("schedule.seed", {}, {"schedule.seed": 1}),
     ("managedBy", {}, {"managedBy": "kueue.x-k8s.io/multikueue"}),
+    ("trainer.lora", {}, {"trainer.lora": {}}),
+    ("trainer.lora", {"trainer.lora": {"rank": 8}}, {"trainer.lora.rank": 16}),
     ("trainer.replicas", {}, {"trainer.replicas": 2}),
     ("trainer.gpusPerReplica", {}, {"trainer.gpusPerReplica": 2}),
     ("rollout.replicas", IN_KUEUE, {"rollout.replicas": 2}),

@@ -23,6 +23,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"evaluation": {"everySteps": 1}, "data": {"train": {"source": "d"}, "eval": {"source": "e"}}},
     {"rewards": [{"name": "penalty", "function": {"file": "x"}, "weight": -1}]},
     {"rewards": [{"name": n, "function": {"file": "x"}, "weight": w} for n, w in (("logged", 0), ("counts", 1))]},
+    {"trainer": {"lora": {}}},
+    {"trainer": {"lora": {"rank": 8, "alpha": 16, "targetModules": ["q_proj", "v_proj"], "publish": "adapter"}}},
     {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},
 ]
 
@@ -47,6 +49,11 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "s3://a/b"}}, "hf://org/name"),
     ({"model": {"source": "hf://a/b/c"}}, "hf://org/name"),
     ({"head": {"env": {"RLJOB_TOKEN": "x"}}}, "reserved"),
+    ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
+    ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
+    ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),
+    ({"trainer": {"lora": {"targetModules": []}}}, "at least 1 item"),
+    ({"trainer": {"lora": {"targetModules": ["all-linear", "q_proj"]}}}, "all-linear alone"),
     ({"head": {"nodePool": {"tolerations": [{"value": "x"}]}}}, "unless operator is Exists"),
 ]
 

@@ -118,12 +118,18 @@ def _column(name: str, kind: str, path: str, description: str = "", *, is_wide: 
 
 
 _AGE = _column("Age", "date", ".metadata.creationTimestamp")
+_STALENESS_MEANING = "Of the oldest token that is not trained yet, in steps"
+_BUSY_MEANING = "Share of the last step in which each role worked"
 _JOB_COLUMNS = [
     _column("Phase", "string", ".status.phase"),
     _column("Step", "integer", ".status.progress.step", "Completed optimizer steps"),
     _column("Reward", "number", ".status.progress.reward", "Mean score of the last step"),
     _column("Rollouts", "string", ".status.rollouts", "Rollout replicas, ready/desired"),
     _column("Rewards", "string", ".status.rewards", "Reward Pods, ready/desired"),
+    _column("Schedule", "string", ".status.progress.schedule.type", is_wide=True),
+    _column("Staleness", "integer", ".status.progress.schedule.staleness", _STALENESS_MEANING, is_wide=True),
+    _column("Busy", "string", ".status.progress.schedule.busy", _BUSY_MEANING, is_wide=True),
+    _column("Waits For", "string", ".status.progress.waitsFor", is_wide=True),
     _AGE,
 ]
 _CONDITION = '.status.conditions[?(@.type=="%s")].status'

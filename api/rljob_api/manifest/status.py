@@ -100,6 +100,25 @@ class RewardProblem(Spec):
     """Step of the first sample. 0: an evaluation before the first step."""
 
 
+class ScheduleProgress(Spec):
+    """What the schedule does."""
+
+    type: Word = ""
+    """spec.schedule.type."""
+    staleness: int | None = None
+    """Of the oldest token that is not trained yet, in steps: the finished ones minus its weight version. Never above
+    spec.schedule.maxStaleness."""
+    groups_in_flight: int | None = None
+    """Groups that have started and have no score yet."""
+    groups_scored: int | None = None
+    """Groups that have their scores and wait to be trained."""
+    groups_due: int | None = None
+    """Groups in flight that must train in the current step: what the step waits for."""
+    busy: Line = ""
+    """Share of the last step's wall time in which each role worked, such as `rollouts 97%, rewards 80%, trainer 31%`.
+    They overlap."""
+
+
 class JobProgress(Spec):
     """The driver's last report. Advisory: it may be 10 s old, with more than 100 training jobs up to a minute."""
 
@@ -117,6 +136,8 @@ class JobProgress(Spec):
     """What the driver is waiting for; empty if nothing."""
     problems: list[RewardProblem] = Field(default=[], max_length=MAX_PROBLEMS)
     """The first reasons for which samples have no valid score, each once."""
+    schedule: ScheduleProgress | None = None
+    """Staleness, groups, and what each role did. Null: the driver has not reported it."""
 
 
 class RLJobStatus(Spec):

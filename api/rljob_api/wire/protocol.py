@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SkipValidation, model_validator
 
 from rljob_api.wire.contract import MAX_COMPONENTS
-from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Word, first
+from rljob_api.wire.text import Count, Line, Name, Paragraph, Seconds, Share, Word, first
 
 Lane = Literal["train", "eval"]
 Message = dict[str, Any]
@@ -253,6 +253,50 @@ class RankFailures(Wire):
     """The last one's reason."""
 
 
+class BusyShares(Wire):
+    """Share of the last step's wall time in which each role worked. They overlap: their sum may exceed 1. Null: not
+    measured yet, or an older driver."""
+
+    rollouts: Share | None = None
+    """At least one generation request was in flight."""
+    rewards: Share | None = None
+    """At least one reward request was in flight."""
+    trainer: Share | None = None
+    """The trainer computed gradients, updated, or published weights."""
+
+    def describe(self) -> str:
+        """Return the known shares as text, such as `rollouts 97%, trainer 31%`."""
+        known = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return ", ".join(f"{name} {share:.0%}" for name, share in known if share is not None)
+
+
+class ScheduleStatus(Wire):
+    """What the schedule does now. Empty or null: not known yet, or an older driver.
+
+    The staleness of a token is the number of steps finished before the step that trains it, minus the number finished
+    when its weights were published.
+    """
+
+    type: Word = ""
+    """spec.schedule.type."""
+    max_staleness: Count | None = None
+    """The bound, in steps. 0 is on-policy."""
+    staleness: Count | None = None
+    """Of the oldest token that is sampled or scored and not trained yet, if it trained in the current step. Null: no
+    such token."""
+    trained_staleness_mean: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    """Mean over the tokens of the last step."""
+    trained_staleness_max: Count | None = None
+    """Maximum over the tokens of the last step."""
+    groups_in_flight: Count | None = None
+    """Groups that have started and have no score yet."""
+    groups_scored: Count | None = None
+    """Groups that have their scores and wait to be trained."""
+    groups_due: Count | None = None
+    """Groups in flight that must train in the current step: what the step waits for."""
+    busy: BusyShares = BusyShares()
+
+
 class DriverStatus(Wire):
     """The driver's status, served at /status.
 
@@ -290,3 +334,4 @@ class DriverStatus(Wire):
     problems: Annotated[list[DriverProblem], first(MAX_PROBLEMS)] = []
     """The first reasons for which samples have no valid score, each once."""
     learning: Learning = Learning()
+    schedule: ScheduleStatus = ScheduleStatus()

@@ -76,3 +76,4 @@ Paragraph = Annotated[str, _text(MAX_MESSAGE_LENGTH), Field(max_length=MAX_MESSA
 Count = Annotated[int, Field(ge=0, le=10**9)]
 """Sums over thousands of jobs fit into the API server's int64."""
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

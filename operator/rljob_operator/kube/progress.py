@@ -34,6 +34,7 @@ _PROGRESS_FIELDS = (
     "reward_latency_p95_seconds",
     "step_seconds",
     "gpu_seconds_per_step",
+    "schedule",
 )
 """What changes while a job trains. `demand`, which does too, is read fresh by autoscaling."""
 

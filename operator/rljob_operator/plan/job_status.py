@@ -5,7 +5,8 @@ from datetime import datetime
 from types import MappingProxyType
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, RoleStatus
+from rljob_api.manifest.status import JobProgress, RewardProblem, RLJobStatus, RoleStatus, ScheduleProgress
+from rljob_api.wire.protocol import ScheduleStatus
 from rljob_operator.backend import ChildKey, Manifest
 from rljob_operator.children.common import REWARD, ROLLOUT, build_selector
 from rljob_operator.plan import conditions
@@ -103,9 +104,24 @@ def observe_status(
             phase=driver.phase,
             waits_for=driver.waits_for,
             problems=[RewardProblem(**problem.model_dump(exclude={"count"})) for problem in driver.problems],
+            schedule=summarize_schedule(driver.schedule),
         )
     selector = ",".join(f"{key}={value}" for key, value in build_selector(job, ROLLOUT).items())
     return set_roles(job.status, roles).model_copy(update={"progress": progress, "rollout_selector": selector})
+
+
+def summarize_schedule(schedule: ScheduleStatus) -> ScheduleProgress | None:
+    """None if the driver has not reported it: it starts, or is older."""
+    if schedule == ScheduleStatus():
+        return None
+    return ScheduleProgress(
+        type=schedule.type,
+        staleness=schedule.staleness,
+        groups_in_flight=schedule.groups_in_flight,
+        groups_scored=schedule.groups_scored,
+        groups_due=schedule.groups_due,
+        busy=schedule.busy.describe(),  # a printed column
+    )
 
 
 def active_conditions(

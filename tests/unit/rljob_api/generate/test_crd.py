@@ -202,11 +202,16 @@ def test_named_lists_merge_by_key() -> None:
 def test_columns_and_subresources_refer_to_existing_fields() -> None:
     job, reward_model = (crd.build_crd(model)["spec"]["versions"][0] for model in KINDS)
     assert [column["name"] for column in job["additionalPrinterColumns"]] == [
-        *("Phase", "Step", "Reward", "Rollouts", "Rewards", "Age"),
+        *("Phase", "Step", "Reward", "Rollouts", "Rewards"),
+        *("Schedule", "Staleness", "Busy", "Waits For", "Age"),
     ]
     for version in (job, reward_model):
         paths = dict(nodes(version["schema"]["openAPIV3Schema"], ""))
         assert set(version["subresources"]["scale"].values()) <= set(paths)
+        columns = {
+            column["jsonPath"] for column in version["additionalPrinterColumns"] if "[" not in column["jsonPath"]
+        }
+        assert columns <= {*paths, ".metadata.creationTimestamp"}
 
 
 GOOD: Schema = {

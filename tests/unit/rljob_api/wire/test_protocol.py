@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rljob_api.wire.protocol import MAX_NAMES, MAX_PROBLEMS, DriverStatus
+from rljob_api.wire.protocol import MAX_NAMES, MAX_PROBLEMS, BusyShares, DriverStatus
 
 
 def read(answer):
@@ -37,3 +37,17 @@ def test_number_that_is_not_finite_is_invalid(field, number):
 def test_impossible_demand_is_invalid(fields):
     with pytest.raises(ValidationError):
         read(f'{{"demand": {{"correct": {{{fields}}}}}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ['"staleness": -1', '"trained_staleness_mean": NaN', '"busy": {"trainer": 1.01}', '"groups_due": 1' + "0" * 400],
+)
+def test_impossible_schedule_is_invalid(schedule):
+    with pytest.raises(ValidationError):
+        read(f'{{"schedule": {{{schedule}}}}}'.encode())
+
+
+def test_busy_shares_as_text_leave_out_what_is_unknown():
+    assert BusyShares(rollouts=1.0, rewards=0.126).describe() == "rollouts 100%, rewards 13%"
+    assert read({}).schedule.busy.describe() == ""

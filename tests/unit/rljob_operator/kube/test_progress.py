@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning, RewardDemand
+from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
 from rljob_operator.backend import PROGRESS_POLL_SECONDS, DriverAnswer, JobKey
 from rljob_operator.kube.progress import MAX_REPORT_SECONDS, MAX_REPORTS_PER_SECOND, ProgressReports
 
@@ -69,6 +69,12 @@ def test_more_samples_with_the_same_problem_do_not_count_as_a_change():
     problem = DriverProblem(reward="correct", reason="exception", message="boom")
     first = report(DriverStatus(step=1, problems=[problem]))
     assert report(DriverStatus(step=2, problems=[problem.model_copy(update={"count": 7})])) == first
+
+
+def test_groups_that_move_are_progress():
+    report = Reports(num_jobs=1000)
+    first = report(DriverStatus(schedule=ScheduleStatus(groups_in_flight=9)))
+    assert report(DriverStatus(schedule=ScheduleStatus(groups_in_flight=8))) == first
 
 
 def test_end_of_the_training_is_seen_at_once():

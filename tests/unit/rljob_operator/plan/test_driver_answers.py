@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning, RewardDemand
+from rljob_api.wire.protocol import BusyShares, DriverProblem, DriverStatus, Learning, RewardDemand, ScheduleStatus
 from rljob_operator.backend import DRIVER_UNREADABLE, Demand, ObservedState
 from rljob_operator.kube.driver_request import UnreadableAnswerError, parse_status
 from rljob_operator.plan.autoscale import read_demand
@@ -43,6 +43,7 @@ ANSWERS = answers_of(
     restarts=st.dictionaries(st.sampled_from(["head", "trainer"]) | TEXTS, NUMBERS, max_size=3),
     problems=st.lists(answers_of(DriverProblem, reward=TEXTS, reason=TEXTS, message=TEXTS), max_size=12),
     learning=answers_of(Learning, is_learning=st.sampled_from([None, True, False, "x"])),
+    schedule=answers_of(ScheduleStatus, type=TEXTS, busy=answers_of(BusyShares)),
     **dict.fromkeys(["phase", "waits_for"], TEXTS),
 )
 
@@ -104,3 +105,22 @@ def test_unreadable_answer_is_reported_once_and_keeps_the_progress(before):
     assert [(event.type, event.message) for event in events] == [("Warning", problem)]
     silent = plan_job(job, ObservedState(pods=(HEAD,)), NOW, new_token=lambda: "t")
     assert silent.status.progress.waits_for == ""
+
+
+def test_status_says_what_the_schedule_does():
+    busy = BusyShares(rollouts=0.974, trainer=0.31)
+    schedule = ScheduleStatus(
+        type="bounded", max_staleness=2, staleness=1, groups_in_flight=9, groups_scored=3, groups_due=0, busy=busy
+    )
+    driver = DriverStatus(schedule=schedule)
+    status = plan_three_times(plan_job, make_job(), ObservedState(driver=driver, pods=(HEAD,)))
+    assert status.to_manifest()["progress"]["schedule"] == {
+        "type": "bounded", "staleness": 1, "groupsInFlight": 9, "groupsScored": 3, "groupsDue": 0,
+        "busy": "rollouts 97%, trainer 31%",
+    }  # fmt: skip
+
+
+def test_driver_without_a_schedule_leaves_it_empty():
+    driver = parse_status(b'{"step": 3}')
+    status = plan_three_times(plan_job, make_job(), ObservedState(driver=driver, pods=(HEAD,)))
+    assert status.progress.schedule is None

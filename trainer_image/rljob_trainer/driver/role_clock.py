@@ -1,0 +1,138 @@
+"""Which role worked when, and which phase a moment belongs to. Pure: the caller passes the time of a monotonic clock.
+
+How the driver feeds them (`now` is time.monotonic()):
+
+    roles, phases = RoleClock(now), PhaseClock(now)
+    each generation request      roles.begin("rollouts", now) ... roles.end("rollouts", now)
+    each reward request          roles.begin("rewards", now)  ... roles.end("rewards", now)
+    inspect, accumulate, apply   roles.begin("trainer", now)  and phases.begin("update", now)  ... end of both
+    publish                      roles.begin("trainer", now)  and phases.begin("publish", now) ... end of both
+    a step                       phases.begin("score", now)   ... phases.end("score", now)
+    each completion of the       phases.begin("generate", now) ... phases.end("generate", now)
+      step's groups
+    sync, evaluate, checkpoint   phases.begin(name, now) ... phases.end(name, now)
+    end of a step                record = {"busy_shares": roles.shares(now), "phase_seconds": phases.take(now)}
+                                 roles.reset(now)
+
+What begins must end, also when it fails: the context managers `roles.working` and `phases.within` take a clock. Shares
+of roles overlap and may add up to more than 1. Invariant: the phases partition the wall time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+Role = Literal["rollouts", "rewards", "trainer"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+Phase = Literal["starting", "generate", "score", "update", "publish", "sync", "evaluate", "checkpoint"]
+_PRECEDENCE: tuple[Phase, ...] = (
+    *("checkpoint", "publish", "update"),  # the trainer works: whatever else happens costs nothing
+    *("sync", "generate", "score", "evaluate", "starting"),
+)
+"""If several are active, the first one gets the time. `score` is active for a whole step, so it gets what remains of
+the step: the wait for rewards. `evaluate` gets only time that no step needs, since it runs next to training."""
+
+
+class RoleClock:
+    """The time in which each role had work: the union of its overlapping pieces of work."""
+
+    def __init__(self, now: float) -> None:
+        self._num_active: Counter[Role] = Counter()
+        self._busy = dict.fromkeys(ROLES, 0.0)
+        """Seconds since `reset`, up to `_seen_at`."""
+        self._reset_at = self._seen_at = now
+
+    def begin(self, role: Role, now: float) -> None:
+        self._advance(now)
+        self._num_active[role] += 1
+
+    def end(self, role: Role, now: float) -> None:
+        """Raise ValueError if no work of the role is active."""
+        self._advance(now)
+        if not self._num_active[role]:
+            raise ValueError(f"work of {role} ended more often than it began")
+        self._num_active[role] -= 1
+
+    @contextmanager
+    def working(self, role: Role, clock: Callable[[], float]) -> Iterator[None]:
+        self.begin(role, clock())
+        try:
+            yield
+        finally:
+            self.end(role, clock())
+
+    def busy_seconds(self, now: float) -> dict[Role, float]:
+        """Return the seconds of work since the last reset."""
+        self._advance(now)
+        return dict(self._busy)
+
+    def shares(self, now: float) -> dict[Role, float]:
+        """Return the share of the time since the last reset in which each role worked; all 0 right after a reset."""
+        seconds, total = self.busy_seconds(now), now - self._reset_at
+        return {role: min(1.0, busy / total) if total > 0 else 0.0 for role, busy in seconds.items()}
+
+    def reset(self, now: float) -> None:
+        """Count from now on. Work in progress stays active."""
+        self._advance(now)
+        self._busy = dict.fromkeys(ROLES, 0.0)
+        self._reset_at = now
+
+    def _advance(self, now: float) -> None:
+        elapsed, self._seen_at = now - self._seen_at, now
+        for role in ROLES:
+            if self._num_active[role]:
+                self._busy[role] += elapsed
+
+
+class PhaseClock:
+    """A partition of the wall time into phases: each moment belongs to one of the active phases, by precedence.
+
+    Time in which none is active belongs to the phase before it; at first, to `starting`.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._num_active: Counter[Phase] = Counter()
+        self._seconds: dict[Phase, float] = {}
+        self._seen_at = now
+        self.phase: Phase = "starting"
+        """The current phase, for /status."""
+
+    def begin(self, phase: Phase, now: float) -> None:
+        """A phase may begin several times, such as `generate` once for each completion: it ends with the last."""
+        self._advance(now)
+        self._num_active[phase] += 1
+        self._select()
+
+    def end(self, phase: Phase, now: float) -> None:
+        """Raise ValueError if the phase is not active."""
+        self._advance(now)
+        if not self._num_active[phase]:
+            raise ValueError(f"phase {phase} ended more often than it began")
+        self._num_active[phase] -= 1
+        self._select()
+
+    @contextmanager
+    def within(self, phase: Phase, clock: Callable[[], float]) -> Iterator[None]:
+        self.begin(phase, clock())
+        try:
+            yield
+        finally:
+            self.end(phase, clock())
+
+    def take(self, now: float) -> dict[Phase, float]:
+        """Return the seconds by phase since the last call, or since the creation. Their sum is that wall time."""
+        self._advance(now)
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+    def _select(self) -> None:
+        self.phase = next((phase for phase in _PRECEDENCE if self._num_active[phase]), self.phase)
+
+    def _advance(self, now: float) -> None:
+        elapsed, self._seen_at = now - self._seen_at, now
+        if elapsed > 0:
+            self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + elapsed

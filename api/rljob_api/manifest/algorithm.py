@@ -41,6 +41,42 @@ class Optimizer(Spec):
     """Ratio of the final to the peak learning rate, for linear and cosine."""
 
 
+class TurnRewards(Spec):
+    """Credit of the rewards that an environment gives after a turn. It changes nothing where all of these are 0."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor per turn of later rewards. The return of turn k is its reward, plus discount x the return of turn k + 1.
+    The score of the episode counts as a reward of its last turn."""
+    baseline: Literal["leaveOneOut", "group", "none"] = "leaveOneOut"
+    """What is subtracted from the return of a turn. leaveOneOut: the mean return, from the same turn on, of the other
+    members of the group that reached it. group: the same, with the member itself. none: nothing."""
+
+
+class Gae(Spec):
+    """Generalized advantage estimation (Schulman et al. 2016) of ppo."""
+
+    level: Literal["token", "turn"] = "token"
+    """What counts as one action: a token, or the whole answer of a turn, whose tokens share its advantage."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor per action of later rewards."""
+    decay: float = Field(default=1.0, ge=0, le=1, alias="lambda")
+    """Factor per action of later temporal differences. 1: the whole return minus the critic's value, without bias.
+    Less: a smaller variance, and the bias of the critic."""
+    whiten: bool = True
+    """Whether the advantages of a step are shifted to mean 0 and divided by their standard deviation. A step then
+    trains once all of its groups are scored."""
+
+
+class Critic(Optimizer):
+    """The critic of ppo: a value model, which starts from spec.model with a new head, and its AdamW."""
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """An update moves a value by at most this, as far as its loss can see. Null: no limit. Rewards that are much larger
+    than 1 need a larger one."""
+
+
 class Algorithm(Spec):
     """GRPO (Shao et al. 2024) and its common variants. Immutable."""
 
@@ -64,3 +100,6 @@ class Algorithm(Spec):
     zero_std_threshold: float = Field(default=1e-2, ge=0)
     """If the standard deviation of a group's rewards is at most this, its advantages are 0."""
     optimizer: Optimizer = Optimizer()
+    turn_rewards: TurnRewards = TurnRewards()
+    gae: Gae = Gae()
+    critic: Critic = Critic()

@@ -1,21 +1,36 @@
-"""spec.algorithm: what the trainer computes from scored episodes."""
+"""spec.algorithm: what the trainer computes from scored episodes.
+
+What a type's paper prescribes are its defaults, and the fields for them are null unless the user decides otherwise.
+Invariant: grpo keeps the meaning of the fields that stored objects have with their defaults filled in: clipLow,
+clipHigh, normalization and lossLevel. Other types read `loss` and `advantages` alone.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Spec
+from rljob_api.manifest.base import Rule, Spec
+
+AlgorithmType = Literal["grpo", "drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo", "ppo"]
+Normalization = Literal["group", "batch", "none"]
+LossLevel = Literal["token", "sequence", "constant"]
+TruncatedAnswers = Literal["train", "mask", "shape"]
+
+_GROUP_BASELINE: Final = ("grpo", "dapo", "gspo", "cispo")
+"""Types that divide by a deviation of the group."""
 
 
 class Kl(Spec):
     """KL penalty against the reference model (the initial model)."""
 
     coefficient: float = Field(default=0.0, ge=0)
-    """Coefficient of the penalty in the loss. With 0, no reference model is loaded."""
+    """Coefficient of the penalty. With 0, no reference model is loaded."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators of KL(policy || reference)."""
+    """Schulman's estimators of KL(policy || reference). k2 and k3 are in the loss. k1 is in the reward: each token gets
+    minus the coefficient times what it and the later tokens of its episode contribute (as a loss, its expected gradient
+    would be zero)."""
 
 
 class Optimizer(Spec):
@@ -41,65 +56,144 @@ class Optimizer(Spec):
     """Ratio of the final to the peak learning rate, for linear and cosine."""
 
 
-class TurnRewards(Spec):
-    """Credit of the rewards that an environment gives after a turn. It changes nothing where all of these are 0."""
+class Loss(Spec):
+    """The policy loss, where it must differ from the type's. See docs/algorithms.md for the defaults of each type."""
 
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Factor per turn of later rewards. The return of turn k is its reward, plus discount x the return of turn k + 1.
-    The score of the episode counts as a reward of its last turn."""
-    baseline: Literal["leaveOneOut", "group", "none"] = "leaveOneOut"
-    """What is subtracted from the return of a turn. leaveOneOut: the mean return, from the same turn on, of the other
-    members of the group that reached it. group: the same, with the member itself. none: nothing."""
-
-
-class Gae(Spec):
-    """Generalized advantage estimation (Schulman et al. 2016) of ppo."""
-
-    level: Literal["token", "turn"] = "token"
-    """What counts as one action: a token, or the whole answer of a turn, whose tokens share its advantage."""
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Factor per action of later rewards."""
-    decay: float = Field(default=1.0, ge=0, le=1, alias="lambda")
-    """Factor per action of later temporal differences. 1: the whole return minus the critic's value, without bias.
-    Less: a smaller variance, and the bias of the critic."""
-    whiten: bool = True
-    """Whether the advantages of a step are shifted to mean 0 and divided by their standard deviation. A step then
-    trains once all of its groups are scored."""
+    clip_low: float | None = Field(default=None, gt=0, lt=1)
+    """Lower clip bound of the ratio: 1 - clipLow. Null: the type's; with grpo, algorithm.clipLow."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Upper clip bound of the ratio: 1 + clipHigh. Null: the type's; with grpo, algorithm.clipHigh."""
+    level: LossLevel | None = None
+    """token: the mean over all tokens of the update. sequence: the mean over episodes of the mean over their tokens.
+    constant: the sum over tokens, divided by episodes x rollout.sampling.maxTokens, so that a token's weight depends on
+    no length. Null: the type's; with grpo, algorithm.lossLevel."""
 
 
-class Critic(Optimizer):
-    """The critic of ppo: a value model, which starts from spec.model with a new head, and its AdamW."""
+class Advantages(Spec):
+    """How rewards become advantages, where it must differ from the type's."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate."""
-    value_clip: float | None = Field(default=0.5, gt=0)
-    """An update moves a value by at most this, as far as its loss can see. Null: no limit. Rewards that are much larger
-    than 1 need a larger one."""
+    normalization: Normalization | None = None
+    """Divisor of the centered rewards: the standard deviation of the group or of the step's batch, or none. batch waits
+    for all groups of a step before it trains on the first. Null: the type's; with grpo, algorithm.normalization."""
+    per_reward: bool = False
+    """Normalize each reward by itself, before the weighted sum (GDPO, arXiv:2601.05242), so that a reward with a small
+    spread has the influence of its weight. The sum is divided by its standard deviation in the step's batch, so
+    training waits for all groups of a step."""
+
+
+class Correction(Spec):
+    """Importance weights of tokens, because the rollout computes other probabilities than the trainer: it has other
+    kernels, and under a bounded schedule older weights. The weight is the probability of the policy to which clipping
+    refers, divided by the rollout's."""
+
+    type: Literal["truncate", "mask", "none"] = "truncate"
+    """truncate: a weight above the cap is the cap. mask: a token whose weight is above the cap or below the floor is
+    left out (IcePop). none: every weight is 1."""
+    cap: float = Field(default=2.0, ge=1)
+    """Largest weight."""
+    floor: float = Field(default=0.5, ge=0, le=1)
+    """Smallest weight, for mask."""
+
+
+class Truncated(Spec):
+    """Answers that hit rollout.sampling.maxTokens."""
+
+    answers: TruncatedAnswers | None = None
+    """train: they train with their score. mask: they neither train nor count in the group's mean. shape: they train,
+    and long answers lose score (DAPO's soft overlong punishment). Null: shape with dapo, otherwise train."""
+    buffer_tokens: int | None = Field(default=None, ge=1)
+    """shape: an answer within this many tokens of the limit loses score, linearly up to the penalty at the limit.
+    Null: a fifth of rollout.sampling.maxTokens."""
+    penalty: float = Field(default=1.0, gt=0)
+    """shape: what an answer at the limit loses."""
+
+
+class DynamicSampling(Spec):
+    """Replacement of groups whose scores are equal, since they teach nothing, by groups of further prompts (DAPO)."""
+
+    enabled: bool | None = None
+    """Null: true with dapo, otherwise false."""
+    max_replacements: float = Field(default=3.0, ge=0, le=1000)
+    """At most this x schedule.promptsPerStep groups are replaced in a step. After that, groups without signal stay:
+    they count in the update, and add no gradient."""
+
+
+def _keeps_default(python_name: str, field: str, replacement: str, cel_value: str) -> Rule:
+    """Return the rule that only grpo reads a field, whose default is in every stored object."""
+    default = {"clip_low": 0.2, "clip_high": 0.2, "loss_level": "token", "normalization": "group"}[python_name]
+    return Rule(
+        (field, "type"),
+        "is for type grpo alone",
+        f"set {replacement} instead",
+        lambda algorithm: algorithm.type == "grpo" or getattr(algorithm, python_name) == default,
+        f"!has(self.type) || self.type == 'grpo' || !has(self.{field}) || self.{field} == {cel_value}",
+    )
 
 
 class Algorithm(Spec):
-    """GRPO (Shao et al. 2024) and its common variants. Immutable."""
+    """GRPO and its relatives: see docs/algorithms.md. Immutable."""
 
-    type: Literal["grpo"] = "grpo"
-    """The algorithm."""
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        _keeps_default("clip_low", "clipLow", "loss.clipLow", "0.2"),
+        _keeps_default("clip_high", "clipHigh", "loss.clipHigh", "0.2"),
+        _keeps_default("loss_level", "lossLevel", "loss.level", "'token'"),
+        _keeps_default("normalization", "normalization", "advantages.normalization", "'group'"),
+        Rule(
+            ("importanceCap", "correction.type"),
+            "is the cap of correction.type truncate",
+            "remove it and set correction.cap",
+            lambda algorithm: algorithm.importance_cap is None or algorithm.correction.type == "truncate",
+            "!has(self.importanceCap) || !has(self.correction) || !has(self.correction.type) || "
+            "self.correction.type == 'truncate'",
+        ),
+        Rule(
+            ("advantages.normalization", "type"),
+            "must be batch or null with reinforcePlusPlus, which normalizes over the batch",
+            "remove it, or set type: grpo",
+            lambda algorithm: (
+                algorithm.type != "reinforcePlusPlus" or algorithm.advantages.normalization in (None, "batch")
+            ),
+            "!has(self.type) || self.type != 'reinforcePlusPlus' || !has(self.advantages) || "
+            "!has(self.advantages.normalization) || self.advantages.normalization == 'batch'",
+        ),
+        Rule(
+            ("advantages.perReward", "type"),
+            "needs a type that divides by a deviation of the group: grpo, dapo, gspo or cispo",
+            "remove it, or change the type",
+            lambda algorithm: not algorithm.advantages.per_reward or algorithm.type in _GROUP_BASELINE,
+            "!has(self.advantages) || !has(self.advantages.perReward) || !self.advantages.perReward || "
+            f"!has(self.type) || self.type in {list(_GROUP_BASELINE)}",
+        ),
+    )
+
+    type: AlgorithmType = "grpo"
+    """The algorithm, with the defaults of its paper. grpo: Shao et al. 2024, and any variant by its fields. drGrpo: no
+    deviation, no lengths. dapo: clip-higher, dynamic sampling, overlong shaping. rloo: leave-one-out baseline, no clip.
+    reinforcePlusPlus: batch baseline. gspo: one ratio for each sequence. cispo: clipped weights, no token loses its
+    gradient. ppo: a critic."""
     group_size: int = Field(default=8, ge=2, le=1024)
     """Trajectories per prompt."""
-    normalization: Literal["group", "batch", "none"] = "group"
-    """Divisor of the centered rewards: the standard deviation of the group or of the batch, or none (Dr. GRPO)."""
+    normalization: Normalization = "group"
+    """For grpo; other types have advantages.normalization. Divisor of the centered rewards: the standard deviation of
+    the group or of the batch, or none (Dr. GRPO)."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip bound of the ratio: 1 - clipLow."""
+    """For grpo; other types have loss.clipLow. Lower clip bound of the ratio: 1 - clipLow."""
     clip_high: float = Field(default=0.2, gt=0)
-    """Upper clip bound of the ratio: 1 + clipHigh (DAPO: 0.28)."""
+    """For grpo; other types have loss.clipHigh. Upper clip bound of the ratio: 1 + clipHigh."""
     loss_level: Literal["token", "sequence"] = "token"
-    """token: every token of the batch has the same weight. sequence: every trajectory has the same weight."""
+    """For grpo; other types have loss.level. token: every token of the update has the same weight. sequence: every
+    trajectory has the same weight."""
+    loss: Loss = Loss()
+    advantages: Advantages = Advantages()
     kl: Kl = Kl()
     entropy_coefficient: float = 0.0
     """Coefficient of the entropy bonus."""
+    correction: Correction = Correction()
     importance_cap: float | None = Field(default=None, gt=0)
-    """Truncated importance sampling: weight tokens by min(trainer/rollout probability, cap). Null: off."""
+    """Earlier name of correction.cap: if set, it is the cap. Null: correction.cap."""
+    truncated: Truncated = Truncated()
+    dynamic_sampling: DynamicSampling = DynamicSampling()
     zero_std_threshold: float = Field(default=1e-2, ge=0)
-    """If the standard deviation of a group's rewards is at most this, its advantages are 0."""
+    """The advantages of a group are 0 if the standard deviation of its rewards is at most this times the largest
+    absolute reward of the group (if that is above 1: times 1), or within the precision of floats."""
     optimizer: Optimizer = Optimizer()
-    turn_rewards: TurnRewards = TurnRewards()
-    gae: Gae = Gae()
-    critic: Critic = Critic()

@@ -128,6 +128,28 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("RLJobSpec", "must be more than 0 for training", "RLJob", {"rollout.sampling.temperature": 0}),
     ("RLJobSpec", "must be 0 without data.eval", "RLJob", {"evaluation.everySteps": 5}),
+    *(
+        ("Algorithm", "is for type grpo alone", "RLJob", {"algorithm": {"type": "dapo", field: value}})
+        for field, value in (("clipLow", 0.1), ("clipHigh", 1), ("lossLevel", "sequence"), ("normalization", "none"))
+    ),
+    (
+        "Algorithm",
+        "is the cap of correction.type",
+        "RLJob",
+        {"algorithm": {"importanceCap": 2, "correction": {"type": "mask"}}},
+    ),
+    (
+        "Algorithm",
+        "must be batch or null",
+        "RLJob",
+        {"algorithm": {"type": "reinforcePlusPlus", "advantages": {"normalization": "group"}}},
+    ),
+    (
+        "Algorithm",
+        "needs a type that divides",
+        "RLJob",
+        {"algorithm": {"type": "rloo", "advantages": {"perReward": True}}},
+    ),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 

@@ -76,7 +76,7 @@ class Advantages(Spec):
     """Divisor of the centered rewards: the standard deviation of the group or of the step's batch, or none. batch waits
     for all groups of a step before it trains on the first. Null: the type's; with grpo, algorithm.normalization."""
     per_reward: bool = False
-    """Normalize each reward by itself, before the weighted sum (GDPO, arXiv:2601.05242), so that a reward with a small
+    """Normalize each reward alone, before the weighted sum (GDPO, arXiv:2601.05242), so that a reward with a small
     spread has the influence of its weight. The sum is divided by its standard deviation in the step's batch, so
     training waits for all groups of a step."""
 
@@ -116,6 +116,42 @@ class DynamicSampling(Spec):
     max_replacements: float = Field(default=3.0, ge=0, le=1000)
     """At most this x schedule.promptsPerStep groups are replaced in a step. After that, groups without signal stay:
     they count in the update, and add no gradient."""
+
+
+class TurnRewards(Spec):
+    """Credit of the rewards that an environment gives after a turn. It changes nothing where all of these are 0."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor per turn of later rewards. The return of turn k is its reward, plus discount x the return of turn k + 1.
+    The score of the episode counts as a reward of its last turn."""
+    baseline: Literal["leaveOneOut", "group", "none"] = "leaveOneOut"
+    """What is subtracted from the return of a turn. leaveOneOut: the mean return, from the same turn on, of the other
+    members of the group that reached it. group: the same, with the member itself. none: nothing."""
+
+
+class Gae(Spec):
+    """Generalized advantage estimation (Schulman et al. 2016) of ppo."""
+
+    level: Literal["token", "turn"] = "token"
+    """What counts as one action: a token, or the whole answer of a turn, whose tokens share its advantage."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor per action of later rewards."""
+    decay: float = Field(default=1.0, ge=0, le=1, alias="lambda")
+    """Factor per action of later temporal differences. 1: the whole return minus the critic's value, without bias.
+    Less: a smaller variance, and the bias of the critic."""
+    whiten: bool = True
+    """Whether the advantages of a step are shifted to mean 0 and divided by their standard deviation. A step then
+    trains once all of its groups are scored."""
+
+
+class Critic(Optimizer):
+    """The critic of ppo: a value model, which starts from spec.model with a new head, and its AdamW."""
+
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """An update moves a value by at most this, as far as its loss can see. Null: no limit. Rewards that are much larger
+    than 1 need a larger one."""
 
 
 def _keeps_default(python_name: str, field: str, replacement: str, cel_value: str) -> Rule:
@@ -197,3 +233,6 @@ class Algorithm(Spec):
     """The advantages of a group are 0 if the standard deviation of its rewards is at most this times the largest
     absolute reward of the group (if that is above 1: times 1), or within the precision of floats."""
     optimizer: Optimizer = Optimizer()
+    turn_rewards: TurnRewards = TurnRewards()
+    gae: Gae = Gae()
+    critic: Critic = Critic()

@@ -32,7 +32,7 @@ time (Hall's theorem for jobs of one slot). Each transition preserves this:
 So at most (t + 1) B groups are due by the end of step t, and exactly (t + 1) B have trained by then, among them all
 that are due. No deadlock: if all groups in flight are scored and taken < B, the oldest waiting group can be taken, as
 no group is due before it and spare(D) = (D - t + 1) B - taken >= 1 for D < e. If no group waits, admission lets one
-start. The caller bounds the replacements of a step (`num_replaced`), by R, say: then a step needs at most B + R groups.
+start. `max_replacements` bounds the replacements in each step; after that, groups train without signal.
 
 A group of version d trains in one of the steps d to d + k. So what has trained by step t contains all that was
 dispatched up to version t - k and nothing dispatched after version t: slow prompts, or long answers, are never
@@ -76,12 +76,20 @@ class Dispatcher:
         groups_per_step: int,
         max_staleness: int,
         state: DispatchState | None = None,
+        *,
+        total_steps: int | None = None,
+        max_replacements: int = 0,
     ) -> None:
+        """`max_replacements`: groups per step that may be replaced."""
         state = state or DispatchState()
-        self.finished_steps, self.num_replaced = state.finished_steps, state.num_replaced
+        self.finished_steps = state.finished_steps
+        self.total_steps = total_steps
+        """No group starts that only a later step could train. None: no end. May change at any time."""
+        self.tickets_to_restart = state.tickets
+        """Groups that the snapshot had under way. Their episodes are lost: start them again, with these tickets."""
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
-        self._next_index = state.next_index
-        self._lost = list(state.tickets)
+        self._max_replacements = max_replacements
+        self._next_index, self._num_replaced = state.next_index, state.num_replaced
         self._waiting = {ticket.index: ticket for ticket in state.tickets}
         """Not taken, oldest first: versions never fall from one index to the next."""
         self._scored: set[int] = set()
@@ -108,14 +116,11 @@ class Dispatcher:
         """Groups that started since the job's first step, without the replaced ones."""
         return self.finished_steps * self._groups_per_step + len(self._taken) + len(self._waiting)
 
-    def tickets_to_restart(self) -> list[Ticket]:
-        """Return the groups that the snapshot had under way, oldest first, each once. Their episodes are lost: start
-        them again, with these tickets."""
-        lost, self._lost = self._lost, []
-        return lost
-
     def can_start(self) -> bool:
-        return self.num_admitted < (self.finished_steps + self._max_staleness + 1) * self._groups_per_step
+        steps = self.finished_steps + self._max_staleness + 1
+        if self.total_steps is not None:
+            steps = min(steps, self.total_steps)
+        return self.num_admitted < steps * self._groups_per_step
 
     def start(self) -> Ticket:
         """Admit the next group, at the current version. Raise ValueError unless `can_start`."""
@@ -130,18 +135,25 @@ class Dispatcher:
         """Record that all episodes of a waiting group have their scores."""
         self._scored.add(self._waiting[index].index)
 
+    def can_replace(self) -> bool:
+        return self._num_replaced < self._max_replacements
+
     def replace(self, index: int) -> None:
-        """Remove a waiting group, scored or not: it will not train, and another may start."""
+        """Remove a waiting group, scored or not: it will not train, and another may start. Raise ValueError unless
+        `can_replace`."""
+        if not self.can_replace():
+            raise ValueError("a group is replaced only if can_replace()")
         del self._waiting[index]
         self._scored.discard(index)
-        self.num_replaced += 1
+        self._num_replaced += 1
 
     def take(self, limit: int) -> list[Ticket]:
         """Move up to `limit` scored groups into the current step and return them, oldest first.
 
         An older group without a score is passed over unless it could then miss its deadline.
         """
-        spare, taken = self._spare_slots(), []
+        spare = self._spare_slots()
+        taken: list[Ticket] = []
         for ticket in self._waiting.values():
             if len(taken) == min(limit, self.num_left):
                 break
@@ -179,7 +191,7 @@ class Dispatcher:
         if self.num_left:
             raise ValueError(f"step {self.finished_steps} still needs {self.num_left} groups")
         self._taken = []
-        self.num_replaced = 0
+        self._num_replaced = 0
         self.finished_steps += 1
 
     def snapshot(self) -> DispatchState:
@@ -188,7 +200,7 @@ class Dispatcher:
         return DispatchState(
             finished_steps=self.finished_steps,
             next_index=self._next_index,
-            num_replaced=self.num_replaced,
+            num_replaced=self._num_replaced,
             tickets=tuple(sorted(tickets, key=lambda ticket: ticket.index)),
         )
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from rljob_api.manifest.schedule import Schedule as ScheduleSpec
+from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.driver.dispatcher import Dispatcher, Ticket
 
 
-class Schedule(Protocol):
+class StepSchedule(Protocol):
     @property
     def max_staleness(self) -> int:
         """Steps by which a group's start may precede the step that trains it. 0: nothing starts for later steps."""
@@ -52,7 +52,7 @@ class Streaming:
         return dispatcher.take(limit)
 
 
-def build_schedule(spec: ScheduleSpec) -> Schedule:
+def build_schedule(spec: Schedule) -> StepSchedule:
     if spec.type == "synchronous":
         return Synchronous()
     return Streaming(spec.staleness, spans_updates=spec.type == "bounded")

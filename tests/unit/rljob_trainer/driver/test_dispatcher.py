@@ -109,21 +109,30 @@ def test_steps_between_now_and_the_deadline_keep_their_slots():
     assert indices(dispatcher.take(1)) == [2], "any"
 
 
-def test_a_replaced_group_lets_another_start():
-    dispatcher = Dispatcher(groups_per_step=2, max_staleness=0)
+def test_a_replaced_group_lets_another_start_within_the_bound():
+    dispatcher = Dispatcher(groups_per_step=2, max_staleness=0, max_replacements=1)
     start_all(dispatcher)
     score(dispatcher, 0, 1)
     dispatcher.replace(0)
-    assert (dispatcher.num_admitted, dispatcher.num_replaced) == (1, 1)
+    assert dispatcher.num_admitted == 1
     assert start_all(dispatcher) == [Ticket(2, version=0)]
+    with pytest.raises(ValueError, match="can_replace"):
+        dispatcher.replace(1)
     score(dispatcher, 2)
     assert indices(dispatcher.take(2)) == [1, 2]
     dispatcher.finish_step()
-    assert (dispatcher.num_admitted, dispatcher.num_replaced) == (2, 0), "replaced groups are counted per step"
+    assert dispatcher.can_replace(), "the bound is per step"
+
+
+def test_no_group_starts_that_only_a_step_after_the_last_could_train():
+    dispatcher = Dispatcher(groups_per_step=2, max_staleness=2, total_steps=2)
+    assert len(start_all(dispatcher)) == 4
+    dispatcher.total_steps = 4
+    assert len(start_all(dispatcher)) == 2, "6 in all, as max_staleness allows"
 
 
 def test_a_snapshot_has_the_groups_of_the_unfinished_step():
-    dispatcher = Dispatcher(groups_per_step=2, max_staleness=1)
+    dispatcher = Dispatcher(groups_per_step=2, max_staleness=1, max_replacements=1)
     start_all(dispatcher)
     run_step(dispatcher, 1, 2)
     score(dispatcher, 0, 3)
@@ -132,9 +141,9 @@ def test_a_snapshot_has_the_groups_of_the_unfinished_step():
     state = DispatchState.model_validate_json(dispatcher.snapshot().model_dump_json())
     assert (state.finished_steps, state.next_index, state.num_replaced) == (1, 6, 1)
 
-    resumed = Dispatcher(2, 1, state)
-    assert resumed.tickets_to_restart() == [Ticket(0, 0), Ticket(3, 0), Ticket(5, 1)]
-    assert resumed.tickets_to_restart() == []
+    resumed = Dispatcher(2, 1, state, max_replacements=1)
+    assert resumed.tickets_to_restart == (Ticket(0, 0), Ticket(3, 0), Ticket(5, 1))
+    assert not resumed.can_replace()
     assert start_all(resumed) == [Ticket(6, 1)], "for the replaced group 4"
     score(resumed, 5)
     assert resumed.take(2) == [], "0 and 3 keep their deadlines"

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rljob_api.manifest.schedule import Schedule as ScheduleSpec
+from rljob_api.manifest.schedule import Schedule
 from rljob_trainer.driver.dispatcher import Dispatcher
 from rljob_trainer.driver.schedules import build_schedule
 
 
 def build(**fields):
-    return build_schedule(ScheduleSpec.model_validate(fields))
+    return build_schedule(Schedule.model_validate(fields))
 
 
 @pytest.mark.parametrize(

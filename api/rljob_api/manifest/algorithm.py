@@ -139,9 +139,6 @@ class Gae(Spec):
     decay: float = Field(default=1.0, ge=0, le=1, alias="lambda")
     """Factor per action of later temporal differences. 1: the whole return minus the critic's value, without bias.
     Less: a smaller variance, and the bias of the critic."""
-    whiten: bool = True
-    """Whether the advantages of a step are shifted to mean 0 and divided by their standard deviation. A step then
-    trains once all of its groups are scored."""
 
 
 class Critic(Optimizer):
@@ -191,6 +188,14 @@ class Algorithm(Spec):
             ),
             "!has(self.type) || self.type != 'reinforcePlusPlus' || !has(self.advantages) || "
             "!has(self.advantages.normalization) || self.advantages.normalization == 'batch'",
+        ),
+        Rule(
+            ("advantages.normalization", "type"),
+            "must be batch, none or null with ppo, whose advantages come from the critic and not from the group",
+            "remove it, or set none",
+            lambda algorithm: algorithm.type != "ppo" or algorithm.advantages.normalization != "group",
+            "!has(self.type) || self.type != 'ppo' || !has(self.advantages) || "
+            "!has(self.advantages.normalization) || self.advantages.normalization != 'group'",
         ),
         Rule(
             ("advantages.perReward", "type"),

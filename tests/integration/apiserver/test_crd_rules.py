@@ -146,6 +146,12 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     (
         "Algorithm",
+        "must be batch, none or null",
+        "RLJob",
+        {"algorithm": {"type": "ppo", "advantages": {"normalization": "group"}}},
+    ),
+    (
+        "Algorithm",
         "needs a type that divides",
         "RLJob",
         {"algorithm": {"type": "rloo", "advantages": {"perReward": True}}},

@@ -56,6 +56,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": {"type": "cispo", "normalization": "batch"}}, "set advantages.normalization instead"),
     ({"algorithm": {"importanceCap": 3, "correction": {"type": "none"}}}, "set correction.cap"),
     ({"algorithm": {"type": "reinforcePlusPlus", "advantages": {"normalization": "none"}}}, "must be batch or null"),
+    ({"algorithm": {"type": "ppo", "advantages": {"normalization": "group"}}}, "must be batch, none or null with ppo"),
     ({"algorithm": {"type": "drGrpo", "advantages": {"perReward": True}}}, "needs a type that divides"),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import average, deviation, has_signal
 from rljob_trainer.episodes.batches import usable_scores
-from rljob_trainer.episodes.types import Episode, Group, UpdateMetrics
+from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics
 from rljob_trainer.history.run_state import disk_errors
 
 Record = dict[str, Any]
@@ -98,6 +98,28 @@ def summarize_step(
     }
 
 
+def count_staleness(episodes: Iterable[Episode], finished_steps: int) -> Counter[int]:
+    """Count the sampled tokens by staleness: `finished_steps` before the step that trains them, minus the version of
+    the weights that sampled them."""
+    versions = (version for t in episodes for segment in t.segments for version in segment.versions)
+    return Counter(finished_steps - version for version in versions if version != NOT_SAMPLED)
+
+
+def summarize_schedule(
+    staleness: Mapping[int, int], busy_shares: Mapping[str, float], num_replaced_groups: int
+) -> Record:
+    """Return what the schedule did in a step. `staleness`: of `count_staleness`; `busy_shares`: of
+    `driver.role_clock.RoleClock.shares`."""
+    num_tokens = sum(staleness.values())
+    return {
+        "staleness_mean": sum(steps * count for steps, count in staleness.items()) / num_tokens if num_tokens else None,
+        "staleness_max": max(staleness, default=None),
+        "staleness_histogram": {str(steps): count for steps, count in sorted(staleness.items())},
+        "busy_shares": dict(busy_shares),
+        "num_replaced_groups": num_replaced_groups,
+    }
+
+
 def summarize_lengths(episodes: Sequence[Episode]) -> Record:
     """Return the sampled tokens per episode, and the share that the token limit cut."""
     return {
@@ -108,14 +130,21 @@ def summarize_lengths(episodes: Sequence[Episode]) -> Record:
 
 
 def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> Record:
-    """Return the means over a step's updates. The KL is unknown without a reference."""
+    """Return the means over a step's updates. The KL is unknown without a reference. What compares the trainer with
+    the rollout is of the first update: later ones differ from the rollout on purpose."""
     if not updates:
         return {}
-    names = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction")
+    names = (
+        *("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction"),
+        *("corrected_share", "effective_sample_share"),
+    )
     summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
     return summary | {
         "kl": summary["kl"] if has_reference else None,
-        "logprob_difference": updates[0].logprob_difference,  # later updates differ from the rollout on purpose
+        "logprob_difference": updates[0].logprob_difference,
+        "mismatch_kl": updates[0].mismatch_kl,
+        "mismatch_max": updates[0].mismatch_max,
+        "num_skipped_updates": sum(update.is_skipped for update in updates),
         "learning_rate": updates[-1].learning_rate,
         "num_tokens": sum(update.num_tokens for update in updates),
         "num_micro_batches": sum(update.num_micro_batches for update in updates),

@@ -78,6 +78,13 @@ class PrometheusMetrics:
         self._samples = counter("rljob_samples", "Samples scored.", "lane")
         self._tokens = counter("rljob_sampled_tokens", "Tokens sampled.", "lane")
         self.phases = counter("rljob_phase_seconds", "The driver's time; of a step, known at its end.", "phase")
+        text = "Trained tokens, by the steps between the weights that sampled them and their training."
+        self._trained_tokens = counter("rljob_trained_tokens", text, "staleness")
+        text = "Time in which each role worked, known at the end of a step. Roles overlap."
+        self._busy = counter("rljob_busy_seconds", text, "role")
+        self._skipped = counter("rljob_skipped_updates", "Updates left out, because a number was not finite.")
+        text = "Groups replaced by those of other prompts, because their scores were equal."
+        self._replaced = counter("rljob_replaced_groups", text)
         self.mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
         self.restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
         for phase in PHASES:
@@ -121,12 +128,26 @@ class PrometheusMetrics:
         return series in known
 
     def log(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        """Set the gauges, and count what a step did."""
+        if kind == "step":
+            self._count_step(numbers)
         for name, value in {**numbers, "number": step}.items():
             metric = f"rljob_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
             if self._has_room(f"{kind}/{name.partition('/')[0]}", metric, _MAX_GAUGES):
                 if metric not in self._gauges:
                     self._gauges[metric] = Gauge(metric, f"{name} of the last {kind}", registry=self.registry)
                 self._gauges[metric].set(value)
+
+    def _count_step(self, numbers: dict[str, float]) -> None:
+        seconds = numbers.get("step_seconds", 0.0)
+        for name, value in numbers.items():
+            part, _, key = name.partition("/")
+            if part == "staleness_histogram":
+                self._trained_tokens.labels(key).inc(value)
+            elif part == "busy_shares":
+                self._busy.labels(key).inc(value * seconds)
+        self._skipped.inc(numbers.get("num_skipped_updates", 0.0))
+        self._replaced.inc(numbers.get("num_replaced_groups", 0.0))
 
     def close(self) -> None:
         """Do nothing: scrapers pull."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,13 @@ from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.metrics import (
     append_line,
     count_invalid,
+    count_staleness,
     flatten,
     mean,
     quantile,
     std,
     summarize_lengths,
+    summarize_schedule,
     summarize_scores,
     summarize_updates,
 )
@@ -97,6 +100,36 @@ def test_kl_without_a_reference_is_unknown():
     assert summarize_updates([update], has_reference=False)["kl"] is None
     assert summarize_updates([update], has_reference=True)["kl"] == 0.0
     assert summarize_updates([], has_reference=True) == {}
+
+
+def test_mismatch_is_of_the_first_update_and_the_shares_are_of_all():
+    update = UpdateMetrics(0.1, 0.1, 0.0, 1.5, 2.0, 1e-5, 0.0, 0.02, 64, 1, 0.5)
+    first = replace(update, mismatch_kl=0.01, mismatch_max=0.5, corrected_share=0.1, effective_sample_share=0.9)
+    second = replace(update, mismatch_kl=0.3, mismatch_max=9.0, corrected_share=0.3, is_skipped=True)
+    found = summarize_updates([first, second], has_reference=False)
+    assert (found["mismatch_kl"], found["mismatch_max"]) == (0.01, 0.5), "the second differs on purpose"
+    assert (found["corrected_share"], found["effective_sample_share"]) == pytest.approx((0.2, 0.95))
+    assert found["num_skipped_updates"] == 1
+
+
+def test_staleness_counts_sampled_tokens_from_the_steps_finished_before():
+    fresh = episode([1, 2, 3], [0, 1, 1], version=7)
+    mixed = episode([1, 2, 3], [0, 1, 1], version=5)
+    mixed.segments[0].versions[2] = 6
+    staleness = count_staleness([fresh, mixed], finished_steps=7)
+    assert staleness == {0: 2, 2: 1, 1: 1}
+    assert summarize_schedule(staleness, {"trainer": 0.5}, 3) == {
+        "staleness_mean": 0.75,
+        "staleness_max": 2,
+        "staleness_histogram": {"0": 2, "1": 1, "2": 1},
+        "busy_shares": {"trainer": 0.5},
+        "num_replaced_groups": 3,
+    }
+
+
+def test_staleness_without_tokens_is_unknown():
+    found = summarize_schedule({}, {}, 0)
+    assert (found["staleness_mean"], found["staleness_max"], found["staleness_histogram"]) == (None, None, {})
 
 
 def test_lines_are_strict_json(tmp_path):

@@ -72,6 +72,22 @@ def test_number_of_series_of_components_is_limited():
     assert value(prometheus, "rljob_step_grad_norm") == 0.5
 
 
+def test_steps_are_counted_by_staleness_and_role():
+    prometheus = PrometheusMetrics()
+    step = {"step_seconds": 10.0, "busy_shares/rollouts": 1.0, "busy_shares/trainer": 0.25, "mismatch_kl": 0.004}
+    tokens = {"staleness_histogram/0": 100.0, "staleness_histogram/2": 20.0}
+    prometheus.log("step", 1, step | tokens | {"num_skipped_updates": 1, "num_replaced_groups": 4})
+    prometheus.log("step", 2, step | {"staleness_histogram/0": 30.0})
+    prometheus.log("eval", 2, {"seconds": 3.0})
+    assert value(prometheus, "rljob_trained_tokens_total", staleness="0") == 130
+    assert value(prometheus, "rljob_trained_tokens_total", staleness="2") == 20
+    assert value(prometheus, "rljob_busy_seconds_total", role="trainer") == 5
+    assert value(prometheus, "rljob_busy_seconds_total", role="rollouts") == 20
+    assert value(prometheus, "rljob_skipped_updates_total") == 1
+    assert value(prometheus, "rljob_replaced_groups_total") == 4
+    assert value(prometheus, "rljob_step_mismatch_kl") == 0.004
+
+
 async def test_driver_counts_samples_and_time_by_phase(make_harness):
     async with make_harness(schedule={"steps": 2}) as harness:
         await harness.run()

@@ -38,6 +38,8 @@ class JobRow:
     rewards: str
     driver_phase: str
     """Empty unless the job runs."""
+    schedule: dict[str, Any] | None
+    """The status's progress.schedule: type, staleness, groups, busy. None unless the job runs and reports it."""
     age: str
     waits_for: str
 
@@ -65,7 +67,7 @@ class JobView:
 
 def view_row(manifest: Manifest, now: datetime) -> JobRow:
     metadata, status = manifest["metadata"], parse_status(manifest)
-    progress = status.progress
+    progress, is_running = status.progress, status.phase in ("Running", "Restarting")
     return JobRow(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -75,7 +77,8 @@ def view_row(manifest: Manifest, now: datetime) -> JobRow:
         reward=progress.reward,
         rollouts=status.rollouts,
         rewards=status.rewards,
-        driver_phase=progress.phase if status.phase in ("Running", "Restarting") else "",
+        driver_phase=progress.phase if is_running else "",
+        schedule=progress.schedule.model_dump() if progress.schedule and is_running else None,
         age=format_age(parse_time(metadata.get("creationTimestamp")), now),
         waits_for=describe_wait(status) if status.conditions else "not reconciled yet; is the operator running?",
     )
@@ -128,7 +131,7 @@ def _view_pod(pod: Manifest, containers: list[Manifest], now: datetime) -> PodRo
 def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> RenderableType:
     if not rows:
         return Text(f"no RLJobs in {'any namespace' if everywhere else f'namespace {namespace} (-A: all namespaces)'}")
-    header = ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "AGE", "WAITS FOR"]
+    header = ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "STALENESS", "AGE", "WAITS FOR"]
     cells = [_cells(row) for row in rows]
     if everywhere:
         header = ["NAMESPACE", *header]
@@ -139,12 +142,26 @@ def draw_jobs(rows: list[JobRow], namespace: str, everywhere: bool) -> Renderabl
 def _cells(row: JobRow) -> list[str]:
     step = f"{row.step}/{row.total_steps}" if row.total_steps else "-"
     reward = "-" if row.reward is None else f"{row.reward:.3f}"
-    counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-")
+    counts = (row.rollouts or "-", row.rewards or "-", row.driver_phase or "-", _number(row.schedule, "staleness"))
     return [row.name, row.phase, step, reward, *counts, row.age, row.waits_for]
+
+
+def _number(schedule: dict[str, Any] | None, name: str) -> str:
+    value = schedule[name] if schedule else None
+    return "-" if value is None else str(value)
+
+
+def _draw_schedule(schedule: dict[str, Any]) -> RenderableType:
+    groups = [_number(schedule, name) for name in ("groups_in_flight", "groups_scored", "groups_due")]
+    header = ["SCHEDULE", "STALENESS", "IN FLIGHT", "SCORED", "DUE", "BUSY IN THE LAST STEP"]
+    cells = [schedule["type"] or "-", _number(schedule, "staleness"), *groups, schedule["busy"] or "-"]
+    return build_table(header, [cells])
 
 
 def draw_job(view: JobView) -> RenderableType:
     tables: list[RenderableType] = [draw_jobs([view.job], view.job.namespace, False)]
+    if view.job.schedule:
+        tables += ["", _draw_schedule(view.job.schedule)]
     if view.roles:
         roles = [[r["name"], f"{r['ready']}/{r['desired']}", str(r["restarts"])] for r in view.roles]
         tables += ["", build_table(["ROLE", "READY", "RESTARTS"], roles)]

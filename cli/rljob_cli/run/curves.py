@@ -84,6 +84,16 @@ def build_panels(rows: list[Row]) -> list[Panel]:
             "difference of log-probs",
             (train("logprob_difference", "mean"),),
         ),
+        Panel("Mismatch KL", "nats per token", (train("mismatch_kl", "KL(rollout || trainer)"),)),
+        Panel(
+            "Importance weights",
+            "of tokens",
+            (train("effective_sample_share", "effective sample"), train("corrected_share", "corrected")),
+            is_share=True,
+        ),
+        Panel(
+            "Staleness", "steps", (train("staleness_mean", "mean of tokens"), train("staleness_max", "oldest token"))
+        ),
         Panel("Gradient norm", "before clipping", (train("grad_norm", "norm"),)),
         Panel("Throughput", "sampled tokens/s", (train("tokens_per_second", "tokens/s"),)),
         Panel(
@@ -91,7 +101,9 @@ def build_panels(rows: list[Row]) -> list[Panel]:
             "seconds",
             (train("reward_latency_p50_seconds", "p50"), train("reward_latency_p95_seconds", "p95")),
         ),
-        _phase_panel(steps),
+        _stacked_panel("Seconds per step, by phase", "seconds", steps, "phase_seconds"),
+        # The shares overlap, so their sum is the mean number of roles that work at the same time.
+        _stacked_panel("Roles at work", "share of the step, added up", steps, "busy_shares"),
     ]
     kept = [_keep_known(panel) for panel in panels]
     return [_thin(panel) for panel in kept if panel.curves]
@@ -123,15 +135,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _phase_panel(steps: Sequence[Row]) -> Panel:
-    phases = [row.get("phase_seconds") or {} for row in steps]
-    names = dict.fromkeys(name for seconds in phases for name, value in seconds.items() if value)
+def _stacked_panel(title: str, unit: str, steps: Sequence[Row], key: str) -> Panel:
+    """Return a panel of the parts of `row[key]`. A part that a step does not have is 0 in it."""
+    known = [row for row in steps if row.get(key)]
+    names = dict.fromkeys(name for row in known for name, value in row[key].items() if value)
 
     def read(name: str) -> Callable[[Row], float]:
-        return lambda row: (row.get("phase_seconds") or {}).get(name, 0.0)
+        return lambda row: row[key].get(name, 0.0)
 
-    curves = tuple(_curve(name, steps, read(name)) for name in names)
-    return Panel("Seconds per step, by phase", "seconds", curves, is_stacked=True)
+    return Panel(title, unit, tuple(_curve(name, known, read(name)) for name in names), is_stacked=True)
 
 
 def _keep_known(panel: Panel) -> Panel:

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.wire.protocol import ScheduleStatus
 from rljob_cli.run.reward_rows import HEADER, row_cells
 from rljob_cli.run.snapshot import Change, Snapshot, diff_snapshots
 from rljob_cli.tables import build_table
@@ -114,9 +115,28 @@ def _render_numbers(snapshot: Snapshot) -> RenderableType:
         p95 = driver.reward_latency_p95_seconds or 0.0
         latency = f"p50 {1000 * driver.reward_latency_p50_seconds:.0f} ms, p95 {1000 * p95:.0f} ms"
         table.add_row("reward latency", latency, f"{driver.num_invalid} invalid")
+    if driver and driver.schedule.type:
+        table.add_row("schedule", driver.schedule.type, describe_schedule(driver.schedule))
+    if driver and (busy := driver.schedule.busy.describe()):
+        table.add_row("busy", "", busy)
     if driver and driver.learning.is_learning is False:
         table.add_row("learning", Text("no", style="yellow"), driver.learning.message)
     return table
+
+
+def describe_schedule(schedule: ScheduleStatus) -> str:
+    """Return staleness and groups, as far as they are known."""
+    parts = []
+    if schedule.staleness is not None:
+        bound = f" of {schedule.max_staleness}" if schedule.max_staleness else ""
+        parts.append(f"staleness {schedule.staleness}{bound}")
+    groups = {
+        "in flight": schedule.groups_in_flight,
+        "scored": schedule.groups_scored,
+        "due": schedule.groups_due,
+    }
+    known = [f"{count} {name}" for name, count in groups.items() if count is not None]
+    return "; ".join([*parts, *([f"groups: {', '.join(known)}"] if known else [])])
 
 
 def _render_roles(snapshot: Snapshot) -> RenderableType:

@@ -270,7 +270,8 @@ def test_top_lists_jobs_with_phase_and_wait(harness: CliHarness) -> None:
     counts = {"rollouts": "2/2", "rewards": "1/2", "progress": progress}
     harness.set_phase("Running", "Running", "all Pods are ready", name="one", **counts)
     header, one, two = harness.run("top").splitlines()
-    assert header.split() == ["NAME", "PHASE", "STEP", "REWARD", "ROLLOUTS", "REWARDS", "DRIVER", "AGE", "WAITS", "FOR"]
+    columns = "NAME PHASE STEP REWARD ROLLOUTS REWARDS DRIVER STALENESS AGE WAITS FOR"
+    assert header.split() == columns.split()
     cells = one.split()
     assert cells[:7] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score"]
     assert cells[8:] == ["12", "rewards"]

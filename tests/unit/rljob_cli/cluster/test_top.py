@@ -144,3 +144,26 @@ async def test_unreadable_number_is_a_dash_and_null_in_json() -> None:
 async def test_job_of_a_newer_version_has_no_reward_rows() -> None:
     manifest = REWARDED | {"spec": {**SPEC, "new": {}}}
     assert await fetch_rewards(FakeCluster({}), manifest, PODS) == []  # type: ignore[arg-type]
+
+
+SCHEDULE = {"type": "bounded", "staleness": 1, "groupsInFlight": 9, "groupsScored": 3, "groupsDue": 0}
+
+
+def with_schedule(phase: str, **schedule: Any) -> dict[str, Any]:
+    status = {"phase": phase, "progress": {"schedule": SCHEDULE | schedule}, "conditions": []}
+    return JOB | {"status": status}
+
+
+def test_schedule_shows_staleness_groups_and_busy_roles() -> None:
+    view = top.view_job(with_schedule("Running", busy="rollouts 97%, trainer 31%"), [], [], NOW)
+    lines = to_text(top.draw_job(view)).splitlines()
+    header = next(index for index, line in enumerate(lines) if line.startswith("SCHEDULE"))
+    assert lines[header + 1].split() == ["bounded", "1", "9", "3", "0", "rollouts", "97%,", "trainer", "31%"]
+    assert asdict(view)["job"]["schedule"]["groups_due"] == 0
+
+
+def test_schedule_of_a_job_that_does_not_run_is_not_shown() -> None:
+    for manifest in (with_schedule("Suspended"), JOB):
+        view = top.view_job(manifest, [], [], NOW)
+        assert view.job.schedule is None
+        assert "SCHEDULE" not in to_text(top.draw_job(view))

@@ -27,6 +27,12 @@ ROWS = [
             kl=None,
             entropy=1.5,
             logprob_difference=0.02,
+            mismatch_kl=0.001 * number,
+            corrected_share=0.01,
+            effective_sample_share=0.9,
+            staleness_mean=0.5,
+            staleness_max=number - 1,
+            busy_shares={"rollouts": 0.9, "rewards": 0.5, "trainer": 0.3} if number > 1 else {},
             grad_norm=1.0,
             tokens_per_second=300.0,
             reward_latency_p50_seconds=0.1,
@@ -53,10 +59,14 @@ def test_panels_cover_what_a_run_is_judged_by(panels):
         "Shares",
         "Entropy",
         "Rollout-trainer mismatch",
+        "Mismatch KL",
+        "Importance weights",
+        "Staleness",
         "Gradient norm",
         "Throughput",
         "Reward latency",
         "Seconds per step, by phase",
+        "Roles at work",
     ]
 
 
@@ -82,6 +92,13 @@ def test_stacked_phases_have_a_value_at_every_step(panels):
     panel = panels["Seconds per step, by phase"]
     assert panel.is_stacked
     assert {curve.name: [y for _, y in curve.points] for curve in panel.curves}["evaluate"] == [0.5, 0.0, 0.0]
+
+
+def test_roles_at_work_are_unknown_in_steps_of_an_older_driver(panels):
+    panel = panels["Roles at work"]
+    assert panel.is_stacked
+    assert [curve.name for curve in panel.curves] == ["rollouts", "rewards", "trainer"]
+    assert panel.curves[2].points == ((2, 0.3), (3, 0.3)), "step 1 has no shares"
 
 
 def test_long_runs_have_the_mean_of_several_steps():

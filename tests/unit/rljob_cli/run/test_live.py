@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from rljob_api.wire.protocol import DriverStatus, Learning
+from rljob_api.wire.protocol import BusyShares, DriverStatus, Learning, ScheduleStatus
 from rljob_cli.run.live import JsonOutput, LiveOutput, PlainOutput, format_seconds, make_output, render
 from rljob_cli.run.snapshot import Failure, RoleRow, Snapshot
 
@@ -72,6 +72,19 @@ def test_live_output_keeps_the_reason_of_a_failed_job_on_the_screen():
     live.show(Snapshot(phase="Failed", message="rollout: spec.rollout.maxModelLen: too long"))
     live.close()
     assert "Failed: rollout: spec.rollout.maxModelLen: too long" in output.file.getvalue()
+
+
+def test_live_view_shows_the_schedule_and_what_each_role_did():
+    busy = BusyShares(rollouts=1.0, rewards=0.8, trainer=0.31)
+    schedule = ScheduleStatus(type="bounded", max_staleness=2, staleness=1, groups_in_flight=9, groups_due=0, busy=busy)
+    drawn = console()
+    drawn.print(render(Snapshot(driver=DriverStatus(schedule=schedule)), []))
+    text = drawn.file.getvalue()
+    assert "staleness 1 of 2; groups: 9 in flight, 0 due" in text
+    assert "rollouts 100%, rewards 80%, trainer 31%" in text
+    drawn = console()
+    drawn.print(render(Snapshot(driver=DriverStatus()), []))
+    assert "schedule" not in drawn.file.getvalue(), "an older driver"
 
 
 def test_live_view_shows_that_the_model_learns_nothing():

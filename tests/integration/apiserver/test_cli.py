@@ -273,8 +273,8 @@ def test_top_lists_jobs_with_phase_and_wait(harness: CliHarness) -> None:
     columns = "NAME PHASE STEP REWARD ROLLOUTS REWARDS DRIVER STALENESS AGE WAITS FOR"
     assert header.split() == columns.split()
     cells = one.split()
-    assert cells[:7] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score"]
-    assert cells[8:] == ["12", "rewards"]
+    assert cells[:8] == ["one", "Running", "3/10", "0.500", "2/2", "1/2", "score", "-"]
+    assert cells[9:] == ["12", "rewards"]
     assert "not reconciled yet; is the operator running?" in two
     rows = json.loads(harness.run("top", "-A", "-o", "json"))
     assert {"one", "two"} <= {row["name"] for row in rows if row["namespace"] == harness.namespace}

@@ -1,46 +1,150 @@
-"""Scores to advantages: GRPO's centring by group, and its normalization. Pure.
+"""Rewards to advantages: what the algorithms share. Pure.
 
-A score of None is a masked sample: it enters no mean, deviation or count, and its advantage is 0. The valid samples
-get exactly the advantages that they would have without the masked ones.
+None is a masked episode: it enters no mean, deviation or count. Invariant: the others get exactly the advantages that
+they would have without it, in any order of groups and episodes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
-_STD_EPSILON = 1e-6
+import numpy as np
+
+from rljob_api.manifest.algorithm import Normalization
+from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards, Floats
+from rljob_trainer.algorithms.kl import kl_returns
+from rljob_trainer.algorithms.settings import Settings
+from rljob_trainer.algorithms.turn_credit import has_turn_rewards, one_divisor, to_tokens, turn_advantages
+
+Groups = Sequence[Sequence[EpisodeRewards | None]]
+"""[groups][episodes]"""
+Scores = Sequence[float | None]
+"""[episodes] of one group."""
+
+_SCORE_PRECISION = 1e-7
+"""Differences of this size are rounding, whatever the scale of the rewards."""
 
 
-def compute_advantages(
-    groups: Sequence[Sequence[float | None]],
-    *,
-    normalization: Literal["group", "batch", "none"],
-    zero_std_threshold: float,
-) -> list[list[float]]:
-    """Return the advantages of each group's samples.  [groups][samples] -> [groups][samples]"""
-    batch_std = deviation([score for group in groups for score in group if score is not None])
+def group_advantages(
+    groups: Groups, settings: Settings, *, leave_one_out: bool = False
+) -> list[list[EpisodeAdvantages | None]]:
+    """Return rewards minus the group's mean, divided as `settings.normalization` says; for groups with rewards of
+    turns, what turn_credit says. A KL penalty in the reward is subtracted from each token.
+
+    `leave_one_out`: the mean of the others. It differs from the group's mean by the factor n / (n - 1) of the result.
+    """
+    scores = _scores(groups)
+    if settings.algorithm.advantages.per_reward:
+        centered = normalize_per_reward(groups, settings)
+    else:
+        centered = normalize(
+            scores, normalization=settings.normalization, zero_std_threshold=settings.algorithm.zero_std_threshold
+        )
+    batch_std = deviation([score for group in scores for score in group if score is not None])
     advantages = []
-    for group in groups:
-        valid = [score for score in group if score is not None]
-        std = deviation(valid)
-        if not has_signal(group, zero_std_threshold):
-            advantages.append([0.0] * len(group))
-            continue
-        mean = average(valid)
-        divisor = {"group": std, "batch": batch_std, "none": 1.0 - _STD_EPSILON}[normalization] + _STD_EPSILON
-        advantages.append([0.0 if score is None else (score - mean) / divisor for score in group])
+    for group, of_episodes in zip(groups, centered, strict=True):
+        if any(has_turn_rewards(episode) for episode in group if episode is not None):
+            tokens = _from_turns(group, settings, batch_std)
+        else:
+            n = len(group) - group.count(None)
+            factor = n / (n - 1) if leave_one_out and n > 1 else 1.0
+            tokens = [_to_all(episode, factor * value) for episode, value in zip(group, of_episodes, strict=True)]
+        advantages.append(penalize(group, tokens, settings))
     return advantages
 
 
-def has_signal(group: Sequence[float | None], zero_std_threshold: float) -> bool:
-    """Return whether a group's valid scores differ by more than float noise.
+def normalize(
+    groups: Sequence[Scores], *, normalization: Normalization, zero_std_threshold: float
+) -> list[list[float]]:
+    """Return centered and divided scores, 0 for masked episodes and without signal.  [groups][episodes]"""
+    batch_std = deviation([score for group in groups for score in group if score is not None])
+    normalized = []
+    for group in groups:
+        valid = [score for score in group if score is not None]
+        if not has_signal(group, zero_std_threshold):
+            normalized.append([0.0] * len(group))
+            continue
+        mean = average(valid)
+        divisor = {"group": deviation(valid), "batch": batch_std, "none": 1.0}[normalization]
+        normalized.append([0.0 if score is None else (score - mean) / divisor for score in group])
+    return normalized
 
-    Noise of 1e-7 over an epsilon of 1e-6 would become an advantage of 0.1: hence a threshold and not `std == 0`.
+
+def normalize_per_reward(groups: Groups, settings: Settings) -> list[list[float]]:
+    """Return GDPO's advantages (arXiv:2601.05242): each reward is normalized alone, the weighted sum is divided by its
+    deviation in the batch.  [groups][episodes]"""
+    weights = (*settings.reward_weights, 1.0)  # what a long answer loses has its own size
+    sums = [np.zeros(len(group)) for group in groups]
+    for number, weight in enumerate(weights):
+        alone = [[None if episode is None else episode.components[number] for episode in group] for group in groups]
+        threshold = settings.algorithm.zero_std_threshold
+        parts = normalize(alone, normalization=settings.normalization, zero_std_threshold=threshold)
+        sums = [total + weight * np.array(part) for total, part in zip(sums, parts, strict=True)]
+    pairs = [zip(total, group, strict=True) for total, group in zip(sums, groups, strict=True)]
+    valid = [float(value) for pair in pairs for value, episode in pair if episode is not None]
+    return [list(total / (deviation(valid) or 1.0)) for total in sums]
+
+
+def penalize(
+    group: Sequence[EpisodeRewards | None], tokens: Sequence[Floats | None], settings: Settings
+) -> list[EpisodeAdvantages | None]:
+    """Subtract the KL penalty of each token and of those after it, if the penalty is in the reward. Its baseline is the
+    group's mean, and no deviation divides it: the coefficient keeps its meaning."""
+    if not settings.kl_in_reward:
+        return [None if values is None else EpisodeAdvantages(values) for values in tokens]
+    penalties = [
+        None if episode is None else settings.algorithm.kl.coefficient * kl_returns(episode) for episode in group
+    ]
+    known = np.concatenate([np.zeros(0), *(values for values in penalties if values is not None)])
+    mean = known.mean() if len(known) else 0.0
+    return [
+        None if values is None or penalty is None else EpisodeAdvantages(values - (penalty - mean))
+        for values, penalty in zip(tokens, penalties, strict=True)
+    ]
+
+
+def _from_turns(group: Sequence[EpisodeRewards | None], settings: Settings, batch_std: float) -> list[Floats | None]:
+    valid = [episode for episode in group if episode is not None]
+    turns = turn_advantages(valid, settings.algorithm.turn_rewards)
+    divisors = {
+        "group": one_divisor(valid, turns, settings.algorithm.turn_rewards),
+        "batch": batch_std,
+        "none": 1.0,
+    }
+    divisor = divisors[settings.normalization]
+    divisor = divisor if divisor > _SCORE_PRECISION else 1.0
+    found = iter(turns)
+    return [None if episode is None else to_tokens(next(found) / divisor, episode.turn_of_token) for episode in group]
+
+
+def _to_all(episode: EpisodeRewards | None, value: float) -> Floats | None:
+    return None if episode is None else np.full(len(episode.turn_of_token), value)
+
+
+def _scores(groups: Groups) -> list[list[float | None]]:
+    return [[None if episode is None else total_reward(episode) for episode in group] for group in groups]
+
+
+def total_reward(episode: EpisodeRewards) -> float:
+    """Return the score plus what the environment gave after the turns."""
+    return math.fsum([episode.score, *episode.turn_rewards])
+
+
+def has_signal(group: Scores, zero_std_threshold: float) -> bool:
+    """Return whether a group's valid scores differ by more than rounding.
+
+    The threshold is relative to the group's largest score, so that rewards of any scale train; above 1 it is absolute,
+    so that an offset does not hide differences. Noise of 1e-7 divided by itself would become an advantage: hence
+    thresholds and not `std == 0`.
     """
     valid = [score for score in group if score is not None]
-    return len(valid) >= 2 and deviation(valid) > zero_std_threshold
+    return len(valid) >= 2 and is_signal(deviation(valid), max(map(abs, valid)), zero_std_threshold)
+
+
+def is_signal(std: float, largest: float, zero_std_threshold: float) -> bool:
+    """See has_signal. `largest`: the largest absolute score."""
+    return std > max(zero_std_threshold * min(1.0, largest), _SCORE_PRECISION)
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_trainer.algorithms.settings import Defaults, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +39,14 @@ class EpisodeRewards:
     """What advantages are computed from. A masked episode is not among them."""
 
     score: float
-    """Weighted sum of the rewards, for the whole episode."""
+    """Weighted sum of the rewards for the whole episode, with what a long answer loses."""
     turn_rewards: Sequence[float]
     """[turns] What the environment gave after each turn; 0.0 where it gave nothing."""
     turn_of_token: NDArray[np.int32]
     """[sampled] Turn of each sampled token, over all segments in order."""
+    components: Sequence[float] = ()
+    """[rewards + 1] Each reward's own score, without its weight; then what a long answer loses, as a negative number.
+    The score is their weighted sum."""
     reference_kl: Floats | None = None
     """[sampled] Policy's minus reference model's log-prob; only if needed."""
     values: Floats | None = None
@@ -62,7 +68,7 @@ class LossInputs:
     logprobs: Tensor
     """Of the policy, with gradient."""
     proximal_logprobs: Tensor
-    """Of the policy at the start of the step; no gradient."""
+    """Of the policy to which clipping refers (corrections.loglinear_proximal); no gradient."""
     rollout_logprobs: Tensor
     advantages: Tensor
     rows: Tensor
@@ -75,11 +81,17 @@ class PolicyLoss:
     per_token: Tensor
     """[tokens] To be minimised; with gradient."""
     clipped: Tensor
-    """[tokens] bool: where clipping removed the gradient."""
+    """[tokens] bool: where clipping removed the gradient, or reduced a weight."""
 
 
 class AlgorithmCode(Protocol):
-    needs: Needs
+    DEFAULTS: ClassVar[Defaults]
+
+    def __init__(self, spec: RLJobSpec) -> None: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def needs(self) -> Needs: ...
 
     def advantages(self, groups: Sequence[Sequence[EpisodeRewards | None]]) -> list[list[EpisodeAdvantages | None]]:
         """Return the advantages of each group's episodes; None for a masked one.  [groups][episodes]"""

@@ -1,91 +1,87 @@
-"""The loss of a GRPO update, term by term, over a flat list of sampled tokens.
+"""The loss of an update: the algorithm's policy loss, corrected and weighted, the KL penalty and the entropy bonus.
 
-Invariant: the loss is a weighted sum over tokens, whose weights are fixed for the whole mini-batch beforehand. So the
-sum over micro-batches and ranks is the loss and the gradient of the mini-batch.
+    loss = sum over tokens of weight x (correction x policy loss + kl coefficient x kl - entropy coefficient x entropy)
+
+Invariant: a sum over tokens whose weights are fixed beforehand. So the sums over micro-batches and ranks, divided by
+the update's denominator, are the loss and the gradient of the whole update.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rljob_api.manifest.algorithm import Algorithm
+from rljob_trainer.algorithms.base import AlgorithmCode, LossInputs
+from rljob_trainer.algorithms.corrections import correct, importance_weights
+from rljob_trainer.algorithms.kl import kl_estimate
 
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """What the loss reads from each sampled token. All [tokens]."""
-
-    advantages: Tensor
-    rollout_logprobs: Tensor
-    old_logprobs: Tensor | None
-    """None: the current log-probs, so that every ratio is 1."""
-    weights: Tensor
-    """The token's share in the mini-batch's loss; 0 for padding."""
+SUMS = (
+    "num_tokens",
+    "loss",
+    "policy_loss",
+    "kl",
+    "entropy",
+    "clipped",
+    "logprob_difference",
+    "mismatch_kl",
+    "corrected",
+    "importance",
+    "squared_importance",
+)
+MAXIMA = ("mismatch_max",)
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """`loss` carries the gradient; the rest are sums over the tokens that count (weight > 0), to be averaged later."""
-
     loss: Tensor
-    sums: Tensor
-    """[len(SUMS)]"""
+    """Scalar with the gradient."""
+    sums: dict[str, Tensor]
+    """By the names of SUMS, in fp64. loss and policy_loss are weighted sums, to be divided by the denominator; the
+    others are over the tokens that count (weight > 0), to be divided by num_tokens. The effective sample size is
+    importance^2 / squared_importance."""
+    maxima: dict[str, Tensor]
+    """By the names of MAXIMA, over the same tokens; 0 without any."""
 
 
-SUMS = ("loss", "policy_loss", "kl", "entropy", "clipped", "logprob_difference")
-
-
-def clipped_objective(
-    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:  # [tokens], [tokens] bool
-    """Return PPO's pessimistic surrogate as a loss, and where clipping removed the gradient."""
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    unclipped, clipped = -advantages * ratio, -advantages * clipped_ratio
-    return torch.maximum(unclipped, clipped), clipped > unclipped
-
-
-def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:  # [tokens]
-    """Estimate KL(policy || reference) from samples of the policy, with one of Schulman's estimators."""
-    difference = reference - logprobs
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference.square() / 2
-    return torch.expm1(difference) - difference
-
-
-def importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float | None) -> Tensor:  # [tokens]
-    """Return truncated importance weights that correct for the rollout engine's arithmetic. No gradient."""
-    if cap is None:
-        return torch.ones_like(rollout_logprobs)
-    return (old_logprobs.detach() - rollout_logprobs).exp().clamp(max=cap)
-
-
-def grpo_loss(
-    logprobs: Tensor,  # [tokens] with gradient
-    entropy: Tensor,  # [tokens] with gradient only where the coefficient needs it
-    reference: Tensor | None,  # [tokens]
-    batch: TokenBatch,
-    algorithm: Algorithm,
+def update_loss(
+    algorithm: AlgorithmCode,
+    inputs: LossInputs,
+    *,
+    weights: Tensor,  # [tokens] share of the token, before the division by the denominator; 0 for padding
+    entropy: Tensor | None = None,  # [tokens] with gradient only where the coefficient needs it
+    reference_logprobs: Tensor | None = None,  # [tokens]
 ) -> LossTerms:
-    """Return the weighted sum of the clipped objective, the KL penalty and the entropy bonus."""
-    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    objective, clipped = clipped_objective(
-        (logprobs - old).exp(), batch.advantages, algorithm.clip_low, algorithm.clip_high
+    """Return the loss of one micro-batch, and what the update reports about its tokens."""
+    spec = algorithm.settings.algorithm
+    importance = importance_weights(inputs.proximal_logprobs, inputs.rollout_logprobs)
+    correction, corrected = correct(importance, spec)
+    policy = algorithm.loss(inputs)
+    policy_loss = (weights * correction * policy.per_token).sum()
+    loss = policy_loss
+    kl = torch.zeros_like(inputs.rollout_logprobs)
+    if reference_logprobs is not None:
+        kl = kl_estimate(inputs.logprobs, reference_logprobs, spec.kl.estimator)
+        if not algorithm.settings.kl_in_reward:
+            loss = loss + spec.kl.coefficient * (weights * kl).sum()
+    if entropy is not None and spec.entropy_coefficient:
+        loss = loss - spec.entropy_coefficient * (weights * entropy).sum()
+    difference = inputs.logprobs.detach() - inputs.rollout_logprobs
+    per_token = {
+        "kl": kl,
+        "entropy": torch.zeros_like(kl) if entropy is None else entropy,
+        "clipped": policy.clipped,
+        "logprob_difference": difference.abs(),
+        "mismatch_kl": kl_estimate(inputs.rollout_logprobs, inputs.logprobs.detach(), "k3"),
+        "corrected": corrected,
+        "importance": importance,
+        "squared_importance": importance.double().square(),
+    }
+    counted = weights > 0
+    sums = {"num_tokens": counted.sum(), "loss": loss, "policy_loss": policy_loss}
+    sums |= {name: values[counted].double().sum() for name, values in per_token.items()}
+    largest = torch.cat([difference[counted].abs(), difference.new_zeros(1)]).max()
+    return LossTerms(
+        loss, {name: sums[name].detach().double() for name in SUMS}, {"mismatch_max": largest.detach().double()}
     )
-    correction = importance_weights(old, batch.rollout_logprobs, algorithm.importance_cap)
-    policy_loss = (batch.weights * correction * objective).sum()
-    loss, kl = policy_loss, torch.zeros_like(logprobs)
-    if reference is not None:
-        kl = kl_estimate(logprobs, reference, algorithm.kl.estimator)
-        loss = loss + algorithm.kl.coefficient * (batch.weights * kl).sum()
-    if algorithm.entropy_coefficient:
-        loss = loss - algorithm.entropy_coefficient * (batch.weights * entropy).sum()
-    counted = (batch.weights > 0).to(logprobs.dtype)
-    per_token = torch.stack([kl, entropy, clipped.to(kl.dtype), (logprobs - batch.rollout_logprobs).abs()])
-    sums = torch.cat([torch.stack([loss, policy_loss]), (per_token * counted).sum(dim=1)])
-    return LossTerms(loss, sums.detach().double())

@@ -1,6 +1,10 @@
-"""Scored groups to training samples. Pure.
+"""Scored groups to what algorithms read, and advantages to rows for the trainer. Pure.
 
-Invariants: an invalid result is masked, never a zero; each episode becomes exactly one sample, masked or not.
+    groups --> inspection_rows --> (facts) --> episode_rewards --> (advantages) --> build_rows; denominator
+
+Invariants: an invalid result is masked, never a zero. An episode counts once, whatever the number of its segments. A
+masked episode has rows without a token to train on, and is in no mean and no denominator. Denominators add up over
+groups, so an update may be accumulated group by group.
 """
 
 from __future__ import annotations
@@ -8,13 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rljob_api.manifest.algorithm import Algorithm
-from rljob_api.manifest.reward import Reward
-from rljob_trainer.algorithms.advantages import compute_advantages
-from rljob_trainer.episodes.types import Episode, Group, TrainSample
+import numpy as np
+from numpy.typing import NDArray
 
-Logprobs = dict[tuple[int, int], list[float]]
-"""(group, sample) -> [tokens]"""
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.manifest.reward import Reward
+from rljob_trainer.algorithms import advantages as statistics
+from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards
+from rljob_trainer.algorithms.registry import resolve_settings
+from rljob_trainer.algorithms.settings import Settings
+from rljob_trainer.episodes.types import Episode, Group, Segment, TokenFacts, TrainRow
+
+_MAX_GROUP_SIZE = 1024
+"""As in the manifest. An episode's number is unique over all groups of a job."""
 
 
 def weighted_score(episode: Episode, rewards: Sequence[Reward]) -> float | None:
@@ -29,7 +39,7 @@ def weighted_score(episode: Episode, rewards: Sequence[Reward]) -> float | None:
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
-    """Return the group's scores, None for each sample that must not be trained on.  [samples]"""
+    """Return the group's scores, None for each sample whose rewards are not usable.  [episodes]"""
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
     for episode in group.episodes:
         if any(not episode.results[name].valid for name in drops_group if name in episode.results):
@@ -37,23 +47,191 @@ def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]
     return [episode.score for episode in group.episodes]
 
 
-def build_samples(
-    groups: Sequence[Group], rewards: Sequence[Reward], algorithm: Algorithm, old_logprobs: Logprobs | None = None
-) -> list[TrainSample]:
-    """Return the training samples of `groups` in their order. The loss mask of a masked sample is all zeros."""
-    scores = [usable_scores(group, rewards) for group in groups]
-    advantages = compute_advantages(
-        scores, normalization=algorithm.normalization, zero_std_threshold=algorithm.zero_std_threshold
-    )
-    return [
-        TrainSample(
-            token_ids=segment.token_ids,
-            loss_mask=[0] * len(segment.token_ids) if score is None else segment.loss_mask,
-            rollout_logprobs=segment.logprobs,
-            advantage=advantage,
-            old_logprobs=old_logprobs[episode.group, episode.sample] if old_logprobs else None,
-        )
-        for group, group_scores, group_advantages in zip(groups, scores, advantages, strict=True)
-        for episode, score, advantage in zip(group.episodes, group_scores, group_advantages, strict=True)
-        for segment in episode.segments
+def training_scores(group: Group, spec: RLJobSpec) -> list[float | None]:
+    """Return the scores that the group trains with, None for each episode that must not be trained on: its rewards are
+    not usable, or it is truncated and the job masks those.  [episodes]"""
+    settings, scores = resolve_settings(spec), usable_scores(group, spec.rewards)
+    return [_training_score(*pair, settings) for pair in zip(group.episodes, scores, strict=True)]
+
+
+def has_signal(group: Group, spec: RLJobSpec) -> bool:
+    """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold."""
+    valid = [
+        (score + math.fsum(_turn_rewards(episode)), tuple(_turn_rewards(episode)))
+        for episode, score in zip(group.episodes, training_scores(group, spec), strict=True)
+        if score is not None
     ]
+    if len({turns for _, turns in valid}) > 1:
+        return True
+    return statistics.has_signal([total for total, _ in valid], spec.algorithm.zero_std_threshold)
+
+
+def max_replacements(spec: RLJobSpec) -> int:
+    """Return how many groups without signal may be replaced per step; 0 without dynamic sampling."""
+    return resolve_settings(spec).max_replacements
+
+
+def should_replace(group: Group, spec: RLJobSpec) -> bool:
+    """Return whether another group should train in place of this one, as far as replacements are left."""
+    return max_replacements(spec) > 0 and not has_signal(group, spec)
+
+
+def inspection_rows(groups: Sequence[Group], spec: RLJobSpec) -> list[TrainRow]:
+    """Return the rows of all episodes, in order, for Trainer.inspect. They have no advantages yet."""
+    nothing = [
+        [None if score is None else EpisodeAdvantages(np.zeros(episode.num_sampled)) for episode, score in pairs]
+        for group in groups
+        for pairs in [zip(group.episodes, training_scores(group, spec), strict=True)]
+    ]
+    return [row for rows in build_rows(groups, nothing, spec) for row in rows]
+
+
+def episode_rewards(
+    groups: Sequence[Group], spec: RLJobSpec, facts: Sequence[TokenFacts] | None = None
+) -> list[list[EpisodeRewards | None]]:
+    """Return what advantages are computed from; None for a masked episode.  [groups][episodes]
+
+    `facts`: of inspection_rows(groups), in their order.
+    """
+    remaining = iter(facts or ())
+    return [
+        [
+            _rewards_of(episode, score, spec, [next(remaining) for _ in episode.segments] if facts else None)
+            for episode, score in zip(group.episodes, training_scores(group, spec), strict=True)
+        ]
+        for group in groups
+    ]
+
+
+def build_rows(
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[EpisodeAdvantages | None]],
+    spec: RLJobSpec,
+    facts: Sequence[TokenFacts] | None = None,
+) -> list[list[TrainRow]]:
+    """Return the rows of each group, in the order of its episodes and their segments.  [groups][rows]
+
+    `advantages`: of the algorithm, [groups][episodes]. `facts`: of inspection_rows(groups), in their order.
+    """
+    settings, remaining = resolve_settings(spec), iter(facts or ())
+    return [
+        [
+            row
+            for episode, given in zip(group.episodes, of_episodes, strict=True)
+            for row in _rows_of(
+                episode, given, settings, [next(remaining) if facts else TokenFacts() for _ in episode.segments]
+            )
+        ]
+        for group, of_episodes in zip(groups, advantages, strict=True)
+    ]
+
+
+def denominator(groups: Sequence[Group], spec: RLJobSpec) -> float:
+    """Return by what the summed gradient of an update over `groups` is divided: its trained tokens or episodes."""
+    trained = [
+        episode.num_sampled
+        for group in groups
+        for episode, score in zip(group.episodes, training_scores(group, spec), strict=True)
+        if score is not None and episode.num_sampled
+    ]
+    return float(sum(trained) if resolve_settings(spec).level == "token" else len(trained))
+
+
+def _training_score(episode: Episode, score: float | None, settings: Settings) -> float | None:
+    if score is None or (settings.truncated == "mask" and episode.truncated):
+        return None
+    score -= _overlong_penalty(episode, settings)
+    return score if math.isfinite(score + sum(_turn_rewards(episode))) else None
+
+
+def _overlong_penalty(episode: Episode, settings: Settings) -> float:
+    """Return DAPO's soft overlong punishment of the longest answer: 0 before the buffer, all of it at the limit."""
+    if settings.truncated != "shape":
+        return 0.0
+    penalty = settings.algorithm.truncated.penalty
+    if episode.truncated:
+        return penalty
+    longest = int(np.bincount(_turn_of_token(episode), minlength=1).max())
+    excess = longest - (settings.max_tokens - settings.buffer_tokens)
+    return penalty * min(1.0, max(0.0, excess / settings.buffer_tokens))
+
+
+def _rewards_of(
+    episode: Episode, score: float | None, spec: RLJobSpec, facts: Sequence[TokenFacts] | None
+) -> EpisodeRewards | None:
+    if score is None:
+        return None
+    own = [result.score or 0.0 for reward in spec.rewards for result in [episode.results[reward.name]]]
+    return EpisodeRewards(
+        score=score,
+        turn_rewards=_turn_rewards(episode),
+        turn_of_token=_turn_of_token(episode),
+        components=[*own, -_overlong_penalty(episode, resolve_settings(spec))],
+        reference_kl=_reference_kl(episode, facts) if facts else None,
+        values=_values(episode, facts) if facts else None,
+    )
+
+
+def _turn_rewards(episode: Episode) -> list[float]:
+    return [turn.reward or 0.0 for turn in episode.turns]
+
+
+def _turn_of_token(episode: Episode) -> NDArray[np.int32]:  # [sampled]
+    turns = [np.array(segment.turns, np.int32)[_mask(segment)] for segment in episode.segments]
+    return np.concatenate([np.zeros(0, np.int32), *turns])
+
+
+def _reference_kl(episode: Episode, facts: Sequence[TokenFacts]) -> NDArray[np.float64] | None:  # [sampled]
+    parts = [
+        (np.array(segment.logprobs) - found.reference_logprobs)[_mask(segment)]
+        for segment, found in zip(episode.segments, facts, strict=True)
+        if found.reference_logprobs is not None
+    ]
+    return np.concatenate(parts) if parts else None
+
+
+def _values(episode: Episode, facts: Sequence[TokenFacts]) -> NDArray[np.float64] | None:  # [sampled]
+    parts = [
+        found.values[_mask(segment)].astype(np.float64)
+        for segment, found in zip(episode.segments, facts, strict=True)
+        if found.values is not None
+    ]
+    return np.concatenate(parts) if parts else None
+
+
+def _rows_of(
+    episode: Episode, given: EpisodeAdvantages | None, settings: Settings, facts: Sequence[TokenFacts]
+) -> list[TrainRow]:
+    num_sampled = episode.num_sampled
+    weight = {"token": 1.0, "sequence": 1 / max(1, num_sampled), "constant": 1 / settings.max_tokens}[settings.level]
+    rows, start = [], 0
+    for segment, found in zip(episode.segments, facts, strict=True):
+        mask = _mask(segment)
+        part = slice(start, start := start + int(mask.sum()))
+        returns = None if given is None or given.returns is None else _spread(given.returns[part], mask)
+        rows.append(
+            TrainRow(
+                token_ids=np.array(segment.token_ids, np.int64),
+                loss_mask=np.zeros_like(mask) if given is None else mask,
+                rollout_logprobs=np.array(segment.logprobs, np.float32),
+                advantages=_spread(0.0 if given is None else given.advantages[part], mask),
+                versions=np.array(segment.versions, np.int32),
+                weight=weight,
+                episode=episode.group * _MAX_GROUP_SIZE + episode.sample,
+                reference_logprobs=found.reference_logprobs,
+                returns=returns,
+                values=found.values,
+            )
+        )
+    return rows
+
+
+def _mask(segment: Segment) -> NDArray[np.bool_]:  # [tokens]
+    return np.array(segment.loss_mask, np.bool_)
+
+
+def _spread(sampled: NDArray[np.float64] | float, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Put a value for each sampled token where it is sampled; 0 elsewhere.  [sampled] -> [tokens]"""
+    values = np.zeros(len(mask), np.float32)
+    values[mask] = sampled
+    return values

@@ -1,90 +1,107 @@
-"""Each term of the loss against numbers worked out by hand or by plain Python."""
+"""The composed loss of an update against numbers worked out by plain Python."""
 
 import math
 
 import pytest
 import torch
 
-from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.algorithms.losses import (
-    SUMS,
-    TokenBatch,
-    clipped_objective,
-    grpo_loss,
-    importance_weights,
-    kl_estimate,
-)
+from rljob_trainer.algorithms.base import LossInputs
+from rljob_trainer.algorithms.losses import MAXIMA, SUMS, update_loss
+from rljob_trainer.algorithms.registry import ALGORITHMS, build_algorithm
+from tests.support.algorithms import algorithm_spec
+
+ALL_TERMS = {"importanceCap": 1.5, "entropyCoefficient": 0.01, "clipHigh": 0.28, "kl": {"coefficient": 0.1}}
 
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "is_clipped"),
-    [
-        (1.5, 2.0, -2.0 * 1.28, True),  # good, and already much likelier
-        (1.2, 2.0, -2.0 * 1.2, False),
-        (0.5, 2.0, -2.0 * 0.5, False),  # good, and less likely: the gradient must stay
-        (0.5, -2.0, 2.0 * 0.8, True),  # bad, and already much less likely
-        (1.5, -2.0, 2.0 * 1.5, False),
-    ],
-)
-def test_clip_removes_the_gradient_only_after_a_large_enough_update(ratio, advantage, loss, is_clipped):
-    ratios = tensor(ratio).requires_grad_()
-    objective, clipped = clipped_objective(ratios, tensor(advantage), clip_low=0.2, clip_high=0.28)
-    objective.sum().backward()
-    assert objective.item() == pytest.approx(loss)
-    assert clipped.item() is is_clipped
-    assert ratios.grad.item() == pytest.approx(0 if is_clipped else -advantage)
-
-
-def test_kl_estimators_are_schulmans():
-    logprob, reference = -1.3, -0.9
-    log_ratio = reference - logprob
-    expected = {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": math.exp(log_ratio) - 1 - log_ratio}
-    for name, value in expected.items():
-        assert kl_estimate(tensor(logprob), tensor(reference), name).item() == pytest.approx(value), name
-
-
-def test_importance_weights_are_truncated_above_and_carry_no_gradient():
-    old = tensor(-1.0, -1.0).requires_grad_()
-    weights = importance_weights(old, tensor(-3.0, -0.5), cap=2.0)
-    assert weights.tolist() == pytest.approx([2.0, math.exp(-0.5)])
-    assert not weights.requires_grad
-    assert importance_weights(old, tensor(-3.0, -0.5), cap=None).tolist() == [1.0, 1.0]
+def inputs_of(logprobs, proximal, rollout, advantages, rows=None):
+    rows = rows or [0] * len(logprobs)
+    given = [tensor(*values) for values in (logprobs, proximal, rollout, advantages)]
+    given[0].requires_grad_()
+    return LossInputs(*given, torch.tensor(rows), max(rows) + 1)
 
 
 def test_all_terms_together_equal_a_plain_python_computation():
-    algorithm = Algorithm.model_validate(
-        {"clip_high": 0.28, "importance_cap": 1.5, "entropy_coefficient": 0.01, "kl": {"coefficient": 0.1}}
-    )
-    logprobs, old, rollout, reference = [-1.0, -2.0, -0.5], [-1.4, -1.9, -0.4], [-1.5, -1.8, -0.9], [-1.1, -2.2, -0.4]
+    logprobs, old, rollout, reference = [-1.0, -2.0, -0.5], [-1.4, -1.9, -0.4], [-1.5, -2.8, -0.9], [-1.1, -2.2, -0.4]
     advantages, entropy, weights = [1.0, -0.5, 0.7], [2.0, 1.0, 3.0], [0.25, 0.75, 0.0]
-    terms = grpo_loss(
-        tensor(*logprobs),
-        tensor(*entropy),
-        tensor(*reference),
-        TokenBatch(tensor(*advantages), tensor(*rollout), tensor(*old), tensor(*weights)),
-        algorithm,
+    terms = update_loss(
+        build_algorithm(algorithm_spec(**ALL_TERMS)),
+        inputs_of(logprobs, old, rollout, advantages),
+        weights=tensor(*weights),
+        entropy=tensor(*entropy),
+        reference_logprobs=tensor(*reference),
     )
-    policy_loss = expected = 0.0
+    policy_loss = expected = kls = 0.0
     for lp, o, r, ref, a, h, w in zip(logprobs, old, rollout, reference, advantages, entropy, weights, strict=True):
         ratio = math.exp(lp - o)
         surrogate = min(ratio * a, max(0.8, min(1.28, ratio)) * a)
         token = -w * min(math.exp(o - r), 1.5) * surrogate
         policy_loss += token
-        expected += token + w * (0.1 * (math.exp(ref - lp) - 1 - (ref - lp)) - 0.01 * h)
+        kl = math.exp(ref - lp) - 1 - (ref - lp)
+        kls += kl * (w > 0)
+        expected += token + w * (0.1 * kl - 0.01 * h)
     assert terms.loss.item() == pytest.approx(expected)
-    sums = dict(zip(SUMS, terms.sums.tolist(), strict=True))
-    assert sums["policy_loss"] == pytest.approx(policy_loss)
-    assert sums["entropy"] == 3.0, "padding (weight 0) must not be counted"
-    assert sums["clipped"] == 1.0
-    assert sums["logprob_difference"] == pytest.approx(0.5 + 0.2)
+    found = {name: value.item() for name, value in terms.sums.items()}
+    assert tuple(found) == SUMS
+    assert found["loss"] == pytest.approx(expected)
+    assert found["policy_loss"] == pytest.approx(policy_loss)
+    assert found["num_tokens"] == 2, "padding (weight 0) must not be counted"
+    assert found["kl"] == pytest.approx(kls)
+    assert found["entropy"] == 3.0
+    assert found["clipped"] == 1.0
+    assert found["corrected"] == 1.0, "the second weight is e^0.9"
+    assert found["logprob_difference"] == pytest.approx(0.5 + 0.8)
+    differences = (0.5, 0.8)
+    assert found["mismatch_kl"] == pytest.approx(sum(math.exp(d) - 1 - d for d in differences))
+    assert found["importance"] == pytest.approx(math.exp(0.1) + math.exp(0.9)), "before truncation"
+    assert found["squared_importance"] == pytest.approx(math.exp(0.2) + math.exp(1.8))
+    assert {name: value.item() for name, value in terms.maxima.items()} == {MAXIMA[0]: pytest.approx(0.8)}
 
 
-def test_gradient_without_old_logprobs_is_that_of_reinforce():
-    logprobs = tensor(-1.0, -2.0).requires_grad_()
-    batch = TokenBatch(tensor(1.0, -3.0), tensor(-1.0, -2.0), None, tensor(0.5, 0.5))
-    grpo_loss(logprobs, tensor(0.0, 0.0), None, batch, Algorithm()).loss.backward()
-    assert logprobs.grad.tolist() == pytest.approx([-0.5, 1.5])
+def test_gradient_with_current_weights_is_that_of_reinforce():
+    inputs = inputs_of([-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0], [1.0, -3.0])
+    update_loss(build_algorithm(algorithm_spec()), inputs, weights=tensor(0.5, 0.5)).loss.backward()
+    assert inputs.logprobs.grad.tolist() == pytest.approx([-0.5, 1.5])
+
+
+def test_k1_is_reported_and_is_no_loss():
+    algorithm = build_algorithm(algorithm_spec(kl={"coefficient": 0.5, "estimator": "k1"}))
+    inputs = inputs_of([-1.0], [-1.0], [-1.0], [0.0])
+    terms = update_loss(algorithm, inputs, weights=tensor(1.0), reference_logprobs=tensor(-3.0))
+    assert terms.sums["kl"].item() == pytest.approx(2.0)
+    assert terms.loss.item() == 0.0, "its gradient would be that of log policy, whose mean is zero"
+    assert algorithm.needs.reference, "it is in the reward, so it is needed before advantages"
+
+
+@pytest.mark.parametrize("type_", ALGORITHMS)
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_loss_and_gradient_are_finite_for_extreme_log_probs(type_, estimator):
+    algorithm = build_algorithm(algorithm_spec(type=type_, kl={"coefficient": 0.1, "estimator": estimator}))
+    cases = [
+        (a, b, c, d, adv) for a in extremes for b in extremes for c in extremes for d in extremes for adv in (1, -1)
+    ]
+    logprobs, proximal, rollout, reference, advantages = map(list, zip(*cases, strict=True))
+    given = [torch.tensor(values, dtype=torch.float32) for values in (logprobs, proximal, rollout, advantages)]
+    given[0].requires_grad_()
+    inputs = LossInputs(*given, torch.arange(len(cases)) // 2, (len(cases) + 1) // 2)
+    terms = update_loss(
+        algorithm,
+        inputs,
+        weights=torch.ones(len(cases)),
+        entropy=torch.zeros(len(cases)),
+        reference_logprobs=torch.tensor(reference, dtype=torch.float32),
+    )
+    terms.loss.backward()
+    assert inputs.logprobs.grad.isfinite().all()
+    assert all(value.isfinite() for value in (terms.loss, *terms.sums.values(), *terms.maxima.values()))
+
+
+def test_micro_batch_of_padding_alone_is_zero_everywhere():
+    inputs = inputs_of([-1.0], [-1.0], [-1.0], [0.0])
+    terms = update_loss(build_algorithm(algorithm_spec()), inputs, weights=tensor(0.0))
+    terms.loss.backward()
+    assert inputs.logprobs.grad.tolist() == [0.0]
+    assert not any(value.item() for value in (*terms.sums.values(), *terms.maxima.values()))

@@ -1,13 +1,26 @@
-"""Scored groups to training samples."""
+"""Scored groups to rewards, rows and denominators."""
 
+import numpy as np
 import pytest
 
-from rljob_api.manifest.algorithm import Algorithm
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.batches import build_samples, usable_scores, weighted_score
-from rljob_trainer.episodes.types import Group
+from rljob_trainer.algorithms.base import EpisodeAdvantages
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.episodes.batches import (
+    build_rows,
+    denominator,
+    episode_rewards,
+    has_signal,
+    inspection_rows,
+    max_replacements,
+    should_replace,
+    usable_scores,
+    weighted_score,
+)
+from rljob_trainer.episodes.types import Completion, Episode, Group, TokenFacts, Turn, empty_segment
 from tests.support.episodes import episode
 
 
@@ -15,20 +28,69 @@ def reward(name="r", **fields):
     return Reward.model_validate({"name": name, "function": {"inline": "x"}, **fields})
 
 
-def trajectory(sample, **scores):
-    """Return a trajectory with one result per reward; a score of None is an invalid result."""
-    results = {
+def spec_of(rewards=None, max_tokens=10, **algorithm):
+    return RLJobSpec.model_validate(
+        {
+            "model": {"source": "m"},
+            "data": {"train": {"source": "d"}},
+            "rewards": rewards or [reward()],
+            "algorithm": algorithm,
+            "rollout": {"sampling": {"maxTokens": max_tokens}},
+        }
+    )
+
+
+def results_of(**scores):
+    """Return one result per reward; a score of None is an invalid result."""
+    return {
         name: ScoreResult(id="x", valid=score is not None, score=score, reason=None if score is not None else "timeout")
         for name, score in scores.items()
     }
-    return episode([1, 2, 3], index=(0, 0, sample), results=results)
 
 
-def group_of(rewards, *scores):
-    group = Group(0, Prompt(0, "p", [1]), [trajectory(i, **given) for i, given in enumerate(scores)])
+def trajectory(sample, group=0, **scores):
+    return episode([1, 2, 3], index=(0, group, sample), results=results_of(**scores))
+
+
+def group_of(rewards, *scores, index=0):
+    group = Group(index, Prompt(0, "p", [1]), [trajectory(i, index, **given) for i, given in enumerate(scores)])
+    return scored(group, rewards)
+
+
+def scored(group, rewards):
     for each in group.episodes:
         each.score = weighted_score(each, rewards)
     return group
+
+
+def answers(*lengths, scores=None, truncated=(), index=0):
+    """Return a group whose episodes have answers of these lengths."""
+    scores = scores or [float(i) for i in range(len(lengths))]
+    episodes = [
+        episode([1, *[2] * length], index=(0, index, i), truncated=i in truncated, results=results_of(r=score))
+        for i, (length, score) in enumerate(zip(lengths, scores, strict=True))
+    ]
+    return scored(Group(index, Prompt(0, "p", [1]), episodes), [reward()])
+
+
+def conversation(sample, *answers_of_segments, rewards=(), score=1.0, group=0):
+    """Return an episode with segments, each of which has turns of so many tokens."""
+    segments, turn = [], 0
+    for turns in answers_of_segments:
+        segment = empty_segment()
+        for length in turns:
+            segment.append_context([1, 1])
+            completion = Completion([2] * length, [-0.5] * length, [3] * length, "", truncated=False)
+            segment.append_sampled(completion, turn)
+            turn += 1
+        segments.append(segment)
+    turns = [Turn("", reward=given) for given in (*rewards, *[None] * (turn - len(rewards)))]
+    return Episode(0, group, sample, segments, turns, "g", results_of(r=score))
+
+
+def train(groups, spec, facts=None):
+    """Return the rows of each group, as the driver builds them."""
+    return build_rows(groups, build_algorithm(spec).advantages(episode_rewards(groups, spec, facts)), spec, facts)
 
 
 def test_score_is_the_weighted_sum():
@@ -56,15 +118,128 @@ def test_drop_sample_masks_the_sample_and_drop_group_the_group():
     assert usable_scores(group_of([drop_group], {"r": 1.0}, {"r": 0.0}), [drop_group]) == [1.0, 0.0]
 
 
-def test_each_trajectory_becomes_one_sample_and_masks_are_kept():
-    rewards = [reward()]
-    samples = build_samples([group_of(rewards, {"r": 1.0}, {"r": None}, {"r": 0.0})], rewards, Algorithm())
-    assert [sample.loss_mask for sample in samples] == [[0, 1, 1], [0, 0, 0], [0, 1, 1]]
-    assert [sample.advantage > 0 for sample in samples] == [True, False, False]
-    assert samples[1].advantage == 0.0
-    assert all(sample.token_ids == [1, 2, 3] for sample in samples), "the sampled tokens are the trained tokens"
-
-
 def test_invalid_result_cannot_have_a_score():
     with pytest.raises(ValueError, match="valid with a finite score"):
         ScoreResult(id="x", valid=False, score=0.0, reason=InvalidReason.TIMEOUT)
+
+
+def test_rows_have_the_sampled_tokens_and_masked_episodes_train_on_none():
+    spec = spec_of()
+    [rows] = train([group_of(spec.rewards, {"r": 1.0}, {"r": None}, {"r": 0.0})], spec)
+    assert [row.loss_mask.tolist() for row in rows] == [[False, True, True], [False] * 3, [False, True, True]]
+    assert [np.sign(row.advantages).tolist() for row in rows] == [[0, 1, 1], [0, 0, 0], [0, -1, -1]]
+    assert all(row.token_ids.tolist() == [1, 2, 3] for row in rows), "the sampled tokens are the trained tokens"
+    assert len({row.episode for row in rows}) == 3
+
+
+def test_segments_of_an_episode_share_one_weight_and_one_number():
+    spec = spec_of(loss={"level": "sequence"})
+    parts, whole = conversation(0, [2, 1], [3], score=1.0), conversation(1, [4], score=0.0)
+    group = scored(Group(7, Prompt(0, "p", [1]), [parts, whole]), spec.rewards)
+    for each in group.episodes:
+        each.group = 7
+    [rows] = train([group], spec)
+    assert [row.weight for row in rows] == [1 / 6, 1 / 6, 1 / 4]
+    assert rows[0].episode == rows[1].episode != rows[2].episode
+    assert denominator([group], spec) == 2, "two episodes, not three segments"
+    assert rows[0].advantages[rows[0].loss_mask].tolist() == pytest.approx([2**-0.5] * 3)
+    assert rows[0].versions.tolist() == [-1, -1, 3, 3, -1, -1, 3]
+
+
+@pytest.mark.parametrize(("level", "expected"), [("token", 6.0), ("sequence", 2.0), ("constant", 2.0)])
+def test_denominator_counts_trained_tokens_or_episodes_and_adds_up_over_groups(level, expected):
+    spec = spec_of(loss={"level": level})
+    groups = [answers(2, 4, 5, scores=[1.0, 0.0, None]), answers(3, 3, index=1)]
+    assert denominator(groups[:1], spec) == expected
+    assert denominator(groups, spec) == sum(denominator([group], spec) for group in groups)
+
+
+@pytest.mark.parametrize(("level", "weights"), [("token", [1, 1]), ("sequence", [0.5, 0.25]), ("constant", [0.1, 0.1])])
+def test_weight_of_a_token_depends_on_the_loss_level(level, weights):
+    [rows] = train([answers(2, 4)], spec := spec_of(loss={"level": level}, max_tokens=10))
+    assert [row.weight for row in rows] == weights
+    assert spec.algorithm.loss.level == level
+
+
+def test_truncated_answers_train_by_default():
+    [rows] = train([answers(2, 10, truncated=[1])], spec_of())
+    assert all(row.loss_mask.any() for row in rows)
+
+
+def test_masked_truncated_answers_are_in_no_mean_and_no_denominator():
+    spec = spec_of(truncated={"answers": "mask"})
+    groups = [answers(2, 3, 10, scores=[0.0, 1.0, 9.0], truncated=[2])]
+    [rows] = train(groups, spec)
+    [without] = train([answers(2, 3)], spec)
+    assert not rows[2].loss_mask.any()
+    assert [row.advantages.tolist() for row in rows[:2]] == [row.advantages.tolist() for row in without]
+    assert denominator(groups, spec) == 5
+
+
+def test_shaped_answers_lose_score_linearly_in_the_buffer():
+    spec = spec_of(truncated={"answers": "shape", "bufferTokens": 4, "penalty": 2.0}, max_tokens=10)
+    group = answers(6, 7, 8, 10, 5, scores=[1.0] * 5, truncated=[4])
+    [rewards] = episode_rewards([group], spec)
+    assert [each.score for each in rewards] == [1.0, 0.5, 0.0, -1.0, -1.0], "at the limit, or cut for another reason"
+    assert [each.components for each in rewards] == [[1, 0], [1, -0.5], [1, -1.0], [1, -2.0], [1, -2.0]]
+    assert has_signal(group, spec), "equal scores, but other lengths"
+
+
+def test_dapo_shapes_within_a_fifth_of_the_limit_and_replaces_groups():
+    spec = spec_of(type="dapo", max_tokens=10)
+    [rewards] = episode_rewards([answers(8, 9, scores=[1.0, 1.0])], spec)
+    assert [each.score for each in rewards] == [1.0, 0.5]
+    assert max_replacements(spec) == 3 * 64
+    assert should_replace(answers(2, 3, scores=[1.0, 1.0]), spec)
+    assert not should_replace(answers(2, 3, scores=[1.0, 0.0]), spec)
+    assert not should_replace(answers(2, 3, scores=[1.0, 1.0]), spec_of()), "grpo keeps them"
+
+
+def test_length_of_an_episode_is_that_of_its_longest_answer():
+    spec = spec_of(truncated={"answers": "shape", "bufferTokens": 4}, max_tokens=10)
+    group = scored(Group(0, Prompt(0, "p", [1]), [conversation(0, [6, 6], [8])]), spec.rewards)
+    [[rewards]] = episode_rewards([group], spec)
+    assert rewards.score == 0.5, "20 tokens in all, but no answer has more than 8"
+
+
+def test_turn_rewards_are_a_signal_and_are_passed_on():
+    spec = spec_of()
+    a, b = conversation(0, [1, 2], rewards=(1.0,)), conversation(1, [1], [2], rewards=(None, 1.0))
+    group = scored(Group(0, Prompt(0, "p", [1]), [a, b]), spec.rewards)
+    [rewards] = episode_rewards([group], spec)
+    assert [each.turn_rewards for each in rewards] == [[1.0, 0.0], [0.0, 1.0]]
+    assert [each.turn_of_token.tolist() for each in rewards] == [[0, 1, 1], [0, 1, 1]]
+    assert has_signal(group, spec), "the same total, but earned in different turns"
+
+
+def test_facts_are_put_where_their_tokens_are():
+    spec = spec_of(kl={"coefficient": 0.1, "estimator": "k1"})
+    group = scored(Group(0, Prompt(0, "p", [1]), [conversation(0, [1, 2], [1]), conversation(1, [1])]), spec.rewards)
+    rows = inspection_rows([group], spec)
+    assert [len(row.token_ids) for row in rows] == [7, 3, 3]
+    facts = [
+        TokenFacts(
+            reference_logprobs=np.where(row.loss_mask, -0.5 - number, 0).astype(np.float32),
+            values=np.where(row.loss_mask, number, 0).astype(np.float32),
+        )
+        for number, row in enumerate(rows)
+    ]
+    [[first, second]] = episode_rewards([group], spec, facts)
+    assert first.reference_kl.tolist() == [0, 0, 0, 1]
+    assert second.reference_kl.tolist() == [2]
+    assert first.values.tolist() == [0, 0, 0, 1]
+    returns = [EpisodeAdvantages(np.arange(4.0), np.arange(4.0) + 5), EpisodeAdvantages(np.ones(1), np.ones(1))]
+    [built] = build_rows([group], [returns], spec, facts)
+    assert built[0].returns.tolist() == [0, 0, 5, 0, 0, 6, 7]
+    assert built[1].returns.tolist() == [0, 0, 8]
+    assert built[1].values.tolist() == facts[1].values.tolist()
+    assert built[1].reference_logprobs.tolist() == facts[1].reference_logprobs.tolist()
+
+
+def test_score_of_turns_that_overflows_masks_the_episode():
+    spec = spec_of()
+    group = scored(
+        Group(0, Prompt(0, "p", [1]), [conversation(0, [1], rewards=(1.5e308,), score=1.5e308), conversation(1, [1])]),
+        spec.rewards,
+    )
+    assert episode_rewards([group], spec)[0][0] is None

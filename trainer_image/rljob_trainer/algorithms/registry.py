@@ -1,0 +1,35 @@
+"""The algorithm of a job: one class for each `spec.algorithm.type`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rljob_api.manifest.algorithm import AlgorithmType
+from rljob_api.manifest.job import RLJobSpec
+from rljob_trainer.algorithms.base import AlgorithmCode
+from rljob_trainer.algorithms.cispo import Cispo
+from rljob_trainer.algorithms.dapo import Dapo
+from rljob_trainer.algorithms.dr_grpo import DrGrpo
+from rljob_trainer.algorithms.grpo import Grpo
+from rljob_trainer.algorithms.gspo import Gspo
+from rljob_trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from rljob_trainer.algorithms.rloo import Rloo
+from rljob_trainer.algorithms.settings import Settings, resolve
+
+ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
+    "grpo": Grpo,
+    "drGrpo": DrGrpo,
+    "dapo": Dapo,
+    "rloo": Rloo,
+    "reinforcePlusPlus": ReinforcePlusPlus,
+    "gspo": Gspo,
+    "cispo": Cispo,
+}
+
+
+def build_algorithm(spec: RLJobSpec) -> AlgorithmCode:
+    return ALGORITHMS[spec.algorithm.type](spec)
+
+
+def resolve_settings(spec: RLJobSpec) -> Settings:
+    return resolve(spec, ALGORITHMS[spec.algorithm.type].DEFAULTS)

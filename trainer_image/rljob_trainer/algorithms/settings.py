@@ -1,0 +1,83 @@
+"""An algorithm's settings, with the type's defaults where the user left a field null. Pure, without torch.
+
+Each algorithm's file has the `Defaults` of its paper. Invariant: grpo reads the fields that stored objects have with
+their defaults filled in, unless the newer field for the same thing is set.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rljob_api.manifest.algorithm import Algorithm, LossLevel, Normalization, TruncatedAnswers
+from rljob_api.manifest.job import RLJobSpec
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a paper prescribes, for the fields that may be null."""
+
+    clip_low: float | None = 0.2
+    """None: the ratio has no lower bound."""
+    clip_high: float | None = 0.2
+    """None: the ratio has no upper bound."""
+    level: LossLevel = "token"
+    normalization: Normalization = "group"
+    truncated: TruncatedAnswers = "train"
+    replaces_groups: bool = False
+    """Dynamic sampling."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    algorithm: Algorithm
+    """As the user wrote it; for everything that does not depend on the type."""
+    reward_weights: tuple[float, ...]
+    """[rewards] In the order of spec.rewards."""
+    clip_low: float | None
+    clip_high: float | None
+    level: LossLevel
+    normalization: Normalization
+    truncated: TruncatedAnswers
+    buffer_tokens: int
+    """Answers within this many tokens of the limit lose score; with truncated: shape."""
+    max_tokens: int
+    """Limit of one answer."""
+    max_replacements: int
+    """Groups without signal that are replaced per step. 0: none."""
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.algorithm.kl.coefficient > 0 and self.algorithm.kl.estimator == "k1"
+
+    @property
+    def needs_whole_step(self) -> bool:
+        return self.normalization == "batch" or self.algorithm.advantages.per_reward
+
+
+def resolve(spec: RLJobSpec, defaults: Defaults) -> Settings:
+    """Return the settings of `spec`, whose type has these `defaults`."""
+    algorithm = spec.algorithm
+    if algorithm.type == "grpo":
+        defaults = Defaults(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            level=algorithm.loss_level,
+            normalization=algorithm.normalization,
+            truncated=defaults.truncated,
+            replaces_groups=defaults.replaces_groups,
+        )
+    loss, dynamic, limit = algorithm.loss, algorithm.dynamic_sampling, spec.rollout.sampling.max_tokens
+    replaces = defaults.replaces_groups if dynamic.enabled is None else dynamic.enabled
+    return Settings(
+        algorithm=algorithm,
+        reward_weights=tuple(reward.weight for reward in spec.rewards),
+        clip_low=defaults.clip_low if loss.clip_low is None else loss.clip_low,
+        clip_high=defaults.clip_high if loss.clip_high is None else loss.clip_high,
+        level=loss.level or defaults.level,
+        normalization=algorithm.advantages.normalization or defaults.normalization,
+        truncated=algorithm.truncated.answers or defaults.truncated,
+        buffer_tokens=min(limit, algorithm.truncated.buffer_tokens or math.ceil(limit / 5)),
+        max_tokens=limit,
+        max_replacements=math.floor(dynamic.max_replacements * spec.schedule.prompts_per_step) if replaces else 0,
+    )

@@ -1,28 +1,36 @@
 """Program of test_policy: `python policy_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
 
-Writes FOLDER/NAME-RANKS.pt (parameters, gradients of the first update, metrics) for the test. All scenarios share one
+Writes FOLDER/NAME-RANKS.pt (parameters, gradients, metrics) for the test. All scenarios share one
 start of the processes, since importing torch takes most of the time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.job import RLJob
-from rljob_trainer.episodes.types import TrainSample
-from rljob_trainer.policy import checkpoints
+from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
+from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.policy.sharding import ShardingMode
+from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 
 VOCABULARY = 256
 OPTIMIZER = Optimizer(learning_rate=1e-3, max_grad_norm=1.0)
@@ -30,7 +38,6 @@ PLAIN = Algorithm(optimizer=OPTIMIZER)
 EVERYTHING = Algorithm.model_validate(
     {
         "clip_high": 0.28,
-        "loss_level": "sequence",
         "kl": {"coefficient": 0.1},
         "entropy_coefficient": 0.01,
         "importance_cap": 1.5,
@@ -39,39 +46,91 @@ EVERYTHING = Algorithm.model_validate(
 )
 
 
-def build_samples(seed: int = 0, *, with_old: bool = False) -> list[TrainSample]:
-    """3 prompts x 4 completions of different lengths."""
+FIRST = UpdateVersions(proximal=3, current=3)
+"""Of the first mini-batch of a step: the proximal policy is the current one."""
+LATER = UpdateVersions(proximal=3, current=3.5)
+"""Of the second of two mini-batches: the proximal policy is between the rollout's and the current one."""
+
+
+NO_SIGNAL = (0, 4, 5, 11)
+
+
+def build_rows(seed: int = 0, *, level: str = "token") -> list[TrainRow]:
+    """3 prompts x 4 completions of different lengths, sampled by the weights of versions 2 and 3."""
     draw = random.Random(seed)
-    samples = []
+    rows = []
     for _ in range(3):
         prompt = [draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(2, 9))]
-        for _ in range(4):
-            completion = [draw.randrange(3, VOCABULARY) for _ in range(draw.randrange(1, 10))]
-            near = [draw.uniform(-6.5, -4.5) for _ in completion]
-            zeros = [0.0] * len(prompt)
-            samples.append(
-                TrainSample(
-                    token_ids=prompt + completion,
-                    loss_mask=[0] * len(prompt) + [1] * len(completion),
-                    rollout_logprobs=zeros + near,
-                    advantage=draw.gauss(0, 4),
-                    old_logprobs=zeros + [p + draw.uniform(-0.3, 0.3) for p in near] if with_old else None,
+        for sample in range(4):
+            count = draw.randrange(1, 10)
+            completion = [draw.randrange(3, VOCABULARY) for _ in range(count)]
+            rows.append(
+                build_row(
+                    prompt,
+                    completion,
+                    logprobs=[draw.uniform(-6.5, -4.5) for _ in completion],
+                    advantages=[draw.gauss(0, 4)] * count,
+                    versions=sorted(draw.choice((2, 3)) for _ in completion),
+                    weight=1.0 if level == "token" else 1 / count,
+                    episode=sample,
                 )
             )
-    return samples
+    return rows
 
 
-def with_invalid(samples: list[TrainSample]) -> list[TrainSample]:
-    """Add masked samples with extreme contents."""
+def build_row(
+    prompt: list[int],
+    completion: list[int],
+    *,
+    logprobs: list[float],
+    advantages: list[float],
+    versions: list[int],
+    weight: float = 1.0,
+    episode: int = 0,
+) -> TrainRow:
+    none = len(prompt)
+    return TrainRow(
+        token_ids=np.array(prompt + completion, np.int64),
+        loss_mask=np.array([False] * none + [True] * len(completion)),
+        rollout_logprobs=np.array([0.0] * none + logprobs, np.float32),
+        advantages=np.array([0.0] * none + advantages, np.float32),
+        versions=np.array([NOT_SAMPLED] * none + versions, np.int32),
+        weight=weight,
+        episode=episode,
+    )
+
+
+def denominator(rows: list[TrainRow], level: str = "token") -> float:
+    counts = [int(row.loss_mask.sum()) for row in rows]
+    return sum(counts) if level == "token" else sum(count > 0 for count in counts)
+
+
+def with_invalid(rows: list[TrainRow]) -> list[TrainRow]:
+    """Add masked rows with extreme contents."""
     invalid = [
-        dataclasses.replace(s, loss_mask=[0] * len(s.token_ids), advantage=1e9, token_ids=s.token_ids[::-1])
-        for s in samples[::3]
+        dataclasses.replace(row, advantages=row.advantages + 1e9, token_ids=row.token_ids[::-1])
+        for row in all_invalid(rows[::3])
     ]
-    return [*invalid, *samples, *invalid]
+    return [*invalid, *rows, *invalid]
 
 
-def all_invalid(samples: list[TrainSample]) -> list[TrainSample]:
-    return [dataclasses.replace(sample, loss_mask=[0] * len(sample.token_ids)) for sample in samples]
+def all_invalid(rows: list[TrainRow]) -> list[TrainRow]:
+    return [dataclasses.replace(row, loss_mask=np.zeros(len(row.token_ids), np.bool_)) for row in rows]
+
+
+def without_advantages(rows: list[TrainRow], chosen: Iterable[int]) -> list[TrainRow]:
+    return [
+        dataclasses.replace(row, advantages=row.advantages * 0) if i in set(chosen) else row
+        for i, row in enumerate(rows)
+    ]
+
+
+def without_weights(rows: list[TrainRow]) -> list[TrainRow]:
+    return [dataclasses.replace(row, weight=0.0) for row in rows]
+
+
+def with_reference(rows: list[TrainRow]) -> list[TrainRow]:
+    return [dataclasses.replace(row, reference_logprobs=row.rollout_logprobs - 0.5) for row in rows]
 
 
 def build_model(folder: Path) -> None:
@@ -99,18 +158,28 @@ class Scenarios:
 
     def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
         self.rank, self.num_ranks, self.folder = rank, num_ranks, folder
+        self.counts = UpdateCounts()
 
     def run(self) -> None:
+        everything: dict[str, Any] = {"temperature": 0.7, "versions": LATER, "level": "sequence"}
         self.train("plain", PLAIN)
         self.train("accumulated", PLAIN, micro_batch_tokens=16)
+        self.train("reduced", PLAIN, micro_batch_tokens=16, mode=ShardingMode(keep_gathered=False, reduce_once=False))
         self.train("unshared", PLAIN, share_prompts=False)
-        self.train("masked", PLAIN, samples=with_invalid(build_samples()))
+        self.train("masked", PLAIN, rows=with_invalid(build_rows()))
         self.train("recomputed", PLAIN, gradient_checkpointing=True)
-        self.train("everything", EVERYTHING, samples=build_samples(with_old=True), temperature=0.7)
-        self.train("everything-accumulated", EVERYTHING, samples=build_samples(with_old=True), temperature=0.7,
-                   micro_batch_tokens=24)  # fmt: skip
-        self.train("nothing", PLAIN, samples=all_invalid(build_samples()))
-        self.measure()
+        self.train("split", PLAIN, calls=12)
+        self.train("split-again", PLAIN, calls=12)
+        self.train("without-signal", PLAIN, rows=without_advantages(build_rows(), NO_SIGNAL))
+        self.train("everything", EVERYTHING, **everything)
+        self.train("everything-accumulated", EVERYTHING, micro_batch_tokens=24, **everything)
+        self.train("everything-split", EVERYTHING, calls=5, **everything)
+        self.train("given-reference", EVERYTHING, rows=with_reference(build_rows()), temperature=0.7, versions=LATER)
+        self.train("nothing", PLAIN, rows=all_invalid(build_rows()))
+        self.skip()
+        self.rest()
+        self.inspect()
+        self.publish()
         self.resume()
 
     def policy(self, algorithm: Algorithm, *, temperature: float = 1.0, **trainer: Any) -> Policy:
@@ -126,64 +195,117 @@ class Scenarios:
         job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
         return Policy(job, str(self.folder / "model"), torch.device("cpu"))
 
-    def update(self, policy: Policy, samples: list[TrainSample], limit: int = 4096, share: bool = True) -> Any:
+    def accumulate(
+        self, policy: Policy, rows: list[TrainRow], versions: UpdateVersions = FIRST, limit: int = 4096,
+        share: bool = True,
+    ) -> None:  # fmt: skip
         plans = plan_micro_batches(
-            samples,
+            rows,
             num_ranks=self.num_ranks,
             micro_batch_tokens=limit,
-            loss_level=policy.algorithm.loss_level,
             share_prompts=share and policy.can_share_prompts,
+            without_advantage=policy.algorithm.kl.coefficient > 0,
+            versions=versions,
         )
-        return policy.update(plans[self.rank])
+        if plans[0]:
+            policy.accumulate(plans[self.rank])
+        self.counts.num_tokens += sum(int(row.loss_mask.sum()) for row in rows)
+
+    def apply(self, policy: Policy, denominator: float) -> UpdateMetrics:
+        counts, self.counts = self.counts, UpdateCounts()
+        return summarize_update(policy.apply(denominator), counts, denominator)
+
+    def update(self, policy: Policy, rows: list[TrainRow]) -> UpdateMetrics:
+        self.accumulate(policy, rows)
+        return self.apply(policy, denominator(rows))
 
     def train(
         self,
         name: str,
         algorithm: Algorithm,
         *,
-        samples: list[TrainSample] | None = None,
+        rows: list[TrainRow] | None = None,
+        versions: UpdateVersions = FIRST,
+        level: str = "token",
+        calls: int = 1,
         micro_batch_tokens: int = 4096,
         share_prompts: bool = True,
+        mode: ShardingMode | None = None,
         **settings: Any,
     ) -> None:
-        """Run two updates."""
-        samples = samples or build_samples()
-        policy = self.policy(algorithm, **settings)
-        gradients = capture_gradients(policy)
-        first = self.update(policy, samples, micro_batch_tokens, share_prompts)
-        first_gradients = dict(gradients)
-        second = self.update(policy, samples, micro_batch_tokens, share_prompts)
-        self.write(name, gradients=first_gradients, metrics=[first, second], parameters=policy.gather_weights())
+        """Run two updates, each of so many calls of accumulate."""
+        rows = rows or build_rows(level=level)
+        with mock.patch.object(sharding, "choose_mode", return_value=mode) if mode else contextlib.nullcontext():
+            policy = self.policy(algorithm, **settings)
+        gradients, held = capture_gradients(policy), count_unsharded_gradients(policy)
+        metrics = []
+        for _ in range(2):
+            for start in range(calls):
+                self.accumulate(policy, rows[start::calls], versions, micro_batch_tokens, share_prompts)
+            metrics.append(self.apply(policy, denominator(rows, level)))
+        self.write(
+            name, gradients=next(iter(gradients), {}), metrics=metrics, held=held, parameters=policy.gather_weights()
+        )
 
-    def measure(self) -> None:
-        """Write log-probs, and the weights that are published in bf16."""
-        policy = self.policy(PLAIN)
-        (plan, *_) = plan_micro_batches(build_samples(), num_ranks=1, micro_batch_tokens=4096)
-        values = policy.compute_logprobs(plan.train)
+    def skip(self) -> None:
+        """Write the weights before and after an update whose gradient is not finite, and after the next one."""
+        policy, rows = self.policy(PLAIN), build_rows()
+        broken = dataclasses.replace(rows[5], advantages=np.where(rows[5].loss_mask, np.nan, 0).astype(np.float32))
+        before = clone(policy.gather_weights())
+        metrics = self.update(policy, [*rows[:5], broken, *rows[6:]])
+        after = clone(policy.gather_weights())
+        again = self.update(policy, rows)
+        self.write("skipped", metrics=metrics, before=before, after=after, next=again, num_updates=policy.num_updates)
+
+    def rest(self) -> None:
+        """Write the weights after an update with gradients of zero: one whose rows the plan leaves out, and one whose
+        rows run with a weight of 0."""
+        parameters = []
+        for rows in (without_advantages(build_rows(), range(12)), without_weights(build_rows())):
+            policy = self.policy(PLAIN)
+            self.update(policy, build_rows())
+            self.accumulate(policy, rows)
+            self.apply(policy, denominator(rows))
+            parameters.append(clone(policy.gather_weights()))
+        self.write("rest", without_forward=parameters[0], with_zeros=parameters[1])
+
+    def inspect(self) -> None:
+        """Write the reference model's log-probs."""
+        policy, rows = self.policy(EVERYTHING), build_rows()
+        assert policy.reference is not None
+        plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
+        answers: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(answers, policy.inspect(plans[self.rank]))
+        self.accumulate(policy, rows)
+        is_sharded = all(isinstance(parameter, DTensor) for parameter in policy.reference.parameters())
+        self.write("inspected", facts=scatter_facts(rows, plans, answers), is_sharded=is_sharded)
+
+    def publish(self) -> None:
+        """Write the weights that are published in bf16."""
         half = self.policy(PLAIN, dtype="bfloat16")
-        self.update(half, build_samples())
-        self.write("measured", logprobs=values, batches=plan.train, published=half.gather_weights())
+        self.update(half, build_rows())
+        self.write("published", weights=half.gather_weights())
 
     def resume(self) -> None:
         """Run without and with a resume from a checkpoint; export; resume from a checkpoint of another world size."""
         folder = self.folder / f"checkpoint-{self.num_ranks}"
         policy = self.policy(EVERYTHING)
-        self.update(policy, build_samples(1))
+        self.update(policy, build_rows(1))
         checkpoints.save_checkpoint(policy, folder)
-        self.update(policy, build_samples(2))
-        self.update(policy, build_samples(3))
+        self.update(policy, build_rows(2))
+        self.update(policy, build_rows(3))
         resumed = self.policy(EVERYTHING)
         checkpoints.load_checkpoint(resumed, folder)
-        self.update(resumed, build_samples(2))
-        self.update(resumed, build_samples(3))
+        self.update(resumed, build_rows(2))
+        self.update(resumed, build_rows(3))
         self.write("resumed", uninterrupted=policy.gather_weights(), resumed=resumed.gather_weights(),
                    counts=(policy.num_updates, resumed.num_updates))  # fmt: skip
         checkpoints.export_model(resumed, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
         if self.num_ranks == 2:
             other = self.policy(EVERYTHING)
             checkpoints.load_checkpoint(other, self.folder / "checkpoint-1")
-            self.update(other, build_samples(2))
-            self.update(other, build_samples(3))
+            self.update(other, build_rows(2))
+            self.update(other, build_rows(3))
             self.write("other-size", resumed=other.gather_weights())
 
     def write(self, name: str, **contents: Any) -> None:
@@ -191,18 +313,45 @@ class Scenarios:
             torch.save(contents, self.folder / f"{name}-{self.num_ranks}.pt")
 
 
-def capture_gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    """Capture the clipped gradients of the optimizer's next step, by Hugging Face name."""
-    gradients: dict[str, torch.Tensor] = {}
+def clone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy weights that are valid until the next update."""
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def capture_gradients(policy: Policy) -> list[dict[str, torch.Tensor]]:
+    """Capture the clipped gradients of each of the optimizer's steps, by Hugging Face name."""
+    gradients: list[dict[str, torch.Tensor]] = []
     step = policy.optimizer.step
 
     def capture() -> None:
-        for name, parameter in policy.model.named_parameters():
-            gradients[name.removeprefix("network.")] = parameter.grad.full_tensor().clone()
+        named = policy.model.named_parameters()
+        gradients.append({name.removeprefix("network."): p.grad.full_tensor().clone() for name, p in named})
         step()
 
     policy.optimizer.step = capture  # type: ignore[method-assign]
     return gradients
+
+
+def count_unsharded_gradients(policy: Policy) -> list[int]:
+    """Count the gradients that the rank holds as a whole before each micro-batch."""
+    counts: list[int] = []
+    loss = policy._loss
+
+    def count(*arguments: Any) -> torch.Tensor:
+        units = [module for module in policy.model.modules() if isinstance(module, FSDPModule)]
+        parameters = [
+            p for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups for p in group.fsdp_params
+        ]
+        counts.append(sum(is_held_whole(parameter) for parameter in parameters))
+        return loss(*arguments)
+
+    policy._loss = count  # type: ignore[method-assign]
+    return counts
+
+
+def is_held_whole(parameter: Any) -> bool:
+    whole = getattr(parameter, "_unsharded_param", None)
+    return parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
 
 
 def build_inputs(_: int, folder: Path) -> None:

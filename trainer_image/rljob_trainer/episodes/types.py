@@ -223,7 +223,7 @@ class UpdateVersions:
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """Metrics of one optimizer update, reduced over all ranks."""
+    """Metrics of one optimizer update, reduced over all ranks. Means are over the trained tokens (`trained_share`)."""
 
     loss: float
     policy_loss: float
@@ -238,7 +238,7 @@ class UpdateMetrics:
     logprob_difference: float
     """Mean |trainer - rollout| log-prob over the sampled tokens, before the update."""
     num_tokens: int
-    """Sampled tokens that the loss saw."""
+    """Sampled tokens of the update's rows."""
     num_micro_batches: int
     """On the busiest rank."""
     seconds: float
@@ -252,6 +252,9 @@ class UpdateMetrics:
     effective_sample_share: float = 1.0
     """(sum of weights)^2 / (n x sum of squared weights), of the tokens' importance weights before truncation: 1 is
     on-policy."""
+    trained_share: float = 1.0
+    """Share of the sampled tokens that were trained. The others are in rows whose advantages are all 0: without a KL
+    penalty, an entropy bonus or a critic they have no gradient, so the trainer leaves them out."""
     is_skipped: bool = False
     """Whether the parameters stayed as they were, because the gradient was not finite."""
     critic_loss: float | None = None

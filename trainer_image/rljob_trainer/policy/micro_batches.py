@@ -1,240 +1,267 @@
-"""Assigns the samples of a mini-batch to ranks and rows, and computes the weight of each token.
+"""Assigns the rows of an update to ranks and micro-batches.
 
-Pure (numpy only). Samples with the same prompt share it: a row holds trees, and a tree is one prompt followed by its
-completions (branches). A token attends to its own branch and its prompt only. So a group's prompt is computed once,
-only row ends are padded, and the result equals that of separate sequences.
-Invariants: every rank gets the same number of micro-batches, since each is a collective. Masked samples are in none.
+Pure (numpy only). Rows with the same prompt share it: a line of a micro-batch holds trees, and a tree is one prompt
+followed by the completions (branches) of its rows. A token attends to its own branch and its prompt only. So a group's
+prompt is computed once, only line ends are padded, and the result equals that of separate sequences.
+Invariants: every rank gets the same number of micro-batches, since each is a collective. A row is in one micro-batch as
+a whole. Rows without sampled tokens are in none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_trainer.episodes.types import TrainSample
+from rljob_trainer.algorithms.corrections import proximal_shares
+from rljob_trainer.episodes.types import TrainRow, UpdateVersions
 
-ROW_TOKENS = 512
-"""Small trees share a row up to this length. Longer rows need less padding, but more attention."""
+LINE_TOKENS = 512
+"""Small trees share a line up to this length. Longer lines need less padding, but more attention."""
 TREE_TOKENS = 1024
 """A longer tree is split, since attention is dense over all of its branches."""
-BACKWARD_COST = 3.0
-"""Cost of a forward and a backward, relative to a forward."""
+_IDLE = -1
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank."""
+    """Lines for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank."""
 
     token_ids: NDArray[np.int64]
-    """[rows, length] 0 for padding."""
+    """[lines, length] 0 for padding."""
     position_ids: NDArray[np.int64]
-    """[rows, length] Position in the token's episode."""
+    """[lines, length] Position in the token's row."""
     trees: NDArray[np.int64]
-    """[rows, length] Number of the tree in its row; -1 for padding."""
+    """[lines, length] Number of the tree in its line; -1 for padding."""
     branches: NDArray[np.int64]
-    """[rows, length] 0 for the prompt, otherwise the number of the completion in its tree."""
+    """[lines, length] 0 for the prompt, otherwise the number of the completion in its tree."""
+    row_indices: NDArray[np.int64]
+    """[rows] Index in the call of each row; -1 for the row of an idle micro-batch."""
     sources: NDArray[np.int64]
-    """[targets] Flat index (row * length + column) of the token that predicts the target."""
+    """[targets] Flat index (line * length + column) of the token that predicts the target."""
     targets: NDArray[np.int64]
     """[targets] Sampled token."""
-    samples: NDArray[np.int64]
-    """[targets] Index of the sample; -1 in an idle micro-batch."""
+    rows: NDArray[np.int64]
+    """[targets] Number of the row, of those in `row_indices`."""
     positions: NDArray[np.int64]
-    """[targets] Index of the target in its sample."""
-    advantages: NDArray[np.float32]
-    rollout_logprobs: NDArray[np.float32]
-    old_logprobs: NDArray[np.float32] | None
+    """[targets] Index of the target in its row."""
     weights: NDArray[np.float32]
+    """[targets] Of the token in the loss; 0 in an idle micro-batch."""
+    advantages: NDArray[np.float32]
+    """[targets]"""
+    rollout_logprobs: NDArray[np.float32]
+    """[targets]"""
+    proximal_shares: NDArray[np.float32]
+    """[targets] See algorithms.corrections."""
+    reference_logprobs: NDArray[np.float32] | None = None
+    """[targets] None: the trainer computes them if it needs them."""
+    returns: NDArray[np.float32] | None = None
+    """[targets] None without a critic."""
+    values: NDArray[np.float32] | None = None
+    """[targets] None without a critic."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is one episode, so that a causal mask suffices."""
+        """Whether each line is one row, so that a causal mask suffices."""
         return bool((self.trees <= 0).all() and (self.branches <= 1).all())
 
 
-@dataclass(frozen=True)
-class RankPlan:
-    forward_only: list[MicroBatch]
-    """Micro-batches that count in the metrics and have no gradient."""
-    train: list[MicroBatch]
+RankPlan = list[MicroBatch]
+"""The micro-batches of one rank."""
 
 
 @dataclass
 class _Tree:
-    prompt: Sequence[int]
-    samples: list[int] = field(default_factory=list)
+    prompt: NDArray[np.int64]
+    rows: list[int] = field(default_factory=list)
     length: int = 0
 
 
-def token_weights(samples: Sequence[TrainSample], level: Literal["token", "sequence"]) -> list[float]:  # [samples]
-    """Return the weight of a sampled token of each sample in the mini-batch's loss. All tokens' weights sum to 1."""
-    counts = [sum(sample.loss_mask) for sample in samples]
-    num_tokens, num_episodes = sum(counts), sum(count > 0 for count in counts)
-    if level == "token":
-        return [1 / num_tokens if count else 0.0 for count in counts]
-    return [1 / (num_episodes * count) if count else 0.0 for count in counts]
+class _Span(NamedTuple):
+    """The first and the last sampled position. The prompt ends before the first; the last predicts nothing."""
+
+    first: int
+    last: int
+
+
+def has_loss(row: TrainRow, *, without_advantage: bool) -> bool:
+    """Return whether a row can have a gradient. `without_advantage`: a KL penalty or an entropy bonus gives one to all
+    sampled tokens, as a critic's loss does."""
+    has_terms = without_advantage or row.returns is not None
+    return bool(row.loss_mask.any()) and (has_terms or bool(row.advantages[row.loss_mask].any()))
 
 
 def plan_micro_batches(
-    samples: Sequence[TrainSample],
+    rows: Sequence[TrainRow],
     *,
     num_ranks: int,
     micro_batch_tokens: int,
-    loss_level: Literal["token", "sequence"] = "token",
     share_prompts: bool = True,
-    skip_zero_advantages: bool = False,
+    without_advantage: bool = True,
+    versions: UpdateVersions | None = None,
 ) -> list[RankPlan]:
-    """Return one plan per rank. `skip_zero_advantages`: without KL and entropy terms, samples with advantage 0 have no
-    gradient. They get no backward, but count in every mean."""
-    weights = token_weights(samples, loss_level)
-    sampled = [i for i, sample in enumerate(samples) if any(sample.loss_mask)]
-    idle = [i for i in sampled if skip_zero_advantages and samples[i].advantage == 0]
-    train = [i for i in sampled if not (skip_zero_advantages and samples[i].advantage == 0)]
-    loads = [0.0] * num_ranks
-    layout = _Layout(samples, weights, num_ranks, micro_batch_tokens, share_prompts)
-    train_batches = layout.build(train, loads, BACKWARD_COST)
-    idle_batches = layout.build(idle, loads, 1.0)
-    # Without samples to train on, one idle backward gives every parameter a gradient of zero.
-    _pad_to_equal_counts(train_batches, minimum=1)
-    _pad_to_equal_counts(idle_batches, minimum=0)
-    return [RankPlan(*pair) for pair in zip(idle_batches, train_batches, strict=True)]
+    """Return one plan per rank, for the rows that can have a gradient (see `has_loss`). `versions`: of the update; None
+    for log-probs alone."""
+    chosen = [i for i, row in enumerate(rows) if has_loss(row, without_advantage=without_advantage)]
+    layout = _Layout(rows, num_ranks, micro_batch_tokens, share_prompts, versions or UpdateVersions(0, 0))
+    plans = layout.build(chosen)
+    count = max(map(len, plans))
+    for plan in plans:
+        plan.extend(_idle_micro_batch(rows[chosen[0]]) for _ in range(count - len(plan)))
+    return plans
 
 
-def _pad_to_equal_counts(batches: list[list[MicroBatch]], minimum: int) -> None:
-    count = max(minimum, *(len(of_rank) for of_rank in batches))
-    for of_rank in batches:
-        of_rank.extend(_idle_micro_batch() for _ in range(count - len(of_rank)))
-
-
-def _idle_micro_batch() -> MicroBatch:
+def _idle_micro_batch(like: TrainRow) -> MicroBatch:
     """Return one token of weight 0, for a rank that must take part in the collectives of a micro-batch."""
-    zeros, one = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
-    nothing = np.zeros(1, np.float32)
+    zeros, one, nothing = np.zeros(1, np.int64), np.zeros((1, 1), np.int64), np.zeros(1, np.float32)
     return MicroBatch(
         token_ids=one,
         position_ids=one,
         trees=one,
         branches=one,
+        row_indices=np.array([_IDLE]),
         sources=zeros,
         targets=zeros,
-        samples=zeros - 1,
+        rows=zeros,
         positions=zeros,
+        weights=nothing,
         advantages=nothing,
         rollout_logprobs=nothing,
-        old_logprobs=None,
-        weights=nothing,
+        proximal_shares=nothing + 1,
+        reference_logprobs=None if like.reference_logprobs is None else nothing,
+        returns=None if like.returns is None else nothing,
+        values=None if like.values is None else nothing,
     )
 
 
 @dataclass(frozen=True)
 class _Layout:
-    samples: Sequence[TrainSample]
-    weights: Sequence[float]
+    rows: Sequence[TrainRow]
     num_ranks: int
     micro_batch_tokens: int
     share_prompts: bool
+    versions: UpdateVersions
 
-    def build(self, chosen: Sequence[int], loads: list[float], cost: float) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each rank for the `chosen` samples, and add their cost to `loads` (by rank)."""
+    def build(self, chosen: Sequence[int]) -> list[RankPlan]:
+        """Return the micro-batches of each rank for the `chosen` rows."""
+        loads = [0] * self.num_ranks
         of_rank: list[list[_Tree]] = [[] for _ in range(self.num_ranks)]
-        for tree in sorted(self._trees(chosen), key=lambda tree: (-tree.length, tree.samples)):
+        for tree in sorted(self._trees(chosen), key=lambda tree: (-tree.length, tree.rows)):
             rank = loads.index(min(loads))
             of_rank[rank].append(tree)
-            loads[rank] += cost * tree.length
+            loads[rank] += tree.length
         return [self._micro_batches(trees) for trees in of_rank]
 
     def _trees(self, chosen: Sequence[int]) -> list[_Tree]:
-        lengths = {i: _span(self.samples[i]) for i in chosen}
-        fair_share = -(-sum(last for _, last in lengths.values()) // self.num_ranks)
+        spans = {i: _span(self.rows[i]) for i in chosen}
+        fair_share = -(-sum(span.last for span in spans.values()) // self.num_ranks)
         limit = min(TREE_TOKENS, self.micro_batch_tokens, fair_share) if self.share_prompts else 0
         trees: list[_Tree] = []
-        open_trees: dict[tuple[int, ...], _Tree] = {}
-        for i in chosen:
-            first, last = lengths[i]
-            prompt = tuple(self.samples[i].token_ids[:first])
-            tree = open_trees.get(prompt)
-            if tree is None or tree.length + last - first > limit:
-                tree = open_trees[prompt] = _Tree(prompt, length=first)
+        open_trees: dict[bytes, _Tree] = {}
+        for i, span in spans.items():
+            prompt = self.rows[i].token_ids[: span.first]
+            key, length = prompt.tobytes(), span.last - span.first
+            tree = open_trees.get(key)
+            if tree is None or tree.length + length > limit:
+                tree = open_trees[key] = _Tree(prompt, length=span.first)
                 trees.append(tree)
-            tree.samples.append(i)
-            tree.length += last - first
+            tree.rows.append(i)
+            tree.length += length
         return trees
 
-    def _micro_batches(self, trees: list[_Tree]) -> list[MicroBatch]:
-        rows = self._rows(trees)
-        rows.sort(key=_row_length, reverse=True)
+    def _micro_batches(self, trees: Sequence[_Tree]) -> RankPlan:
+        lines = sorted(self._lines(trees), key=_line_length, reverse=True)
         batches: list[list[list[_Tree]]] = []
-        for row in rows:
-            # The first row is the longest; the others are padded to its length.
-            if batches and _row_length(batches[-1][0]) * (len(batches[-1]) + 1) <= self.micro_batch_tokens:
-                batches[-1].append(row)
+        width = 0
+        for line in lines:
+            # The first line is the longest; the others are padded to its length.
+            if batches and width * (len(batches[-1]) + 1) <= self.micro_batch_tokens:
+                batches[-1].append(line)
             else:
-                batches.append([row])
+                batches.append([line])
+                width = _line_length(line)
         return [self._pack(batch) for batch in batches]
 
-    def _rows(self, trees: list[_Tree]) -> list[list[_Tree]]:
-        limit = min(ROW_TOKENS, self.micro_batch_tokens) if self.share_prompts else 0
-        rows: list[list[_Tree]] = []
+    def _lines(self, trees: Sequence[_Tree]) -> list[list[_Tree]]:
+        """Put each tree into the first line with room for it."""
+        limit = min(LINE_TOKENS, self.micro_batch_tokens) if self.share_prompts else 0
+        lines: list[list[_Tree]] = []
+        lengths = np.zeros(len(trees), np.int64)
         for tree in trees:
-            row = next((row for row in rows if _row_length(row) + tree.length <= limit), None)
-            if row is None:
-                rows.append([tree])
-            else:
-                row.append(tree)
-        return rows
+            rooms = np.flatnonzero(lengths[: len(lines)] + tree.length <= limit) if tree.length < limit else ()
+            number = int(rooms[0]) if len(rooms) else len(lines)
+            if number == len(lines):
+                lines.append([])
+            lines[number].append(tree)
+            lengths[number] += tree.length
+        return lines
 
-    def _pack(self, rows: list[list[_Tree]]) -> MicroBatch:
-        width = max(_row_length(row) for row in rows)
-        grid = np.zeros((4, len(rows), width), np.int64)  # token ids, positions, trees, branches
+    def _pack(self, lines: Sequence[Sequence[_Tree]]) -> MicroBatch:
+        width = _line_length(lines[0])
+        grid = np.zeros((4, len(lines), width), np.int64)  # token ids, positions, trees, branches
         grid[2] = -1
-        tokens: list[tuple[int, int, int, int]] = []  # (source, target, sample, position)
-        for row, trees in enumerate(rows):
+        indices: list[int] = []
+        sources: list[NDArray[np.int64]] = []
+        for line, trees in enumerate(lines):
             start = 0
             for number, tree in enumerate(trees):
-                for column, target, sample, position in self._place(grid[:, row, start:], number, tree):
-                    tokens.append((row * width + start + column, target, sample, position))
+                placed = self._place(grid[:, line, start:], number, tree)
+                sources += [line * width + start + columns for columns in placed]
+                indices += tree.rows
                 start += tree.length
-        sources, targets, owners, positions = np.array(tokens, np.int64).T
-        chosen = [self.samples[i] for i in owners]
-        old = [
-            np.nan if sample.old_logprobs is None else sample.old_logprobs[t]
-            for sample, t in zip(chosen, positions, strict=True)
-        ]
-        return MicroBatch(
-            token_ids=grid[0],
-            position_ids=grid[1],
-            trees=grid[2],
-            branches=grid[3],
-            sources=sources,
-            targets=targets,
-            samples=owners,
-            positions=positions,
-            advantages=_floats(sample.advantage for sample in chosen),
-            rollout_logprobs=_floats(s.rollout_logprobs[t] for s, t in zip(chosen, positions, strict=True)),
-            old_logprobs=None if np.isnan(old).any() else np.array(old, np.float32),
-            weights=_floats(self.weights[i] for i in owners),
-        )
+        return self._micro_batch(grid, indices, sources)
 
-    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> Iterator[tuple[int, int, int, int]]:
-        """Write `tree` into the first of `cells`. Yield source column, token, sample and position of each target."""
+    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> list[NDArray[np.int64]]:
+        """Write `tree` into the first of `cells`. Return the source column of each target, for each row."""
+        placed = []
         _write(cells, tree.prompt, 0, number, branch=0)
         column = len(tree.prompt)
-        for branch, i in enumerate(tree.samples, start=1):
-            sample = self.samples[i]
-            first, last = _span(sample)
-            _write(cells[:, column:], sample.token_ids[first:last], first, number, branch)
-            for t in range(first, last + 1):
-                if sample.loss_mask[t]:
-                    source = len(tree.prompt) - 1 if t == first else column + t - 1 - first
-                    yield source, sample.token_ids[t], i, t
+        for branch, i in enumerate(tree.rows, start=1):
+            row, (first, last) = self.rows[i], _span(self.rows[i])
+            _write(cells[:, column:], row.token_ids[first:last], first, number, branch)
+            columns = np.flatnonzero(row.loss_mask) + (column - 1 - first)
+            columns[0] = len(tree.prompt) - 1
+            placed.append(columns)
             column += last - first
+        return placed
+
+    def _micro_batch(
+        self, grid: NDArray[np.int64], indices: Sequence[int], sources: Sequence[NDArray[np.int64]]
+    ) -> MicroBatch:
+        rows = [self.rows[i] for i in indices]
+        counts = [len(columns) for columns in sources]
+
+        def sampled(name: str) -> NDArray[np.float32] | None:
+            values = [getattr(row, name) for row in rows]
+            if values[0] is None:
+                return None
+            return np.concatenate([of_row[row.loss_mask] for of_row, row in zip(values, rows, strict=True)], dtype="f4")
+
+        return MicroBatch(
+            *grid,
+            row_indices=np.array(indices, np.int64),
+            sources=np.concatenate(sources),
+            targets=np.concatenate([row.token_ids[row.loss_mask] for row in rows]),
+            rows=np.repeat(np.arange(len(rows)), counts),
+            positions=np.concatenate([np.flatnonzero(row.loss_mask) for row in rows]),
+            weights=np.repeat(np.array([row.weight for row in rows], np.float32), counts),
+            advantages=np.concatenate([row.advantages[row.loss_mask] for row in rows], dtype="f4"),
+            rollout_logprobs=np.concatenate([row.rollout_logprobs[row.loss_mask] for row in rows], dtype="f4"),
+            proximal_shares=proximal_shares(
+                np.concatenate([row.versions[row.loss_mask] for row in rows]),
+                self.versions.proximal,
+                self.versions.current,
+            ),
+            reference_logprobs=sampled("reference_logprobs"),
+            returns=sampled("returns"),
+            values=sampled("values"),
+        )
 
 
-def _write(cells: NDArray[np.int64], tokens: Sequence[int], position: int, tree: int, branch: int) -> None:
+def _write(cells: NDArray[np.int64], tokens: NDArray[np.int64], position: int, tree: int, branch: int) -> None:
     """Write the tokens of one branch into the first of `cells`.  cells  # [4, columns]"""
     used = cells[:, : len(tokens)]
     used[0] = tokens
@@ -242,18 +269,12 @@ def _write(cells: NDArray[np.int64], tokens: Sequence[int], position: int, tree:
     used[2:] = [[tree], [branch]]
 
 
-def _floats(values: Iterable[float]) -> NDArray[np.float32]:
-    return np.fromiter(values, np.float32)
+def _line_length(line: Sequence[_Tree]) -> int:
+    return sum(tree.length for tree in line)
 
 
-def _row_length(row: list[_Tree]) -> int:
-    return sum(tree.length for tree in row)
-
-
-def _span(sample: TrainSample) -> tuple[int, int]:
-    """Return the first and the last sampled position. The prompt ends before the first; the last predicts nothing."""
-    first = sample.loss_mask.index(1)
-    last = len(sample.loss_mask) - 1 - sample.loss_mask[::-1].index(1)
-    if first == 0:
-        raise ValueError("an episode must start with at least one prompt token, got a sampled token")
-    return first, last
+def _span(row: TrainRow) -> _Span:
+    sampled = np.flatnonzero(row.loss_mask)
+    if sampled[0] == 0:
+        raise ValueError("a row must start with at least one prompt token, got a sampled token")
+    return _Span(int(sampled[0]), int(sampled[-1]))

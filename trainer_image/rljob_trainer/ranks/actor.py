@@ -19,8 +19,9 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, ENV_TOKEN
 from rljob_api.wire.protocol import WeightManifest
 from rljob_trainer.policy import checkpoints
-from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
-from rljob_trainer.policy.policy import Policy, RankMetrics
+from rljob_trainer.policy.micro_batches import RankPlan
+from rljob_trainer.policy.policy import BatchFacts, Policy
+from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.failures import typed_errors
 from rljob_trainer.ranks.ray_node import ENV_NUM_THREADS
 from rljob_trainer.weights.store import WeightStore
@@ -57,7 +58,7 @@ class RankProcess:
         model: str,
         checkpoint: Path | None,
     ) -> bool:
-        """Join the other ranks and load the model. Return whether samples of this model can share prompts."""
+        """Join the other ranks and load the model. Return whether rows of this model can share prompts."""
         self.rank = rank
         if self.device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
@@ -69,15 +70,19 @@ class RankProcess:
         return self.policy.can_share_prompts
 
     @typed_errors
-    def update(self, plan: RankPlan) -> RankMetrics:
-        return self.policy.update(plan)
+    def inspect(self, plan: RankPlan) -> list[BatchFacts]:
+        return self.policy.inspect(plan)
+
+    @typed_errors
+    def accumulate(self, plan: RankPlan) -> None:
+        self.policy.accumulate(plan)
+
+    @typed_errors
+    def apply(self, denominator: float) -> RankMetrics:
+        return self.policy.apply(denominator)
 
     def set_steps(self, steps: int) -> None:
         self.policy.num_steps = steps
-
-    @typed_errors
-    def compute_logprobs(self, batches: list[MicroBatch]) -> list[list[float]]:
-        return [logprobs.tolist() for logprobs in self.policy.compute_logprobs(batches)]
 
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:

@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_POD_IP, RAY_RESOURCE_TRAINER
 from rljob_api.wire.protocol import WeightManifest
-from rljob_trainer.algorithms.losses import SUMS
+from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.episodes.types import TrainSample, UpdateMetrics
+from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.policy.micro_batches import RankPlan, plan_micro_batches
-from rljob_trainer.policy.policy import RankMetrics
+from rljob_trainer.policy.update_metrics import RankMetrics
 from rljob_trainer.ranks.actor import RankProcess
 from rljob_trainer.ranks.failures import group_failure
 from rljob_trainer.ranks.nodes import find_trainer_nodes, has_lost_node
 from rljob_trainer.ranks.ray_node import ray_port
+from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 
 _NODE_POLL_SECONDS = 0.5
 _CLOSE_TIMEOUT_SECONDS = 10
@@ -44,7 +44,9 @@ class TrainerGroup:
     ) -> None:
         """`nodes`: ids of the Ray nodes of `ranks`."""
         self._job, self._generation, self._ranks, self._nodes = job, generation, ranks, nodes
+        self._needs = build_algorithm(job.spec).needs
         self._can_share_prompts = False
+        self._update = UpdateCounts()
         self.process_ids: list[int] = []
         """By rank."""
 
@@ -71,20 +73,30 @@ class TrainerGroup:
         report("")
         return group
 
-    async def update(self, samples: list[TrainSample]) -> UpdateMetrics:
+    async def inspect(self, rows: Sequence[TrainRow]) -> list[TokenFacts]:
+        if not self._needs.reference and not self._needs.values:
+            return [TokenFacts()] * len(rows)
+        plans = await self._plan(rows, without_advantage=True)
+        answers = await self._call_all("inspect", [(plan,) for plan in plans])
+        return scatter_facts(rows, plans, answers)
+
+    async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
         started = time.monotonic()
         algorithm = self._job.spec.algorithm
-        has_gradient_without_advantage = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
-        plans = self._plan(samples, skip_zero_advantages=not has_gradient_without_advantage)
-        metrics: list[RankMetrics] = await self._call_all("update", [(plan,) for plan in plans])
-        num_micro_batches = len(plans[0].train) + len(plans[0].forward_only)
-        return summarize_update(metrics[0], num_micro_batches, time.monotonic() - started)
+        has_other_terms = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
+        plans = await self._plan(rows, without_advantage=has_other_terms, versions=versions)
+        if plans[0]:
+            await self._call_all("accumulate", [(plan,) for plan in plans])
+        self._update.num_tokens += sum(int(row.loss_mask.sum()) for row in rows)
+        self._update.num_micro_batches += len(plans[0])
+        self._update.seconds += time.monotonic() - started
 
-    async def compute_logprobs(self, samples: list[TrainSample]) -> list[list[float]]:
-        """Return the trainer's log-probability of each sampled token, 0.0 elsewhere. [samples][tokens]"""
-        plans = self._plan(samples)
-        values = await self._call_all("compute_logprobs", [(plan.train,) for plan in plans])
-        return scatter_logprobs(samples, plans, values)
+    async def apply(self, denominator: float) -> UpdateMetrics:
+        started = time.monotonic()
+        metrics: list[RankMetrics] = await self._broadcast("apply", denominator)
+        update, self._update = self._update, UpdateCounts()
+        update.seconds += time.monotonic() - started
+        return summarize_update(metrics[0], update, denominator)
 
     async def set_steps(self, steps: int) -> None:
         await self._broadcast("set_steps", steps)
@@ -117,14 +129,17 @@ class TrainerGroup:
                 await asyncio.gather(*map(_future, closing), return_exceptions=True)
         self._kill()
 
-    def _plan(self, samples: Sequence[TrainSample], *, skip_zero_advantages: bool = False) -> list[RankPlan]:
-        return plan_micro_batches(
-            samples,
+    async def _plan(
+        self, rows: Sequence[TrainRow], *, without_advantage: bool, versions: UpdateVersions | None = None
+    ) -> list[RankPlan]:
+        return await asyncio.to_thread(
+            plan_micro_batches,
+            rows,
             num_ranks=self._job.spec.trainer.num_ranks,
             micro_batch_tokens=self._job.spec.trainer.micro_batch_tokens,
-            loss_level=self._job.spec.algorithm.loss_level,
             share_prompts=self._can_share_prompts,
-            skip_zero_advantages=skip_zero_advantages,
+            without_advantage=without_advantage,
+            versions=versions,
         )
 
     async def _load(self, model: str, checkpoint: Path | None) -> None:
@@ -174,38 +189,6 @@ class TrainerGroup:
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             ray.kill(rank)
-
-
-def summarize_update(metrics: RankMetrics, num_micro_batches: int, seconds: float) -> UpdateMetrics:
-    sums = metrics.sums
-    num_tokens = round(sums["num_tokens"])
-    means = {name: sums[name] / max(1, num_tokens) for name in SUMS}
-    return UpdateMetrics(
-        loss=sums["loss"],
-        policy_loss=sums["policy_loss"],
-        kl=means["kl"],
-        entropy=means["entropy"],
-        grad_norm=metrics.grad_norm,
-        learning_rate=metrics.learning_rate,
-        clip_fraction=means["clipped"],
-        logprob_difference=means["logprob_difference"],
-        num_tokens=num_tokens,
-        num_micro_batches=num_micro_batches,
-        seconds=seconds,
-    )
-
-
-def scatter_logprobs(
-    samples: Sequence[TrainSample], plans: Sequence[RankPlan], values: Sequence[Sequence[Sequence[float]]]
-) -> list[list[float]]:
-    """Put each rank's answers back to where their tokens are. values  # [ranks][micro-batches][targets]"""
-    logprobs = [np.zeros(len(sample.token_ids)) for sample in samples]
-    for plan, of_rank in zip(plans, values, strict=True):
-        for batch, of_batch in zip(plan.train, of_rank, strict=True):
-            for sample, position, value in zip(batch.samples, batch.positions, of_batch, strict=True):
-                if sample >= 0:
-                    logprobs[sample][position] = value
-    return [values_of.tolist() for values_of in logprobs]
 
 
 def _future(reference: Any) -> asyncio.Future[Any]:

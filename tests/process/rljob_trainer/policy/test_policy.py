@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.episodes.types import TrainSample
+from rljob_trainer.episodes.types import TrainRow, UpdateVersions
 from tests.paths import ROOT
 from tests.support import policy_scenarios
 
@@ -66,48 +66,70 @@ class ReferenceTrainer:
         every = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1] / self.temperature, dim=-1)
         return every.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], -(every.exp() * every).sum(-1)
 
-    def loss(self, samples: list[TrainSample]) -> torch.Tensor:
-        a, total, num_tokens = self.algorithm, torch.zeros(()), sum(sum(s.loss_mask) for s in samples)
-        for s in samples:
-            mask = torch.tensor(s.loss_mask[1:], dtype=torch.float32)
-            new, entropy = self.logprobs(self.model, s.token_ids)
-            old = new.detach() if s.old_logprobs is None else torch.tensor(s.old_logprobs[1:])
-            ratio = torch.exp(new - old)
-            gain = torch.minimum(ratio * s.advantage, ratio.clip(1 - a.clip_low, 1 + a.clip_high) * s.advantage)
-            if a.importance_cap:
-                gain = gain * torch.exp(old - torch.tensor(s.rollout_logprobs[1:])).clip(max=a.importance_cap)
-            kl = self.logprobs(self.reference, s.token_ids)[0] - new
+    def loss(self, rows: list[TrainRow], versions: UpdateVersions, denominator: float) -> torch.Tensor:
+        a, total = self.algorithm, torch.zeros(())
+        for row in rows:
+            tokens, mask = row.token_ids.tolist(), torch.from_numpy(row.loss_mask[1:])
+            advantages, rollout = torch.from_numpy(row.advantages[1:]), torch.from_numpy(row.rollout_logprobs[1:])
+            new, entropy = self.logprobs(self.model, tokens)
+            share = [proximal_share(version, versions) for version in row.versions[1:]]
+            proximal = rollout + torch.tensor(share) * (new.detach() - rollout)
+            ratio = torch.exp(new - proximal)
+            gain = torch.minimum(ratio * advantages, ratio.clip(1 - a.clip_low, 1 + a.clip_high) * advantages)
+            gain = gain * torch.exp(proximal - rollout).clip(max=a.importance_cap or a.correction.cap)
+            if row.reference_logprobs is None:
+                reference = self.logprobs(self.reference, tokens)[0]
+            else:
+                reference = torch.from_numpy(row.reference_logprobs[1:])
+            kl = reference - new
             per_token = -gain + a.kl.coefficient * (kl.exp() - 1 - kl) - a.entropy_coefficient * entropy
-            share = num_tokens if a.loss_level == "token" else len(samples) * mask.sum()
-            total = total + (per_token * mask).sum() / share
-        return total
+            total = total + row.weight * per_token[mask].sum()
+        return total / denominator
 
-    def gradients(self, samples: list[TrainSample]) -> tuple[float, dict[str, torch.Tensor], float]:
+    def gradients(
+        self, rows: list[TrainRow], versions: UpdateVersions = policy_scenarios.FIRST, level: str = "token"
+    ) -> tuple[float, dict[str, torch.Tensor], float]:
         """Return the loss, the clipped gradients by name, and the norm before the clip."""
         self.model.zero_grad()
-        loss = self.loss(samples)
+        loss = self.loss(rows, versions, policy_scenarios.denominator(rows, level))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.algorithm.optimizer.max_grad_norm)
-        return loss.item(), {name: p.grad for name, p in self.model.named_parameters()}, norm.item()
+        return loss.item(), {name: p.grad.clone() for name, p in self.model.named_parameters()}, norm.item()
+
+
+def proximal_share(version: int, versions: UpdateVersions) -> float:
+    """AReaL's loglinear rule, written again."""
+    if version in (-1, versions.current):
+        return 1.0
+    return min(1.0, max(0.0, (versions.proximal - version) / (versions.current - version)))
 
 
 CASES = {
     "plain": "plain",
     "accumulated": "plain",
+    "reduced": "plain",
     "unshared": "plain",
     "recomputed": "plain",
+    "split": "plain",
+    "without-signal": "without-signal",
     "everything": "everything",
     "everything-accumulated": "everything",
+    "everything-split": "everything",
+    "given-reference": "given-reference",
 }
 """Reference computation of each scenario."""
 
 
 @pytest.fixture(scope="module")
 def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], float]]:
+    plain = ReferenceTrainer(folder, policy_scenarios.PLAIN)
     everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING, temperature=0.7)
+    rows, later = policy_scenarios.build_rows(), policy_scenarios.LATER
     return {
-        "plain": ReferenceTrainer(folder, policy_scenarios.PLAIN).gradients(policy_scenarios.build_samples()),
-        "everything": everything.gradients(policy_scenarios.build_samples(with_old=True)),
+        "plain": plain.gradients(rows),
+        "without-signal": plain.gradients(policy_scenarios.without_advantages(rows, policy_scenarios.NO_SIGNAL)),
+        "everything": everything.gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence"),
+        "given-reference": everything.gradients(policy_scenarios.with_reference(rows), later),
     }
 
 
@@ -116,7 +138,7 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
 def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, references, outcome):
     loss, gradients, norm = references[CASES[name]]
     ours = outcome(name, num_ranks)
-    assert ours["metrics"][0].sums["loss"] == pytest.approx(loss, abs=1e-5)
+    assert ours["metrics"][0].loss == pytest.approx(loss, abs=1e-5)
     assert ours["metrics"][0].grad_norm == pytest.approx(norm, abs=1e-5)
     assert ours["gradients"].keys() == gradients.keys(), "a tied parameter counts once"
     for key, gradient in gradients.items():
@@ -127,12 +149,74 @@ def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, re
 
 def test_ranks_accumulation_sharing_and_recomputation_do_not_change_the_update(outcome):
     expected = outcome("plain", 1)["parameters"]
-    for name in ("plain", "accumulated", "unshared", "recomputed"):
+    for name in ("plain", "accumulated", "reduced", "unshared", "recomputed", "split"):
         for num_ranks in (1, 2):
             assert_same_parameters(outcome(name, num_ranks)["parameters"], expected, f"{name}, {num_ranks} ranks")
-    assert_same_parameters(
-        outcome("everything-accumulated", 2)["parameters"], outcome("everything", 1)["parameters"], "everything"
-    )
+    for name in ("everything-accumulated", "everything-split"):
+        assert_same_parameters(outcome(name, 2)["parameters"], outcome("everything", 1)["parameters"], name)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_same_calls_of_an_update_give_the_same_bits(num_ranks, outcome):
+    first, second = outcome("split", num_ranks), outcome("split-again", num_ranks)
+    assert first["metrics"] == second["metrics"]
+    for key, parameter in first["parameters"].items():
+        assert torch.equal(second["parameters"][key], parameter), key
+
+
+def test_metrics_do_not_depend_on_ranks_or_calls(outcome):
+    expected = vars(outcome("everything", 1)["metrics"][0])
+    for name in ("everything", "everything-accumulated", "everything-split"):
+        found = vars(outcome(name, 2)["metrics"][0])
+        for key in expected.keys() - {"num_micro_batches", "seconds"}:
+            assert found[key] == pytest.approx(expected[key], abs=2e-5), (name, key)
+
+
+def test_gradients_are_whole_on_a_rank_only_where_they_fit(outcome):
+    """Between calls never, and between the micro-batches of a call in the faster mode alone."""
+    assert max(outcome("accumulated", 2)["held"]) > 0, "the micro-batches add up on each rank"
+    assert set(outcome("reduced", 2)["held"]) == {0}
+    assert set(outcome("split", 2)["held"]) == {0}
+
+
+def test_update_with_a_gradient_that_is_not_finite_is_left_out_and_reported(outcome):
+    for num_ranks in (1, 2):
+        skipped = outcome("skipped", num_ranks)
+        assert skipped["metrics"].is_skipped
+        assert not skipped["next"].is_skipped
+        assert skipped["next"].grad_norm > 0
+        assert skipped["num_updates"] == 2, "it counts for the learning rate"
+        for key, parameter in skipped["before"].items():
+            assert torch.equal(skipped["after"][key], parameter), key
+
+
+def test_rows_without_advantage_are_left_out_of_the_forward_pass(outcome):
+    plain, ours = outcome("plain", 2)["metrics"][0], outcome("without-signal", 2)["metrics"][0]
+    rows = policy_scenarios.build_rows()
+    left_out = sum(rows[i].loss_mask.sum() for i in policy_scenarios.NO_SIGNAL)
+    assert (plain.trained_share, ours.num_tokens) == (1.0, plain.num_tokens)
+    assert ours.trained_share == pytest.approx(1 - left_out / plain.num_tokens)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_update_without_any_signal_equals_one_with_gradients_of_zero(num_ranks, outcome):
+    """The moments of Adam decay in both."""
+    rest = outcome("rest", num_ranks)
+    for key, parameter in rest["with_zeros"].items():
+        assert torch.equal(rest["without_forward"][key], parameter), key
+
+
+def test_reference_model_is_measured_and_sharded_again(outcome, folder):
+    for num_ranks in (1, 2):
+        inspected, rows = outcome("inspected", num_ranks), policy_scenarios.build_rows()
+        assert inspected["is_sharded"]
+        trainer = ReferenceTrainer(folder, policy_scenarios.PLAIN)
+        with torch.no_grad():
+            expected = [trainer.logprobs(trainer.reference, row.token_ids.tolist())[0] for row in rows]
+        for facts, row, own in zip(inspected["facts"], rows, expected, strict=True):
+            ours = torch.from_numpy(facts.reference_logprobs)[1:]
+            assert torch.allclose(ours, own * torch.from_numpy(row.loss_mask[1:]), atol=1e-5)
+            assert facts.values is None
 
 
 def assert_same_parameters(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: str) -> None:
@@ -143,7 +227,7 @@ def assert_same_parameters(ours: dict[str, torch.Tensor], theirs: dict[str, torc
     assert num_wrong <= 1e-3 * sum(p.numel() for p in ours.values()), f"{what}: {num_wrong} parameters differ"
 
 
-def test_invalid_samples_do_not_change_the_update(outcome):
+def test_invalid_rows_do_not_change_the_update(outcome):
     for num_ranks in (1, 2):
         masked, left_out = outcome("masked", num_ranks), outcome("plain", num_ranks)
         assert masked["metrics"] == left_out["metrics"]
@@ -151,26 +235,17 @@ def test_invalid_samples_do_not_change_the_update(outcome):
             assert torch.equal(masked["parameters"][key], parameter), key
 
 
-def test_mini_batch_of_invalid_samples_changes_nothing(outcome, folder):
+def test_mini_batch_of_invalid_rows_changes_nothing(outcome, folder):
     nothing = outcome("nothing", 2)
     initial = ReferenceTrainer(folder, Algorithm()).model.state_dict()
-    assert nothing["metrics"][0].sums["num_tokens"] == 0
+    assert nothing["metrics"][0].num_tokens == 0
+    assert not nothing["metrics"][0].is_skipped
     for key, parameter in nothing["parameters"].items():
         assert torch.equal(parameter, initial[key]), key
 
 
-def test_logprobs_of_shared_rows_equal_those_of_separate_sequences(outcome, folder):
-    measured, samples = outcome("measured", 2), policy_scenarios.build_samples()
-    expected_policy = ReferenceTrainer(folder, policy_scenarios.PLAIN)
-    with torch.no_grad():
-        expected = [expected_policy.logprobs(expected_policy.model, sample.token_ids)[0] for sample in samples]
-    for values, batch in zip(measured["logprobs"], measured["batches"], strict=True):
-        for value, sample, position in zip(values, batch.samples, batch.positions, strict=True):
-            assert value.item() == pytest.approx(expected[sample][position - 1].item(), abs=1e-5)
-
-
 def test_published_weights_have_the_compute_dtype_and_tied_heads_once(outcome):
-    published = outcome("measured", 2)["published"]
+    published = outcome("published", 2)["weights"]
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
     assert "model.embed_tokens.weight" in published
     assert "lm_head.weight" not in published

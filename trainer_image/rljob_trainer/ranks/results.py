@@ -1,0 +1,83 @@
+"""The ranks' answers as the driver gets them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob_trainer.episodes.types import TokenFacts, TrainRow, UpdateMetrics
+from rljob_trainer.policy.micro_batches import MicroBatch, RankPlan
+from rljob_trainer.policy.policy import BatchFacts
+from rljob_trainer.policy.update_metrics import RankMetrics
+
+
+@dataclass
+class UpdateCounts:
+    """Of the calls that make up an update."""
+
+    num_tokens: int = 0
+    num_micro_batches: int = 0
+    """Of each rank."""
+    seconds: float = 0.0
+
+
+def summarize_update(metrics: RankMetrics, update: UpdateCounts, denominator: float) -> UpdateMetrics:
+    sums = defaultdict(float, metrics.sums)
+    num_trained = sums["num_tokens"]
+
+    def mean(name: str) -> float:
+        return sums[name] / num_trained if num_trained else 0.0
+
+    squared_importance = num_trained * sums["squared_importance"]
+    return UpdateMetrics(
+        loss=sums["loss"] / denominator if denominator else 0.0,
+        policy_loss=sums["policy_loss"] / denominator if denominator else 0.0,
+        kl=mean("kl"),
+        entropy=mean("entropy"),
+        grad_norm=metrics.grad_norm,
+        learning_rate=metrics.learning_rate,
+        clip_fraction=mean("clipped"),
+        logprob_difference=mean("logprob_difference"),
+        num_tokens=update.num_tokens,
+        trained_share=num_trained / update.num_tokens if update.num_tokens else 0.0,
+        num_micro_batches=update.num_micro_batches,
+        seconds=update.seconds,
+        mismatch_kl=mean("mismatch_kl"),
+        mismatch_max=metrics.maxima.get("mismatch_max", 0.0),
+        corrected_share=mean("corrected"),
+        effective_sample_share=sums["importance"] ** 2 / squared_importance if squared_importance else 1.0,
+        is_skipped=metrics.is_skipped,
+    )
+
+
+def scatter_facts(
+    rows: Sequence[TrainRow], plans: Sequence[RankPlan], answers: Sequence[Sequence[BatchFacts]]
+) -> list[TokenFacts]:
+    """Put each rank's answers back to where their tokens are.  answers  # [ranks][micro-batches]"""
+    pairs = [pair for plan, of_rank in zip(plans, answers, strict=True) for pair in zip(plan, of_rank, strict=True)]
+    found = {
+        field.name: _scatter(rows, [(batch, getattr(facts, field.name)) for batch, facts in pairs])
+        for field in fields(TokenFacts)
+    }
+    return [TokenFacts(**{name: values[i] for name, values in found.items()}) for i in range(len(rows))]
+
+
+def _scatter(
+    rows: Sequence[TrainRow], answers: Sequence[tuple[MicroBatch, NDArray[np.float32] | None]]
+) -> list[NDArray[np.float32] | None]:
+    """Return [tokens] of each row from the [targets] of each micro-batch; None where nothing is known."""
+    if any(values is None for _, values in answers):
+        return [None] * len(rows)
+    scattered: list[NDArray[np.float32] | None] = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    for batch, values in answers:
+        bounds = np.searchsorted(batch.rows, np.arange(1, len(batch.row_indices)))
+        for index, positions, of_row in zip(
+            batch.row_indices, np.split(batch.positions, bounds), np.split(values, bounds), strict=True
+        ):
+            if index >= 0:
+                scattered[index][positions] = of_row
+    return scattered

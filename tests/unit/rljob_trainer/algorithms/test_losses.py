@@ -67,7 +67,7 @@ def test_gradient_with_current_weights_is_that_of_reinforce():
     assert inputs.logprobs.grad.tolist() == pytest.approx([-0.5, 1.5])
 
 
-def test_k1_is_reported_and_is_no_loss():
+def test_k1_is_reported_but_is_not_in_the_loss():
     algorithm = build_algorithm(algorithm_spec(kl={"coefficient": 0.5, "estimator": "k1"}))
     inputs = inputs_of([-1.0], [-1.0], [-1.0], [0.0])
     terms = update_loss(algorithm, inputs, weights=tensor(1.0), reference_logprobs=tensor(-3.0))
@@ -80,9 +80,7 @@ def test_k1_is_reported_and_is_no_loss():
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_loss_and_gradient_are_finite_for_extreme_log_probs(type_, estimator):
     algorithm = build_algorithm(algorithm_spec(type=type_, kl={"coefficient": 0.1, "estimator": estimator}))
-    cases = [
-        (a, b, c, d, adv) for a in extremes for b in extremes for c in extremes for d in extremes for adv in (1, -1)
-    ]
+    cases = list(itertools.product(*[[-1e-6, -80.0, -2000.0]] * 4, [1.0, -1.0]))
     logprobs, proximal, rollout, reference, advantages = map(list, zip(*cases, strict=True))
     given = [torch.tensor(values, dtype=torch.float32) for values in (logprobs, proximal, rollout, advantages)]
     given[0].requires_grad_()

@@ -74,7 +74,7 @@ def answers(*lengths, scores=None, truncated=(), index=0):
 
 
 def conversation(sample, *answers_of_segments, rewards=(), score=1.0, group=0):
-    """Return an episode with segments, each of which has turns of so many tokens."""
+    """Return an episode with segments; each segment has turns of so many tokens."""
     segments, turn = [], 0
     for turns in answers_of_segments:
         segment = empty_segment()

@@ -186,6 +186,9 @@ class TrainerRole(Role):
         return self.replicas * max(1, self.gpus_per_replica)
 
 
+UpdateMode = Literal["keep", "recompute", "finish"]
+
+
 class Sampling(Spec):
     """How tokens are sampled."""
 
@@ -218,10 +221,13 @@ class RolloutRole(Role):
     """Fraction of the GPU's memory that vLLM uses."""
     max_in_flight: int = Field(default=256, ge=1)
     """Maximum requests in flight on one replica."""
-    update_mode: Literal["keep", "finish"] = "keep"
-    """What a weight update does with requests in flight. keep: pause them and continue with the new weights. finish:
-    wait until they end with the old weights."""
+    update_mode: UpdateMode = "keep"
+    """What a weight update does with requests in flight. keep: pause them, and continue with the new weights and the
+    keys and values that the old ones computed. recompute: the same, but compute these again with the new weights, which
+    costs a prefill of each request. finish: wait until they end with the old weights. schedule.type oneStepOff always
+    uses finish."""
     request_timeout_seconds: float = Field(default=600, gt=0)
-    """Seconds after which a generation request is retried on another replica."""
+    """Seconds without a new token after which a generation request is retried on another replica. The length of a
+    completion does not matter. While it produces tokens for other requests, the replica stays in use."""
     extra_args: list[PathText] = Field(default=[], max_length=64)
     """Additional arguments of vLLM's API server."""

@@ -100,13 +100,6 @@ RAY_RESOURCE_TRAINER = "rljob-trainer"
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request to a rollout replica."""
 
-# Headers of each response of a rollout replica. Values: GENERATION:VERSION; empty while it serves the start model.
-HEADER_WEIGHTS = "x-rljob-weights"
-"""Weights that the replica served when it sent the response."""
-HEADER_WEIGHTS_BEGIN = "x-rljob-weights-begin"
-"""Weights that it served when the request arrived. They differ after an update in between (updateMode keep)."""
-
-
 # Bounds of a reward's result.
 MAX_COMPONENTS = 1000
 """Each is a curve."""

@@ -6,6 +6,7 @@ key, that replica first reports again what it serves: a weight version, or a ver
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Replica:
     """Last reported version of the reward. A failure does not clear it."""
     rejected_key: str = ""
     """GENERATION:VERSION that it serves with a digest other than the trainer's."""
+    progressed_at: float = -math.inf
+    """When a request on it last made progress."""
 
 
 class Fleet:
@@ -92,6 +95,26 @@ class Fleet:
         self.failing_since = None
         if replica := self._release(address):
             replica.not_before = max(replica.not_before, until)
+
+    def record_progress(self, address: str, now: float) -> None:
+        """A request on the replica made progress, which for long ones comes minutes before its end."""
+        self.failing_since = None
+        if replica := self.replicas.get(address):
+            replica.progressed_at = now
+
+    def record_silent(self, address: str, now: float, seconds: float) -> None:
+        """A request made no progress for `seconds`. If others did, the replica is healthy, with a long queue."""
+        replica = self.replicas.get(address)
+        if replica is not None and now - replica.progressed_at < seconds:
+            self._release(address)
+        else:
+            self.record_failed(address, now)
+
+    def record_updated(self, address: str) -> None:
+        """The replica ended a request with newer weights than the request needs: ask again what it serves."""
+        self.failing_since = None
+        if replica := self._release(address):
+            replica.serves = ""
 
     def record_failed(self, address: str, now: float) -> None:
         self._release(address)

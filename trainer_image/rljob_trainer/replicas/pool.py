@@ -37,6 +37,19 @@ class ReplicaLease:
         log.warning("%s %s: %s", self._pool.name, self.address, reason)
         self._end(lambda fleet, now: fleet.record_failed(self.address, now))
 
+    def progressed(self) -> None:
+        """The replica works on the request."""
+        self._pool.fleet.record_progress(self.address, self._pool.now())
+
+    def silent(self, seconds: float) -> None:
+        """The request got nothing for `seconds`. If the replica served others meanwhile, it is only overloaded."""
+        log.warning("%s %s: no token for %.0f s", self._pool.name, self.address, seconds)
+        self._end(lambda fleet, now: fleet.record_silent(self.address, now, seconds))
+
+    def updated(self) -> None:
+        """The replica serves newer weights now than those that the request needs."""
+        self._end(lambda fleet, now: fleet.record_updated(self.address))
+
     def busy(self, seconds: float) -> None:
         self._end(lambda fleet, now: fleet.record_busy(self.address, now + seconds))
 

@@ -1,6 +1,7 @@
 """The rollout client: token ids to completions, over the vLLM replicas that serve the required weights.
 
-Invariant: every completion comes from weights that are exactly what the trainer published. A lost replica loses no
+`generate` has the format of requests and responses. Invariant: every token comes from weights that are exactly what the
+trainer published, and none from weights older than those required when its request was sent. A lost replica loses no
 request.
 """
 
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -20,6 +21,7 @@ from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
+from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
 
@@ -35,8 +37,14 @@ _STRAGGLER_SECONDS = 5.0
 
 class RolloutClient:
     def __init__(
-        self, role: RolloutRole, session: aiohttp.ClientSession, *, unavailable_timeout_seconds: float = 600.0
+        self,
+        role: RolloutRole,
+        session: aiohttp.ClientSession,
+        *,
+        spans_updates: bool = False,
+        unavailable_timeout_seconds: float = 600.0,
     ) -> None:
+        """`spans_updates`: a completion may continue with newer weights than it began with; else it is retried."""
         service = os.environ[contract.ENV_ROLLOUT_SERVICE]
         self.replicas = ReplicaPool(
             f"rollouts ({service})",
@@ -49,6 +57,7 @@ class RolloutClient:
         """Last report of each replica that serves the required weights, by address."""
         self.on_mismatch: Callable[[str], None] = log.error
         self._role = role
+        self._spans_updates = spans_updates
         self._session = session
         self._manifest: WeightManifest | None = None
         self._verifying: dict[str, asyncio.Task[None]] = {}
@@ -61,11 +70,11 @@ class RolloutClient:
         await self._stop_verifying()
 
     async def complete(self, token_ids: list[int], sampling: Sampling, seed: int) -> Completion:
-        payload = build_payload(token_ids, sampling, seed)
         avoid: set[str] = set()
         for _ in range(_MAX_ATTEMPTS):
             async with self.replicas.lease(avoid) as lease:
                 key = self.replicas.fleet.required_key
+                payload = generate.build_payload(token_ids, sampling, seed, key)
                 completion = await self._attempt(lease, payload, key)
                 if completion is not None:
                     return completion
@@ -76,31 +85,43 @@ class RolloutClient:
 
     async def _attempt(self, lease: ReplicaLease, payload: dict[str, Any], key: str) -> Completion | None:
         """Return None if another replica should serve the request."""
-        url = f"http://{lease.address}:{contract.PORT_ROLLOUT}/v1/completions"
-        timeout = aiohttp.ClientTimeout(total=self._role.request_timeout_seconds, sock_connect=CONNECT_SECONDS)
         try:
-            async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
-                if response.status in (400, 401, 422):
-                    # Neither another replica nor another attempt can help.
-                    raise _rejection(response.status, await response.text())
-                if response.status != 200:
-                    lease.failed(f"{response.status} {(await response.text())[:200]}")
-                    return None
-                served = {
-                    response.headers.get(name, key) for name in (contract.HEADER_WEIGHTS, contract.HEADER_WEIGHTS_BEGIN)
-                }
-                if served != {key}:
-                    # It restarted, or loaded newer weights during the request: on-policy training cannot use this.
-                    lease.failed(f"generated with weights {', '.join(sorted(served))} instead of {key}")
-                    return None
-                completion = parse_completion(await response.json(), key)
+            completion = await self._stream(lease, payload)
         except UserError:
             raise
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except aiohttp.SocketTimeoutError:
+            lease.silent(self._role.request_timeout_seconds)
+            return None
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
             lease.failed(f"{type(error).__name__}: {error}")
             return None
-        lease.done()
-        return completion
+        match judge_versions(completion, key, spans_updates=self._spans_updates):
+            case "accept":
+                lease.done()
+                return completion
+            case "updated":
+                log.info("%s: a completion of weights %s met an update; it is retried", lease.address, key)
+                lease.updated()
+            case "foreign":
+                lease.failed(f"generated with weights {_describe_versions(completion)} instead of {key}")
+        return None
+
+    async def _stream(self, lease: ReplicaLease, payload: dict[str, Any]) -> Completion:
+        """The timeout is of silence, not of the completion: a long one is well as long as tokens arrive."""
+        url = f"http://{lease.address}:{contract.PORT_ROLLOUT}{generate.PATH}"
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=self._role.request_timeout_seconds
+        )
+        reader = generate.ResponseReader()
+        async with self._session.post(url, json=payload, headers=auth_headers(), timeout=timeout) as response:
+            if response.status != 200:
+                text = await response.text()
+                generate.raise_rejection(response.status, text)
+                raise generate.UnusableResponseError(f"{response.status} {text[:200]}")
+            async for line in response.content:
+                reader.add_line(line.decode())
+                lease.progressed()
+        return reader.finish()
 
     async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
         """Use only replicas that serve `manifest`. Wait until one does, and up to _STRAGGLER_SECONDS for the others."""
@@ -173,46 +194,15 @@ class RolloutClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def build_payload(token_ids: list[int], sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Return vLLM's request for one sample. One request per sample: scoring starts as soon as a sample ends. vLLM
-    batches them, and its prefix cache computes a common prompt once."""
-    return {
-        "model": contract.SERVED_MODEL_NAME,
-        "prompt": token_ids,
-        "n": 1,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "stop": sampling.stop,
-        "seed": seed,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "skip_special_tokens": True,
-    }
+def judge_versions(completion: Completion, key: str, *, spans_updates: bool) -> Literal["accept", "updated", "foreign"]:
+    """Judge a completion that was requested with the weights `key`. updated: the replica is right, and too new for a
+    completion that must not span updates. foreign: the replica restarted, or serves other weights than announced."""
+    generation, _, version = key.rpartition(":")
+    if completion.generation != generation or min(completion.versions) < int(version):
+        return "foreign"
+    return "accept" if spans_updates or max(completion.versions) == int(version) else "updated"
 
 
-def parse_completion(body: dict[str, Any], key: str) -> Completion:
-    """Parse vLLM's response. Raise ValueError if it cannot be trained on."""
-    generation, version = key.rsplit(":", 1)[0], int(key.rsplit(":", 1)[1])
-    choice = body["choices"][0]
-    token_ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-    if choice["finish_reason"] not in ("stop", "length"):
-        raise ValueError(f"the completion ended with finish_reason {choice['finish_reason']}")
-    if len(token_ids) != len(logprobs) or None in logprobs:
-        raise ValueError(f"expected one log-prob per token, got {len(token_ids)} tokens and {len(logprobs)} log-probs")
-    return Completion(
-        token_ids=[int(token_id) for token_id in token_ids],
-        logprobs=[float(logprob) for logprob in logprobs],
-        text=choice["text"],
-        truncated=choice["finish_reason"] == "length",
-        versions=[version] * len(token_ids),
-        generation=generation,
-    )
-
-
-def _rejection(status: int, text: str) -> UserError:
-    if status == 401:
-        return UserError("401 Unauthorized: the rollout replica uses a different RLJOB_TOKEN")
-    remedy = "if the prompt is too long, set spec.data.maxPromptTokens or spec.rollout.maxModelLen"
-    return UserError(f"vLLM rejected a prompt: {text[:500]} ({remedy})")
+def _describe_versions(completion: Completion) -> str:
+    versions = sorted({completion.versions[0], completion.versions[-1]})
+    return " to ".join(f"{completion.generation}:{version}" for version in versions)

@@ -1,7 +1,7 @@
 """The ASGI layer in front of every path of vLLM's server: the token, readiness, and the weights served.
 
 Closed by default: every path except readiness and metrics needs the job's token, whether it exists or not. Serves READY
-and ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns. Adds headers with the weights to responses.
+and ROLLOUT_WEIGHTS from the replica's state, which the weight puller owns.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 import hmac
 
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rljob_api.wire.contract import HEADER_WEIGHTS, HEADER_WEIGHTS_BEGIN, UrlPath
-from rljob_api.wire.protocol import RolloutWeights
+from rljob_api.wire.contract import UrlPath
 from rljob_trainer.rollout.puller import ReplicaState
 
 _OPEN_PATHS = frozenset({UrlPath.READY, UrlPath.METRICS})
+_GENERATION_PATHS = ("/v1/", "/inference/")
 _WEBSOCKET_POLICY_VIOLATION = 1008
 
 
@@ -38,7 +38,7 @@ class RolloutMiddleware:
             if response := await self._respond(scope):
                 await response(scope, receive, send)
             else:
-                await self._app(scope, receive, self._label(send))
+                await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _WEBSOCKET_POLICY_VIOLATION})
         else:
@@ -57,7 +57,7 @@ class RolloutMiddleware:
             return PlainTextResponse(reason or "ready", 503 if reason else 200)
         if path == UrlPath.ROLLOUT_WEIGHTS:
             return await self._respond_weights(QueryParams(scope["query_string"]))
-        if state.is_broken and path.startswith("/v1/"):
+        if state.is_broken and path.startswith(_GENERATION_PATHS):
             return PlainTextResponse(f"the engine's weights are undefined after a failed update: {state.error}", 503)
         return None
 
@@ -69,19 +69,3 @@ class RolloutMiddleware:
                 async with asyncio.timeout(float(query.get("timeout", "30"))):
                     await state.wait_until(lambda: state.serving.key == want)
         return Response(state.serving.model_dump_json(), media_type="application/json")
-
-    def _label(self, send: Send) -> Send:
-        begin = _key(self._state.serving)
-
-        async def send_labelled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[HEADER_WEIGHTS] = _key(self._state.serving)
-                headers[HEADER_WEIGHTS_BEGIN] = begin
-            await send(message)
-
-        return send_labelled
-
-
-def _key(weights: RolloutWeights) -> str:
-    return weights.key if weights.generation else ""

@@ -133,8 +133,6 @@ class WeightPuller:
             return
         try:
             served = await self._engine.load(path, manifest)
-            if served.checksum != manifest.checksum:
-                raise TransientError(f"the engine's digest is {served.checksum}, the publisher's {manifest.checksum}")
         except BaseException:
             state.record_change(is_broken=True, serving=RolloutWeights())
             raise

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.errors import RLJobError, TransientError, UserError
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, RLJobSpec
+from rljob_api.manifest.roles import UpdateMode
 from rljob_api.read.pod_files import load_job_file
 from rljob_api.wire import contract
 from rljob_api.wire.termination import end_program
@@ -53,6 +54,8 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         *("--generation-config", "vllm"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
         *("--worker-extension-cls", WORKER_EXTENSION),
+        # Responses have token ids. The text and bytes of each token would cost vLLM's server time for nothing.
+        "--return-tokens-as-token-ids",
         *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
     ]
     if job.spec.model.revision:
@@ -208,10 +211,15 @@ def _import_model_class(args: Namespace) -> None:
             ModelRegistry.register_model(architecture, registered.load_model_cls())
 
 
+def find_update_mode(spec: RLJobSpec) -> UpdateMode:
+    """oneStepOff means that the weights change between completions."""
+    return "finish" if spec.schedule.type == "oneStepOff" else spec.rollout.update_mode
+
+
 async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState) -> None:
     client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], open_scratch_folder())
     try:
-        await WeightPuller(state, client, EngineLoader(engine, job.spec.rollout.update_mode)).run()
+        await WeightPuller(state, client, EngineLoader(engine, find_update_mode(job.spec))).run()
     finally:
         await client.close()
 

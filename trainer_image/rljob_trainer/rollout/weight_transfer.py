@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
 
 from rljob_api.errors import TransientError
+from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
@@ -26,6 +27,16 @@ _POLL_SECONDS = 30
 _POLL_TIMEOUT = aiohttp.ClientTimeout(total=_POLL_SECONDS + 15, connect=5)
 _FILE_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=60)
 _CHUNK_BYTES = 4 << 20
+
+UNVERIFIED = "unverified"
+"""Label of tokens from weights of no known version."""
+_PAUSES: dict[UpdateMode, tuple[str, bool]] = {
+    "keep": ("keep", False),
+    "recompute": ("keep", True),
+    "finish": ("wait", True),
+}
+"""vLLM's pause mode, and whether the pause clears the caches: running requests then recompute their keys and values
+with the new weights."""
 
 
 class WeightClient:
@@ -84,9 +95,17 @@ async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, s
 
 
 class EngineLoader:
-    def __init__(self, engine: Any, update_mode: Literal["keep", "finish"]) -> None:
+    """Loads versions into vLLM's engine, and labels the tokens that it samples.
+
+    Invariant: a token is labelled with a version only if the engine's digest is the publisher's; until then, and after
+    a failure, with UNVERIFIED.
+    """
+
+    def __init__(self, engine: Any, update_mode: UpdateMode) -> None:
         self._engine = engine
-        self._pause_mode = {"keep": "keep", "finish": "wait"}[update_mode]
+        self._pause_mode, self._clears_cache = _PAUSES[update_mode]
+        self._is_verified = False
+        """Whether everything in the caches is of a published version. Requests are salted with theirs."""
 
     async def warm_up(self) -> None:
         """Send a first request, which pays for lazy initialization, so that no episode does."""
@@ -101,24 +120,34 @@ class EngineLoader:
         engine = self._engine
         begin = time.perf_counter()
         try:
-            # Clears the prefix cache. With keep, in-flight requests lose their KV too and recompute it with the new
-            # weights, so no token is generated from keys and values of the old ones.
-            await engine.pause_generation(mode=self._pause_mode, clear_cache=True)
+            await engine.pause_generation(
+                mode=self._pause_mode, clear_cache=self._clears_cache or not self._is_verified
+            )
             if self._pause_mode == "wait":
                 begin = time.perf_counter()  # it was generating until now
             load_begin = time.perf_counter()
+            self._is_verified = False
+            await engine.update_weight_version(UNVERIFIED)
             await engine.start_weight_update()
             await engine.update_weights(_build_update(path))
-            await engine.finish_weight_update(manifest.key)
-            digests = await engine.collective_rpc("rljob_digest")
+            await engine.finish_weight_update()
+            checksum = str(sum(map(Digest.parse, await engine.collective_rpc("rljob_digest")), start=Digest()))
+            if checksum != manifest.checksum:
+                raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
+            await engine.update_weight_version(manifest.key)
+            self._is_verified = True
             load_seconds = time.perf_counter() - load_begin
+        except BaseException:
+            # The requests would continue with undefined weights.
+            await engine.pause_generation(mode="abort", clear_cache=True)
+            raise
         finally:
             await engine.resume_generation()
         return RolloutWeights(
             generation=manifest.generation,
             version=manifest.version,
             sha256=manifest.sha256,
-            checksum=str(sum(map(Digest.parse, digests), start=Digest())),
+            checksum=checksum,
             pause_seconds=time.perf_counter() - begin,
             load_seconds=load_seconds,
         )

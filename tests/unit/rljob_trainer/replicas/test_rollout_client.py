@@ -1,6 +1,7 @@
-"""The rollout client: its requests to vLLM, and the responses that it accepts."""
+"""The rollout client: which replica serves a request, and the completions that it accepts."""
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import web
@@ -9,57 +10,66 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
 from rljob_api.wire.protocol import RolloutWeights, WeightManifest
-from rljob_trainer.replicas import fleet
+from rljob_trainer.episodes.types import Completion
+from rljob_trainer.replicas import fleet, generate
 from rljob_trainer.replicas.http import open_session
-from rljob_trainer.replicas.rollout_client import RolloutClient, build_payload, parse_completion
+from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions
 from tests.support.loopback import next_address
 
 ADDRESS = next_address()
 MANIFEST = WeightManifest(generation="g", version=1, url="http://x", num_bytes=1, sha256="s", checksum="c")
 
 
-def choice(**fields):
-    base = {"text": "31", "token_ids": [5, 6, 2], "finish_reason": "stop"}
-    return base | {"logprobs": {"token_logprobs": [-0.1, -0.2, -0.3]}} | fields
-
-
-def test_payload_requests_sampled_tokens_and_their_log_probs():
-    payload = build_payload([1, 2], Sampling(temperature=0.7, top_k=0, stop=["\n"]), seed=9)
-    assert payload["prompt"] == [1, 2], "tokens, not text"
-    assert (payload["logprobs"], payload["return_token_ids"], payload["seed"]) == (0, True, 9)
-    assert payload["top_k"] == -1, "vLLM's value for off"
-    assert build_payload([1], Sampling(top_k=5), 0)["top_k"] == 5
-
-
-def test_completion_keeps_its_end_of_sequence_token():
-    found = parse_completion({"choices": [choice()]}, "g:1")
-    assert found.token_ids == [5, 6, 2]
-    assert found.logprobs == [-0.1, -0.2, -0.3]
-    assert not found.truncated
-    assert parse_completion({"choices": [choice(finish_reason="length")]}, "g:1").truncated
-
-
-@pytest.mark.parametrize("fields", [{"finish_reason": "abort"}, {"token_ids": [5]}, {"finish_reason": None}])
-def test_response_that_cannot_be_trained_on_is_rejected(fields):
-    with pytest.raises(ValueError, match=r"ended with|one log-prob per token"):
-        parse_completion({"choices": [choice(**fields)]}, "g:1")
+def events(*versions, **fields):
+    """The events of a response whose tokens were sampled by these versions, one per event."""
+    spans = [{"version": version, "start": i, "end": i + 1} for i, version in enumerate(versions)]
+    for i in range(len(versions)):
+        is_last = i == len(versions) - 1
+        yield {
+            "choices": [
+                {
+                    "text": f"{i} ",
+                    "token_ids": [i + 5],
+                    "logprobs": {"content": [{"logprob": -0.1}]},
+                    "finish_reason": "stop" if is_last else None,
+                    "weight_versions": spans if is_last else None,
+                }
+                | (fields if is_last else {})
+            ]
+        }
 
 
 class Server:
-    def __init__(self, responses):
-        self.responses, self.num_requests = list(responses), 0
+    """Answers each request with the next of `answers`: a response, or the events of a stream. The last one stays."""
+
+    def __init__(self, *answers):
+        self.answers = [answer if isinstance(answer, web.Response) else list(answer) for answer in answers]
+        self.requests = []
         self.weights = RolloutWeights(generation="g", version=1, sha256="s", checksum="c")
+        self.seconds_between_events = 0.0
+        self.hangs = asyncio.Event()
+        self.hangs.set()
 
     async def complete(self, request):
-        self.num_requests += 1
-        return self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        self.requests.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, web.Response):
+            return answer
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in answer:
+            await self.hangs.wait()
+            await asyncio.sleep(self.seconds_between_events)
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def serve_weights(self, request):
         return web.json_response(self.weights.model_dump())
 
     async def __aenter__(self):
         app = web.Application()
-        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post(generate.PATH, self.complete)
         app.router.add_get("/rljob/weights", self.serve_weights)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()
@@ -71,45 +81,138 @@ class Server:
 
 
 @pytest.fixture
-async def rollouts(tmp_path, monkeypatch):
+async def make_client(tmp_path, monkeypatch):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{ADDRESS} rollouts")
     monkeypatch.setenv("RLJOB_HOSTS_FILE", str(hosts))
     monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
     monkeypatch.setattr(fleet, "_INITIAL_BACKOFF_SECONDS", 0.02)
+    clients = []
     async with open_session() as session, asyncio.timeout(20):
-        rollouts = RolloutClient(RolloutRole(), session)
-        await rollouts.start()
-        yield rollouts
-        await rollouts.close()
+
+        async def make(**options):
+            role = RolloutRole(**options.pop("role", {}))
+            clients.append(RolloutClient(role, session, **options))
+            await clients[-1].start()
+            return clients[-1]
+
+        yield make
+        for client in clients:
+            await client.close()
 
 
-def completion(**headers):
-    return web.json_response({"choices": [choice()]}, headers=headers)
+@pytest.fixture
+async def rollouts(make_client):
+    return await make_client()
+
+
+def replica_of(client):
+    return client.replicas.fleet.replicas[ADDRESS]
+
+
+async def test_completion_has_exact_tokens_log_probs_and_versions(rollouts):
+    async with Server(events("g:1", "g:1", "g:1")) as server:
+        await rollouts.sync(MANIFEST)
+        found = await rollouts.complete([1, 2], Sampling(), seed=9)
+    assert found == Completion([5, 6, 7], [-0.1] * 3, [1] * 3, "0 1 2 ", truncated=False, generation="g")
+    [request] = server.requests
+    assert (request["token_ids"], request["cache_salt"], request["sampling_params"]["seed"]) == ([1, 2], "g:1", 9)
 
 
 async def test_completion_of_other_weights_is_retried(rollouts):
-    stale = completion(**{"x-rljob-weights": "g:0"})
-    changed = completion(**{"x-rljob-weights": "g:1", "x-rljob-weights-begin": "g:0"})
-    good = completion(**{"x-rljob-weights": "g:1", "x-rljob-weights-begin": "g:1"})
-    async with Server([stale, changed, good]) as server:
+    stale, changed, started = events("g:0"), events("g:1", "g:2"), events("default")
+    async with Server(stale, changed, started, events("g:1")) as server:
         await rollouts.sync(MANIFEST)
         found = await rollouts.complete([1], Sampling(), 0)
-    assert server.num_requests == 3
-    assert (found.generation, set(found.versions)) == ("g", {1})
+    assert len(server.requests) == 4
+    assert (found.generation, found.versions) == ("g", [1])
+
+
+async def test_completion_that_spans_an_update_is_accepted_if_the_schedule_allows_it(make_client):
+    rollouts = await make_client(spans_updates=True)
+    async with Server(events("g:1", "g:2", "g:2")) as server:
+        await rollouts.sync(MANIFEST)
+        found = await rollouts.complete([1], Sampling(), 0)
+    assert len(server.requests) == 1
+    assert found.versions == [1, 2, 2]
+    assert replica_of(rollouts).num_failures == 0
+
+
+async def test_update_during_a_request_does_not_count_as_a_failure(rollouts):
+    async with Server(events("g:1", "g:2"), events("g:2")) as server:
+        await rollouts.sync(MANIFEST)
+        request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        while replica_of(rollouts).serves or not server.requests:  # noqa: ASYNC110 - a state of the client
+            await asyncio.sleep(0)
+        assert replica_of(rollouts).num_failures == 0
+        server.weights.version = 2
+        await rollouts.sync(MANIFEST.model_copy(update={"version": 2}))
+        assert (await request).versions == [2]
+    assert server.requests[1]["cache_salt"] == "g:2"
+
+
+@pytest.mark.parametrize(
+    ("versions", "generation", "on_policy", "in_flight"),
+    [
+        ([3, 3], "g", "accept", "accept"),
+        ([3, 5], "g", "updated", "accept"),
+        ([5, 5], "g", "updated", "accept"),
+        ([2, 3], "g", "foreign", "foreign"),
+        ([3, 3], "h", "foreign", "foreign"),
+    ],
+)
+def test_completion_never_has_a_token_of_older_or_unknown_weights(versions, generation, on_policy, in_flight):
+    completion = Completion([1, 2], [0.0, 0.0], versions, "", truncated=False, generation=generation)
+    assert judge_versions(completion, "g:3", spans_updates=False) == on_policy
+    assert judge_versions(completion, "g:3", spans_updates=True) == in_flight
+
+
+async def test_long_completion_outlives_the_timeout_while_tokens_arrive(make_client):
+    rollouts = await make_client(role={"requestTimeoutSeconds": 0.5})
+    async with Server(events(*["g:1"] * 40)) as server:
+        server.seconds_between_events = 0.02
+        await rollouts.sync(MANIFEST)
+        found = await rollouts.complete([1], Sampling(), 0)
+    assert len(found.token_ids) == 40
+    assert len(server.requests) == 1, "0.8 s are more than the timeout"
+    assert replica_of(rollouts).num_failures == 0
+
+
+async def test_request_without_tokens_is_retried_after_the_timeout(make_client):
+    rollouts = await make_client(role={"requestTimeoutSeconds": 0.1})
+    async with Server(events("g:1")) as server:
+        await rollouts.sync(MANIFEST)
+        server.hangs.clear()
+        request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        while not replica_of(rollouts).num_failures:  # noqa: ASYNC110 - a state of the client
+            await asyncio.sleep(0.01)
+        server.hangs.set()
+        assert (await request).token_ids == [5]
+    assert len(server.requests) >= 2
 
 
 async def test_prompt_that_vllm_rejects_is_a_user_error(rollouts):
-    async with Server([web.Response(status=400, text="maximum context length is 256 tokens")]):
+    rejected = {"error": {"message": "maximum context length is 256 tokens", "code": 400}}
+    async with Server(web.json_response(rejected, status=400), [rejected]):
         await rollouts.sync(MANIFEST)
-        with pytest.raises(UserError, match=r"256 tokens.*maxPromptTokens"):
-            await rollouts.complete([1], Sampling(), 0)
+        for _ in range(2):  # before the stream, and as its only event
+            with pytest.raises(UserError, match=r"256 tokens.*maxPromptTokens"):
+                await rollouts.complete([1], Sampling(), 0)
+
+
+async def test_stream_that_ends_early_or_with_an_error_is_retried(rollouts):
+    first, *_ = events("g:1", "g:1")
+    failed = {"error": {"message": "Internal server error", "code": 500}}
+    async with Server([first], [first, failed], events("g:1", "g:1")) as server:
+        await rollouts.sync(MANIFEST)
+        assert (await rollouts.complete([1], Sampling(), 0)).token_ids == [5, 6]
+    assert len(server.requests) == 3
 
 
 async def test_job_stops_when_every_rollout_serves_a_wrong_digest(rollouts):
     messages = []
     rollouts.on_mismatch = messages.append
-    async with Server([completion()]) as server:
+    async with Server(events("g:1")) as server:
         server.weights.checksum = "other"
         with pytest.raises(TransientError, match="differs from the trainer's"):
             await rollouts.sync(MANIFEST)

@@ -17,16 +17,13 @@ GOOD = [(b"authorization", b"Bearer secret")]
 
 
 class Inner:
-    """Stands for vLLM: responds to every request, and calls `during` while it does."""
+    """Stands for vLLM: responds to every request."""
 
     def __init__(self) -> None:
         self.scopes: list[dict[str, Any]] = []
-        self.during: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
-        if self.during:
-            self.during()
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"x-inner", b"1")]})
             await send({"type": "http.response.body", "body": b"inner"})
@@ -159,17 +156,10 @@ async def test_request_for_a_version_times_out_with_the_served_one(client: Clien
     assert (status, json.loads(body)["version"]) == (200, 1)
 
 
-async def test_response_headers_name_the_weights_at_begin_and_end(client: Client) -> None:
-    _serve(client.state, 1)
-    client.inner.during = lambda: _serve(client.state, 2)
-    _, _, headers = await client.request("/v1/completions", GOOD)
-    assert (headers["x-rljob-weights-begin"], headers["x-rljob-weights"]) == ("g:1", "g:2")
-    assert headers["x-inner"] == "1"
-
-
-async def test_broken_replica_rejects_completions(client: Client) -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+async def test_broken_replica_rejects_completions(client: Client, path: str) -> None:
     client.state.record_change(is_broken=True, error="weights g:2: half a load")
-    status, body, _ = await client.request("/v1/completions", GOOD)
+    status, body, _ = await client.request(path, GOOD)
     assert status == 503
     assert "half a load" in body
     assert client.inner.scopes == []

@@ -37,7 +37,6 @@ class PullerHarness:
         """Downloads that wait, by key."""
         self.download_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
-        self.wrong_checksums: list[str] = []
         self.queries: list[str] = []
         self.downloads: list[str] = []
         self.cancelled: list[str] = []
@@ -69,9 +68,8 @@ class PullerHarness:
         if self.load_failures:
             raise self.load_failures.pop()
         self.loaded.append(manifest.key)
-        checksum = self.wrong_checksums.pop() if self.wrong_checksums else manifest.checksum
         return RolloutWeights(
-            generation=manifest.generation, version=manifest.version, checksum=checksum, sha256=manifest.sha256
+            generation=manifest.generation, version=manifest.version, checksum=manifest.checksum, sha256=manifest.sha256
         )
 
     async def sleep(self, seconds: float) -> None:
@@ -224,16 +222,6 @@ async def test_failed_load_stops_serving_until_one_succeeds(harness: PullerHarne
     assert "RuntimeError: no such parameter" in reasons[0]
     assert not harness.state.is_broken
     assert harness.state.error == ""
-
-
-async def test_engine_with_a_wrong_digest_is_not_ready(harness: PullerHarness) -> None:
-    harness.wrong_checksums.append("c-other")
-    async with harness.running():
-        harness.announce(_manifest())
-        await harness.until(lambda: harness.state.error)
-        assert "the engine's digest is c-other, the publisher's c-g1-0" in harness.state.reason_not_ready()
-        await harness.until(lambda: not harness.state.reason_not_ready())
-    assert harness.loaded == ["g1:0", "g1:0"]
 
 
 async def test_new_version_is_tried_at_once_after_a_failure(harness: PullerHarness) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.rollout import server as rollout_server
-from rljob_trainer.rollout.server import build_arguments, build_environment
+from rljob_trainer.rollout.server import build_arguments, build_environment, find_update_mode
 
 ENVIRONMENT = {"RLJOB_POD_IP": "127.0.0.9", "RLJOB_MODEL": "/models/m"}
 
@@ -96,6 +96,16 @@ def test_extra_arguments_come_last() -> None:
     arguments = build_arguments(_job(rollout={"extraArgs": ["--seed", "1"], "maxModelLen": 2048}), ENVIRONMENT)
     assert arguments[-2:] == ["--seed", "1"]
     assert _value(arguments, "--max-model-len") == "2048"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chosen", "used"),
+    [("onPolicy", "keep", "keep"), ("bounded", "recompute", "recompute"), ("oneStepOff", "keep", "finish")],
+)
+def test_one_step_off_changes_weights_between_completions(schedule: str, chosen: str, used: str) -> None:
+    job = _job(rollout={"updateMode": chosen})
+    job.spec.schedule.type = schedule  # type: ignore[assignment]
+    assert find_update_mode(job.spec) == used
 
 
 def test_unreadable_job_file_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

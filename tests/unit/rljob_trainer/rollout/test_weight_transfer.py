@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -173,26 +174,59 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_transfer, "_build_update", str)
 
 
-@pytest.mark.parametrize(("update_mode", "pause_mode"), [("keep", "keep"), ("finish", "wait")])
-async def test_load_pauses_in_the_update_mode_and_clears_the_caches(update_mode: Any, pause_mode: str) -> None:
+PUBLISHED = _manifest().model_copy(update={"checksum": str(Digest(11, 22))})
+"""The replica's digest is the sum over its workers."""
+LOAD = [
+    "update_weight_version unverified",
+    "start_weight_update",
+    "update_weights f",
+    "finish_weight_update",
+    "collective_rpc rljob_digest",
+]
+
+
+@pytest.mark.parametrize(
+    ("update_mode", "pause"), [("keep", "keep False"), ("recompute", "keep True"), ("finish", "wait True")]
+)
+async def test_load_pauses_in_the_update_mode_and_labels_the_tokens(update_mode: Any, pause: str) -> None:
     engine = Engine()
-    applied = await EngineLoader(engine, update_mode).load(Path("f"), _manifest())
-    assert engine.calls == [
-        f"pause_generation {pause_mode} True",
-        "start_weight_update",
-        "update_weights f",
-        "finish_weight_update g:0",
-        "collective_rpc rljob_digest",
-        "resume_generation",
-    ]
-    assert (applied.key, applied.sha256) == (_manifest().key, _manifest().sha256)
-    assert applied.checksum == str(Digest(11, 22)), "the replica's digest is the sum over its workers"
+    loader = EngineLoader(engine, update_mode)
+    await loader.load(Path("f"), PUBLISHED)
+    del engine.calls[:]
+    applied = await loader.load(Path("f"), PUBLISHED)
+    assert engine.calls == [f"pause_generation {pause}", *LOAD, "update_weight_version g:0", "resume_generation"]
+    assert (applied.key, applied.sha256, applied.checksum) == (PUBLISHED.key, PUBLISHED.sha256, PUBLISHED.checksum)
     assert applied.pause_seconds >= applied.load_seconds >= 0
 
 
-@pytest.mark.parametrize("fails_at", ["pause_generation", "update_weights", "finish_weight_update", "collective_rpc"])
-async def test_engine_is_resumed_after_any_failure(fails_at: str) -> None:
+async def test_first_load_and_one_after_a_failure_clear_the_caches() -> None:
+    engine = Engine()
+    loader = EngineLoader(engine, "keep")
+    for fails_at in ("", "update_weights", ""):
+        engine.fails_at = fails_at
+        with contextlib.suppress(RuntimeError):
+            await loader.load(Path("f"), PUBLISHED)
+    pauses = [call for call in engine.calls if call.startswith("pause_generation")]
+    assert pauses == [
+        "pause_generation keep True",  # requests of the start model may have any salt
+        "pause_generation keep False",
+        "pause_generation abort True",
+        "pause_generation keep True",
+    ]
+
+
+@pytest.mark.parametrize("fails_at", ["start_weight_update", "update_weights", "finish_weight_update", "digest"])
+async def test_failed_load_aborts_the_requests_and_labels_no_token_with_a_version(fails_at: str) -> None:
     engine = Engine(fails_at)
+    published = PUBLISHED.model_copy(update={"checksum": "other"}) if fails_at == "digest" else PUBLISHED
+    with pytest.raises((RuntimeError, TransientError)):
+        await EngineLoader(engine, "keep").load(Path("f"), published)
+    assert engine.calls[-2:] == ["pause_generation abort True", "resume_generation"]
+    assert [call for call in engine.calls if "version" in call] == ["update_weight_version unverified"]
+
+
+async def test_engine_is_resumed_if_it_cannot_even_pause() -> None:
+    engine = Engine("pause_generation")
     with pytest.raises(RuntimeError):
-        await EngineLoader(engine, "keep").load(Path("f"), _manifest())
+        await EngineLoader(engine, "keep").load(Path("f"), PUBLISHED)
     assert engine.calls[-1] == "resume_generation"

@@ -1,0 +1,148 @@
+"""vLLM's token-in, token-out protocol, as far as RLJob uses it: one request, and its response as a stream. Pure.
+
+    POST /inference/v1/generate
+    {"model": "policy", "token_ids": [1, 2], "stream": true, "output_mode": "text", "cache_salt": "GENERATION:VERSION",
+     "sampling_params": {"max_tokens": 512, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ["END"], "seed": 7,
+                         "logprobs": 0, "stream_interval": 32}}
+
+    200, text/event-stream; one event for the first token, for every `stream_interval` tokens after it, and for the end:
+    data: {"choices": [{"text": "4", "token_ids": [19], "logprobs": {"content": [{"logprob": -0.1}]},
+                        "finish_reason": null, "weight_versions": null}]}
+
+    data: {"choices": [{"text": "2", "token_ids": [17, 0], "logprobs": {"content": [{"logprob": -0.2}, {"logprob": 0}]},
+                        "finish_reason": "stop",
+                        "weight_versions": [{"version": "g:1", "start": 0, "end": 2},
+                                            {"version": "g:2", "start": 2, "end": 3}]}]}
+
+    data: [DONE]
+
+An event has the tokens since the one before. `weight_versions` comes with the last one, and covers all tokens of the
+response. `text` leaves out special tokens and the stop string; `token_ids` has them. finish_reason is stop (the
+end-of-sequence token or a stop string), length, or abort. An error is {"error": {"message": "...", "code": 400}}, as an
+event or as the body of another status.
+
+The salt keeps prefixes that older weights computed out of a request: vLLM shares cached blocks among requests with the
+same salt only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.roles import Sampling
+from rljob_api.wire import contract
+from rljob_trainer.episodes.types import Completion
+
+PATH = "/inference/v1/generate"
+
+_STREAM_INTERVAL = 32
+"""Tokens per event. Each one costs vLLM's server about as much as a token; few show progress as well as many."""
+_UNKNOWN_LOGPROB = -9999.0
+"""What vLLM writes for a log-prob that is not a number."""
+
+
+class UnusableResponseError(ValueError):
+    """The response cannot be trained on; another attempt can help."""
+
+
+def build_payload(token_ids: list[int], sampling: Sampling, seed: int, key: str) -> dict[str, Any]:
+    """Return the request for one sample with the weights `key`. One request per sample: scoring starts as soon as a
+    sample ends. vLLM batches them, and its prefix cache computes a common prompt once."""
+    return {
+        "model": contract.SERVED_MODEL_NAME,
+        "token_ids": token_ids,
+        "stream": True,
+        "output_mode": "text",
+        "cache_salt": key,
+        "sampling_params": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop": sampling.stop,
+            "seed": seed,
+            "logprobs": 0,
+            "stream_interval": _STREAM_INTERVAL,
+        },
+    }
+
+
+@dataclass
+class ResponseReader:
+    """Collects the events of one response."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """[sampled]"""
+    logprobs: list[float] = field(default_factory=list)
+    """[sampled]"""
+    texts: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    versions: list[int] = field(default_factory=list)
+    """[sampled] Known once the response has ended."""
+    generation: str = ""
+
+    def add_line(self, line: str) -> None:
+        """Add one line of the stream. Raises UserError and UnusableResponseError."""
+        name, _, text = line.strip().partition(":")
+        if name != "data" or text.strip() == "[DONE]":
+            return
+        event = json.loads(text)
+        if "error" in event:
+            raise_rejection(event["error"].get("code", 0), str(event["error"].get("message", text)))
+            raise UnusableResponseError(f"vLLM failed: {str(event['error'])[:500]}")
+        for choice in event["choices"]:
+            self._add(choice)
+
+    def _add(self, choice: dict[str, Any]) -> None:
+        token_ids = choice["token_ids"] or []
+        logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or []]
+        if len(token_ids) != len(logprobs) or _UNKNOWN_LOGPROB in logprobs:
+            raise UnusableResponseError(
+                f"expected one log-prob per token, got {len(token_ids)} tokens and the log-probs {logprobs}"
+            )
+        self.token_ids += [int(token_id) for token_id in token_ids]
+        self.logprobs += logprobs
+        self.texts.append(choice["text"])
+        if choice["finish_reason"] is not None:
+            self.finish_reason = choice["finish_reason"]
+            if self.finish_reason not in ("stop", "length"):
+                raise UnusableResponseError(f"the completion ended with finish_reason {self.finish_reason}")
+            self._add_versions(choice.get("weight_versions") or [])
+
+    def _add_versions(self, spans: list[dict[str, Any]]) -> None:
+        generations = set()
+        for span in spans:
+            generation, separator, version = span["version"].rpartition(":")
+            if not separator or not version.isdecimal():
+                raise UnusableResponseError(f"generated with unknown weights {span['version']!r}")
+            generations.add(generation)
+            self.versions += [int(version)] * (span["end"] - span["start"])
+        if len(generations) != 1 or len(self.versions) != len(self.token_ids):
+            raise UnusableResponseError(
+                f"expected a version of one generation for each of {len(self.token_ids)} tokens, got {spans}"
+            )
+        self.generation = generations.pop()
+
+    def finish(self) -> Completion:
+        if self.finish_reason is None:
+            raise UnusableResponseError("the response ended before the completion")
+        return Completion(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            text="".join(self.texts),
+            truncated=self.finish_reason == "length",
+            generation=self.generation,
+        )
+
+
+def raise_rejection(code: int, text: str) -> None:
+    """Raise UserError if neither another replica nor another attempt can help."""
+    if code == 401:
+        raise UserError("401 Unauthorized: the rollout replica uses a different RLJOB_TOKEN")
+    if code in (400, 422):
+        remedy = "if the prompt is too long, set spec.data.maxPromptTokens or spec.rollout.maxModelLen"
+        raise UserError(f"vLLM rejected a prompt: {text[:500]} ({remedy})")

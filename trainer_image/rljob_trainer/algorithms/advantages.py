@@ -135,8 +135,8 @@ def has_signal(group: Scores, zero_std_threshold: float) -> bool:
     """Return whether a group's valid scores differ by more than rounding.
 
     The threshold is relative to the group's largest score, so that rewards of any scale train; above 1 it is absolute,
-    so that an offset does not hide differences. Noise of 1e-7, divided by its deviation, would become an advantage: hence
-    thresholds and not `std == 0`.
+    so that an offset does not hide differences. Noise of 1e-7, divided by its deviation, would become an advantage:
+    hence thresholds and not `std == 0`.
     """
     valid = [score for score in group if score is not None]
     return len(valid) >= 2 and is_signal(deviation(valid), max(map(abs, valid)), zero_std_threshold)

@@ -14,8 +14,8 @@ from typing import Any
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
-from rljob_trainer.algorithms.advantages import average, deviation, has_signal
-from rljob_trainer.episodes.batches import usable_scores
+from rljob_trainer.algorithms.advantages import average, deviation
+from rljob_trainer.episodes.batches import has_signal, training_scores
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics
 from rljob_trainer.history.run_state import disk_errors
 
@@ -73,7 +73,6 @@ def summarize_step(
     episodes = [episode for group in groups for episode in group.episodes]
     scores = [t.score for t in episodes if t.score is not None]
     results = [result for t in episodes for result in t.results.values()]
-    usable = [usable_scores(group, spec.rewards) for group in groups]
     invalid = count_invalid(episodes)
     return {
         "reward": mean(scores),
@@ -89,10 +88,10 @@ def summarize_step(
         "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
         "reward_execute_mean_seconds": mean(result.execute_seconds for result in results),
         "num_samples": len(episodes),
-        "num_masked": sum(score is None for scores_ in usable for score in scores_),
+        "num_masked": sum(training_scores(group, spec).count(None) for group in groups),
         "num_invalid": sum(invalid.values()),
         "invalid_by_reason": dict(invalid),
-        "zero_signal_share": mean(not has_signal(group, spec.algorithm.zero_std_threshold) for group in usable),
+        "zero_signal_share": mean(not has_signal(group, spec) for group in groups),
         **summarize_lengths(episodes),
         **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
     }

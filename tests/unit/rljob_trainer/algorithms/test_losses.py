@@ -1,5 +1,6 @@
 """The composed loss of an update against numbers worked out by plain Python."""
 
+import itertools
 import math
 
 import pytest

@@ -160,8 +160,13 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
 	$(BIN)/python bench/autoscale_day.py
 
+.PHONY: bench-schedules
+bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/schedules.py
+
 .PHONY: bench-overlap
-bench-overlap: $(SYNCED) ## What slow rewards cost a step: batch scoring, streamed, streamed with the autoscaler
+bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, autoscaled or with fixed slots (40 minutes)
 	$(BIN)/python examples/prepare.py gsm8k
 	$(BIN)/python bench/overlap.py
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+QUICKSTART = Path(__file__).parents[1] / "examples/quickstart/rljob.yaml"
 
 
 def run_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Path:
@@ -19,7 +22,29 @@ def run_job(job: Path, folder: Path, overrides: Mapping[str, object]) -> Path:
     return Path(ended.stdout.strip().splitlines()[-1])
 
 
+def read_records(summary: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of one type: step or eval."""
+    records = [json.loads(line) for line in summary.with_name("metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["type"] == kind]
+
+
 def read_steps(summary: Path) -> list[dict[str, Any]]:
     """Return the metrics of all steps except the first one, which warms up."""
-    records = [json.loads(line) for line in summary.with_name("metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["type"] == "step"][1:]
+    return read_records(summary, "step")[1:]
+
+
+def run_quickstart(folder: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Run the demo; return its held-out accuracy before and after. Raise CalledProcessError if it fails."""
+    started_at = time.monotonic()
+    path = run_job(QUICKSTART, folder, overrides)
+    summary = json.loads(path.read_text())
+    before, after = summary["metrics_before"], summary["metrics_after"]
+    return {
+        "seconds": round(time.monotonic() - started_at, 1),
+        "exact_before": before["exact"],
+        "exact_after": after["exact"],
+        "last_before": before["last"],
+        "last_after": after["last"],
+        "gain": after["exact"] - before["exact"],
+        "summary": str(path),
+    }

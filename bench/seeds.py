@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from run_job import run_job
+from run_job import run_quickstart
 
 ROOT = Path(__file__).parents[1]
-JOB = ROOT / "examples/quickstart/rljob.yaml"
 
 
-def run_seed(seed: int, folder: Path) -> dict[str, float | int]:
+def run_seed(seed: int, folder: Path) -> dict[str, Any]:
     """Run the demo with `seed`. Raise CalledProcessError if it fails."""
-    started = time.monotonic()
-    summary = json.loads(run_job(JOB, folder / f"seed-{seed}", {"schedule.seed": seed}).read_text())
-    before, after = summary["metrics_before"], summary["metrics_after"]
-    return {
-        "seed": seed,
-        "seconds": round(time.monotonic() - started, 1),
-        "exact_before": before["exact"],
-        "exact_after": after["exact"],
-        "last_before": before["last"],
-        "last_after": after["last"],
-        "gain": after["exact"] - before["exact"],
-    }
+    row = run_quickstart(folder / f"seed-{seed}", {"schedule.seed": seed})
+    del row["summary"]
+    return {"seed": seed, **row}
 
 
 def main() -> None:

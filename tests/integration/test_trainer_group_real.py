@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
@@ -25,7 +26,7 @@ import yaml
 
 from rljob_api.manifest.job import RLJob
 from rljob_trainer.driver.ports import TrainerGroupDiedError
-from rljob_trainer.episodes.types import TrainSample
+from rljob_trainer.episodes.types import NOT_SAMPLED, TrainRow, UpdateMetrics, UpdateVersions
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.ranks.ray_node import ray_environment
 from tests.support.loopback import next_address
@@ -51,7 +52,11 @@ def build_job(model: Path) -> RLJob:
                 "model": {"source": str(model)},
                 "data": {"train": {"source": "/none.jsonl"}},
                 "rewards": [{"name": "r", "function": {"inline": "def compute_score(): ..."}}],
-                "algorithm": {"groupSize": 4, "optimizer": {"learningRate": 1e-3}},
+                "algorithm": {
+                    "groupSize": 4,
+                    "kl": {"coefficient": 0.01, "estimator": "k1"},
+                    "optimizer": {"learningRate": 1e-3},
+                },
                 "schedule": {"promptsPerStep": 2, "steps": 4},
                 "trainer": {"replicas": 2, "dtype": "float32"},
             },
@@ -59,12 +64,27 @@ def build_job(model: Path) -> RLJob:
     )
 
 
-def build_samples(seed: int) -> list[TrainSample]:
+def build_rows(seed: int) -> list[TrainRow]:
     completions = [[(seed + 3 * i + k) % 90 + 3 for k in range(4 + i % 3)] for i in range(8)]
-    return [
-        TrainSample(PROMPT + c, [0] * 3 + [1] * len(c), [0.0] * 3 + [-4.0] * len(c), advantage=(-1.0) ** i)
-        for i, c in enumerate(completions)
-    ]
+    return [build_row(completion, advantage=(-1.0) ** i) for i, completion in enumerate(completions)]
+
+
+def build_row(completion: list[int], advantage: float) -> TrainRow:
+    sampled = np.array([0] * len(PROMPT) + [1] * len(completion), np.bool_)
+    return TrainRow(
+        token_ids=np.array(PROMPT + completion),
+        loss_mask=sampled,
+        rollout_logprobs=np.where(sampled, -4.0, 0.0).astype(np.float32),
+        advantages=np.where(sampled, advantage, 0.0).astype(np.float32),
+        versions=np.where(sampled, 0, NOT_SAMPLED).astype(np.int32),
+    )
+
+
+async def update(group: Any, rows: list[TrainRow]) -> UpdateMetrics:
+    """Train on the rows in two calls: of 7, and of 1, with which one of the ranks has nothing to do."""
+    for part in (rows[:7], rows[7:]):
+        await group.accumulate(part, UpdateVersions(0, 0))
+    return await group.apply(sum(int(row.loss_mask.sum()) for row in rows))
 
 
 @dataclass
@@ -146,11 +166,15 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
     group = await TrainerGroup.start(job, model=str(model), generation="g1", checkpoint=None, report=reported.append)
     assert any("trainer Pods to join Ray" in text for text in reported), reported
 
-    before = await group.compute_logprobs(build_samples(0))
-    metrics = await group.update(build_samples(0))
-    assert metrics.num_tokens == sum(sum(s.loss_mask) for s in build_samples(0))
-    assert metrics.learning_rate == 1e-3
-    assert await group.compute_logprobs(build_samples(0)) != before
+    rows = build_rows(0)
+    before = await group.inspect(rows)
+    metrics = await update(group, rows)
+    assert metrics.num_tokens == sum(int(row.loss_mask.sum()) for row in rows)
+    assert (metrics.num_micro_batches, metrics.trained_share, metrics.learning_rate) == (2, 1.0, 1e-3)
+    assert metrics.grad_norm > 0
+    for row, facts, again in zip(rows, before, await group.inspect(rows), strict=True):
+        assert ((facts.reference_logprobs < 0) == row.loss_mask).all()
+        assert (facts.reference_logprobs == again.reference_logprobs).all(), "updates do not change the reference"
 
     manifest = await group.publish(1)
     assert manifest.key == "g1:1"
@@ -163,26 +187,26 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
     assert len(body) == manifest.num_bytes
 
     await group.save(tmp_path / "checkpoint")
-    await group.update(build_samples(1))
+    await update(group, build_rows(1))
     undisturbed = await group.publish(2)
 
-    update = asyncio.create_task(group.update(build_samples(2)))
+    updating = asyncio.create_task(update(group, build_rows(2)))
     os.kill(group.process_ids[1], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError) as died:
-        await asyncio.wait_for(update, DEATH_SECONDS)
+        await asyncio.wait_for(updating, DEATH_SECONDS)
     assert not died.value.lost_node, "its Pod still runs, so the rank has failed"
     with pytest.raises(TrainerGroupDiedError):
-        await group.update(build_samples(2))
+        await update(group, build_rows(2))
 
     resumed = await TrainerGroup.start(
         job, model=str(model), generation="g2", checkpoint=tmp_path / "checkpoint", report=reported.append
     )
-    await resumed.update(build_samples(1))
+    await update(resumed, build_rows(1))
     again = await resumed.publish(2)
     assert (again.sha256, again.checksum) == (undisturbed.sha256, undisturbed.checksum), "resume must be exact"
 
     watching = asyncio.create_task(resumed.watch())
-    await resumed.update(build_samples(2))
+    await update(resumed, build_rows(2))
     assert not watching.done(), "an update is not a failure"
     os.kill(resumed.process_ids[0], signal.SIGKILL)
     with pytest.raises(TrainerGroupDiedError):
@@ -213,11 +237,11 @@ async def test_trainer_group_that_lost_a_pod_says_so(
         build_job(model), model=str(model), generation="g1", checkpoint=None, report=lambda text: None
     )
     watching = asyncio.create_task(group.watch())
-    update = asyncio.create_task(group.update(build_samples(0)))
+    updating = asyncio.create_task(update(group, build_rows(0)))
     end(pods.workers[1])
-    ended, _ = await asyncio.wait((watching, update), timeout=DEATH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    ended, _ = await asyncio.wait((watching, updating), timeout=DEATH_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
     failures = [task.exception() for task in ended if task.exception()]
-    for task in (watching, update):
+    for task in (watching, updating):
         task.cancel()
     await asyncio.to_thread(pods.workers[1].wait, DEADLINE_SECONDS)
     pods.start(1)
@@ -237,6 +261,6 @@ async def test_trainer_pods_join_a_restarted_head(pods: Pods, model: Path) -> No
     pods.head = RayHead(HEAD)
     await pods.head.start()
     restarted = await TrainerGroup.start(job, model=str(model), generation="g2", checkpoint=None, report=print)
-    assert (await restarted.update(build_samples(0))).num_tokens > 0
+    assert (await update(restarted, build_rows(0))).num_tokens > 0
     await wait_for_end(group.process_ids)
     await restarted.close()

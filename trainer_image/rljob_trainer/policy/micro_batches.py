@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from rljob_trainer.algorithms.corrections import proximal_shares
 from rljob_trainer.episodes.types import TrainRow, UpdateVersions
@@ -28,25 +28,25 @@ _IDLE = -1
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Lines for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank."""
+    """Lines for one forward, and the sampled tokens that they predict. Picklable, to be sent to a rank: hence int32."""
 
-    token_ids: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
     """[lines, length] 0 for padding."""
-    position_ids: NDArray[np.int64]
+    position_ids: NDArray[np.int32]
     """[lines, length] Position in the token's row."""
-    trees: NDArray[np.int64]
+    trees: NDArray[np.int32]
     """[lines, length] Number of the tree in its line; -1 for padding."""
-    branches: NDArray[np.int64]
+    branches: NDArray[np.int32]
     """[lines, length] 0 for the prompt, otherwise the number of the completion in its tree."""
-    row_indices: NDArray[np.int64]
+    row_indices: NDArray[np.int32]
     """[rows] Index in the call of each row; -1 for the row of an idle micro-batch."""
-    sources: NDArray[np.int64]
+    sources: NDArray[np.int32]
     """[targets] Flat index (line * length + column) of the token that predicts the target."""
-    targets: NDArray[np.int64]
+    targets: NDArray[np.int32]
     """[targets] Sampled token."""
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int32]
     """[targets] Number of the row, of those in `row_indices`."""
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int32]
     """[targets] Index of the target in its row."""
     weights: NDArray[np.float32]
     """[targets] Of the token in the loss; 0 in an idle micro-batch."""
@@ -116,13 +116,13 @@ def plan_micro_batches(
 
 def _idle_micro_batch(like: TrainRow) -> MicroBatch:
     """Return one token of weight 0, for a rank that must take part in the collectives of a micro-batch."""
-    zeros, one, nothing = np.zeros(1, np.int64), np.zeros((1, 1), np.int64), np.zeros(1, np.float32)
+    zeros, one, nothing = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.zeros(1, np.float32)
     return MicroBatch(
         token_ids=one,
         position_ids=one,
         trees=one,
         branches=one,
-        row_indices=np.array([_IDLE]),
+        row_indices=zeros + _IDLE,
         sources=zeros,
         targets=zeros,
         rows=zeros,
@@ -201,10 +201,10 @@ class _Layout:
 
     def _pack(self, lines: Sequence[Sequence[_Tree]]) -> MicroBatch:
         width = _line_length(lines[0])
-        grid = np.zeros((4, len(lines), width), np.int64)  # token ids, positions, trees, branches
+        grid = np.zeros((4, len(lines), width), np.int32)  # token ids, positions, trees, branches
         grid[2] = -1
         indices: list[int] = []
-        sources: list[NDArray[np.int64]] = []
+        sources: list[NDArray[np.int32]] = []
         for line, trees in enumerate(lines):
             start = 0
             for number, tree in enumerate(trees):
@@ -214,7 +214,7 @@ class _Layout:
                 start += tree.length
         return self._micro_batch(grid, indices, sources)
 
-    def _place(self, cells: NDArray[np.int64], number: int, tree: _Tree) -> list[NDArray[np.int64]]:
+    def _place(self, cells: NDArray[np.int32], number: int, tree: _Tree) -> list[NDArray[np.int32]]:
         """Write `tree` into the first of `cells`. Return the source column of each target, for each row."""
         placed = []
         _write(cells, tree.prompt, 0, number, branch=0)
@@ -222,46 +222,46 @@ class _Layout:
         for branch, i in enumerate(tree.rows, start=1):
             row, (first, last) = self.rows[i], _span(self.rows[i])
             _write(cells[:, column:], row.token_ids[first:last], first, number, branch)
-            columns = np.flatnonzero(row.loss_mask) + (column - 1 - first)
+            columns = np.flatnonzero(row.loss_mask).astype(np.int32) + (column - 1 - first)
             columns[0] = len(tree.prompt) - 1
             placed.append(columns)
             column += last - first
         return placed
 
     def _micro_batch(
-        self, grid: NDArray[np.int64], indices: Sequence[int], sources: Sequence[NDArray[np.int64]]
+        self, grid: NDArray[np.int32], indices: Sequence[int], sources: Sequence[NDArray[np.int32]]
     ) -> MicroBatch:
         rows = [self.rows[i] for i in indices]
         counts = [len(columns) for columns in sources]
+        positions = [np.flatnonzero(row.loss_mask) for row in rows]
 
-        def sampled(name: str) -> NDArray[np.float32] | None:
-            values = [getattr(row, name) for row in rows]
-            if values[0] is None:
-                return None
-            return np.concatenate([of_row[row.loss_mask] for of_row, row in zip(values, rows, strict=True)], dtype="f4")
+        def sampled(name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+            arrays = (getattr(row, name) for row in rows)
+            return np.concatenate([array[chosen] for array, chosen in zip(arrays, positions, strict=True)], dtype=dtype)
+
+        def optional(name: str) -> NDArray[np.float32] | None:
+            return None if getattr(rows[0], name) is None else sampled(name)
 
         return MicroBatch(
             *grid,
-            row_indices=np.array(indices, np.int64),
+            row_indices=np.array(indices, np.int32),
             sources=np.concatenate(sources),
-            targets=np.concatenate([row.token_ids[row.loss_mask] for row in rows]),
-            rows=np.repeat(np.arange(len(rows)), counts),
-            positions=np.concatenate([np.flatnonzero(row.loss_mask) for row in rows]),
+            targets=sampled("token_ids", np.int32),
+            rows=np.repeat(np.arange(len(rows), dtype=np.int32), counts),
+            positions=np.concatenate(positions, dtype=np.int32),
             weights=np.repeat(np.array([row.weight for row in rows], np.float32), counts),
-            advantages=np.concatenate([row.advantages[row.loss_mask] for row in rows], dtype="f4"),
-            rollout_logprobs=np.concatenate([row.rollout_logprobs[row.loss_mask] for row in rows], dtype="f4"),
+            advantages=sampled("advantages"),
+            rollout_logprobs=sampled("rollout_logprobs"),
             proximal_shares=proximal_shares(
-                np.concatenate([row.versions[row.loss_mask] for row in rows]),
-                self.versions.proximal,
-                self.versions.current,
+                sampled("versions", np.int32), self.versions.proximal, self.versions.current
             ),
-            reference_logprobs=sampled("reference_logprobs"),
-            returns=sampled("returns"),
-            values=sampled("values"),
+            reference_logprobs=optional("reference_logprobs"),
+            returns=optional("returns"),
+            values=optional("values"),
         )
 
 
-def _write(cells: NDArray[np.int64], tokens: NDArray[np.int64], position: int, tree: int, branch: int) -> None:
+def _write(cells: NDArray[np.int32], tokens: NDArray[np.int64], position: int, tree: int, branch: int) -> None:
     """Write the tokens of one branch into the first of `cells`.  cells  # [4, columns]"""
     used = cells[:, : len(tokens)]
     used[0] = tokens

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -34,32 +36,39 @@ class ScoringModel(nn.Module):
         head = self.network.get_output_embeddings()
         device = head.weight.device
         chosen = source_states(self.network.base_model, batch, device, self.dtype)
-        targets = torch.from_numpy(batch.targets).to(device)
+        targets = _integers(batch.targets, device)
         return selected_logprobs(chosen, head.weight, targets, temperature, entropy_gradient)
 
 
 def source_states(base_model: Any, batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the hidden states that predict the targets.  [targets, hidden]"""
     hidden = base_model(
-        input_ids=torch.from_numpy(batch.token_ids).to(device),
+        input_ids=_integers(batch.token_ids, device),
         use_cache=False,
         **_attention_inputs(batch, device, dtype),
-    ).last_hidden_state  # [rows, length, hidden]
-    return hidden.flatten(0, 1)[torch.from_numpy(batch.sources).to(device)]
+    ).last_hidden_state  # [lines, length, hidden]
+    return hidden.flatten(0, 1)[_integers(batch.sources, device)]
+
+
+def _integers(values: NDArray[np.int32], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 def _attention_inputs(batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the mask and positions. Plain rows need none: the causal mask hides padding on the right."""
+    """Return the mask and positions. Plain lines need none: the causal mask hides padding on the right."""
     if batch.is_plain:
         return {}
-    trees = torch.from_numpy(batch.trees).to(device)  # [rows, length]
-    branches = torch.from_numpy(batch.branches).to(device)
+    trees = _integers(batch.trees, device)  # [lines, length]
+    branches = _integers(batch.branches, device)
     length = trees.shape[1]
-    visible = trees[:, :, None] == trees[:, None, :]  # [rows, query, key]
+    visible = trees[:, :, None] == trees[:, None, :]  # [lines, query, key]
     visible &= (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
     visible &= torch.ones(length, length, dtype=torch.bool, device=device).tril()
     mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
-    return {"attention_mask": mask[:, None], "position_ids": torch.from_numpy(batch.position_ids).to(device)}
+    return {
+        "attention_mask": mask[:, None],
+        "position_ids": _integers(batch.position_ids, device),
+    }
 
 
 def load_network(source: str, *, dtype: torch.dtype, attention: str, options: dict[str, Any]) -> Any:
@@ -91,7 +100,7 @@ def load_network(source: str, *, dtype: torch.dtype, attention: str, options: di
 
 def can_share_prompts(config: Any) -> bool:
     """Whether the model supports tree-shaped attention. It needs masks (sdpa, eager) and full attention in every layer:
-    windows and recurrences count tokens of a row, not of an episode."""
+    windows and recurrences count tokens of a line, not of a row."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
         return False

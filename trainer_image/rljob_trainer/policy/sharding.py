@@ -25,7 +25,7 @@ class ShardingMode:
     keep_gathered: bool
     """Whether the parameters stay gathered between the passes of an update."""
     reduce_once: bool
-    """Whether a call reduces its gradients once, after the last backward. Until then each rank holds whole gradients."""
+    """Whether a call reduces its gradients once, after the last backward. Until then a rank holds all gradients."""
 
 
 def choose_mode(num_parameters: int, num_frozen: int, dtype: torch.dtype, device: torch.device) -> ShardingMode:

@@ -77,16 +77,16 @@ class TrainerGroup:
         if not self._needs.reference and not self._needs.values:
             return [TokenFacts()] * len(rows)
         plans = await self._plan(rows, without_advantage=True)
-        answers = await self._call_all("inspect", [(plan,) for plan in plans])
+        answers = await self._send("inspect", plans)
         return scatter_facts(rows, plans, answers)
 
     async def accumulate(self, rows: Sequence[TrainRow], versions: UpdateVersions) -> None:
         started = time.monotonic()
         algorithm = self._job.spec.algorithm
-        has_other_terms = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0
+        has_other_terms = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient != 0 or self._needs.values
         plans = await self._plan(rows, without_advantage=has_other_terms, versions=versions)
         if plans[0]:
-            await self._call_all("accumulate", [(plan,) for plan in plans])
+            await self._send("accumulate", plans)
         self._update.num_tokens += sum(int(row.loss_mask.sum()) for row in rows)
         self._update.num_micro_batches += len(plans[0])
         self._update.seconds += time.monotonic() - started
@@ -141,6 +141,11 @@ class TrainerGroup:
             without_advantage=without_advantage,
             versions=versions,
         )
+
+    async def _send(self, method: str, plans: Sequence[RankPlan]) -> list[Any]:
+        """Call `method` with each rank's plan. They may be large: a thread copies them to Ray's object store."""
+        sent = await asyncio.to_thread(lambda: [ray.put(plan) for plan in plans])
+        return await self._call_all(method, [(plan,) for plan in sent])
 
     async def _load(self, model: str, checkpoint: Path | None) -> None:
         described = await self._broadcast("describe")

@@ -29,7 +29,7 @@ from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
 from rljob_trainer.episodes.batches import build_samples
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult
 from rljob_trainer.replicas.http import open_session
@@ -162,22 +162,24 @@ def make_prompts(num: int, slow: int | None = None) -> list[Prompt]:
 
 
 @asynccontextmanager
-async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collector, RewardClients, Any]]:
+async def collecting(spec: Reward, prompts: list[Prompt]) -> AsyncIterator[tuple[Collection, RewardClients, Any]]:
     """Yield a running collection and its task."""
     async with open_session() as session, asyncio.timeout(_DEADLINE_SECONDS):
         rewards = RewardClients([spec], session)
         await rewards.start()
         collector = Collector(Agent(), None, rewards, [spec])  # type: ignore[arg-type]
 
+        collection = collector.collect(prompts, _PLAN)
+
         async def collect() -> list[Group]:
-            async with collector.collect(prompts, _PLAN) as collection:
+            async with collection:
                 groups = [group async for group in collection.groups()]
                 await collection.rescore_stale(groups)
             return sorted(groups, key=lambda group: group.index)
 
         task = asyncio.create_task(collect())
         try:
-            yield collector, rewards, task
+            yield collection, rewards, task
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -214,10 +216,10 @@ def num_attempts(trajectory: Episode) -> int:
 async def test_killed_replica_costs_no_sample_with_a_thousand_in_flight(servers: Servers) -> None:
     addresses = await servers.start(SCORE, 3)
     spec = make_reward(failurePolicy={"retries": 0})
-    async with collecting(spec, make_prompts(275)) as (collector, rewards, task):
+    async with collecting(spec, make_prompts(275)) as (collection, rewards, task):
         client = rewards.clients["r"]
         await until(
-            lambda: collector.progress.num_scored >= 60 and client.replicas.fleet.replicas[addresses[0]].in_flight
+            lambda: collection.progress.num_scored >= 60 and client.replicas.fleet.replicas[addresses[0]].in_flight
         )
         assert len(client.in_flight) >= 1000
         servers.kill(addresses[0])
@@ -231,17 +233,17 @@ async def test_temporary_dns_failure_costs_no_sample(servers: Servers) -> None:
     addresses = await servers.start(SCORE, 2)
     spec = make_reward(failurePolicy={"retries": 0})
     servers.list_none()
-    async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
+    async with collecting(spec, make_prompts(100)) as (collection, rewards, task):
         client = rewards.clients["r"]
         await until(lambda: client.replicas.num_waiting == 400)  # no address has been listed yet
         servers.list_only(*addresses)
-        await until(lambda: collector.progress.num_scored >= 50)
+        await until(lambda: collection.progress.num_scored >= 50)
         servers.break_dns()
-        await until(lambda: collector.progress.num_scored >= 150)
+        await until(lambda: collection.progress.num_scored >= 150)
         servers.list_only(*addresses)
-        await until(lambda: collector.progress.num_scored >= 200)
+        await until(lambda: collection.progress.num_scored >= 200)
         servers.list_none()
-        await until(lambda: collector.progress.num_scored >= 300)
+        await until(lambda: collection.progress.num_scored >= 300)
         trajectories = check(await task, spec, 100)
     assert all(t.score == float(t.text) for t in trajectories)
 
@@ -284,9 +286,9 @@ async def test_group_reward_that_is_slow_for_one_group_masks_only_that_group(ser
 async def test_killed_replica_of_a_group_reward_costs_no_group(servers: Servers) -> None:
     addresses = await servers.start(RANK, 2, scope="group")
     spec = make_reward(failurePolicy={"retries": 0}, scope="group")
-    async with collecting(spec, make_prompts(250)) as (collector, rewards, task):
+    async with collecting(spec, make_prompts(250)) as (collection, rewards, task):
         fleet = rewards.clients["r"].replicas.fleet
-        await until(lambda: collector.progress.num_scored >= 40 and fleet.replicas[addresses[0]].in_flight)
+        await until(lambda: collection.progress.num_scored >= 40 and fleet.replicas[addresses[0]].in_flight)
         servers.kill(addresses[0])
         trajectories = check(await task, spec, 250)
     assert all(t.score is not None for t in trajectories)
@@ -297,14 +299,14 @@ async def test_rolling_update_during_a_step_leaves_a_single_version(servers: Ser
     new = await servers.start(SCORE + "\n# version 2\n", 2)
     servers.list_only(*old)
     spec = make_reward(failurePolicy={"retries": 0})
-    async with collecting(spec, make_prompts(100)) as (collector, rewards, task):
+    async with collecting(spec, make_prompts(100)) as (collection, rewards, task):
         versions = rewards.clients["r"].replicas.fleet.versions
-        await until(lambda: collector.progress.num_scored >= 50)
+        await until(lambda: collection.progress.num_scored >= 50)
         servers.list_only(old[1], new[0])
         servers.kill(old[0])
         await until(lambda: len(set(versions())) == 2)  # both exist: the step keeps the old one
-        await until(lambda: collector.progress.num_scored >= 100)
-        assert len({t.results["r"].version for t in collector.progress.episodes if t.results}) == 1
+        await until(lambda: collection.progress.num_scored >= 100)
+        assert len({t.results["r"].version for t in collection.progress.episodes if t.results}) == 1
         servers.list_only(*new)
         servers.kill(old[1])
         trajectories = check(await task, spec, 100)

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 from aiohttp import web
 
@@ -26,10 +27,12 @@ from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.loop import Driver, DriverComponents
+from rljob_trainer.driver.ledger import Reports
+from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
 from rljob_trainer.driver.ports import TrainerGroupDiedError
+from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
-from rljob_trainer.episodes.types import UpdateMetrics
+from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import list_trajectory_files
 from rljob_trainer.history.tracking import build_trackers
@@ -52,6 +55,7 @@ class FakeTrainer:
     def __init__(self, harness, generation, weight):
         self.harness, self.generation, self.weight = harness, generation, weight
         self.alive = True
+        self._pending = []
 
     def _live(self, what):
         if not self.alive:
@@ -60,18 +64,31 @@ class FakeTrainer:
             self.alive = False
             raise self.harness.group_death(f"a rank died during {what}")
 
-    async def update(self, samples):
-        await asyncio.sleep(0)
-        self._live("update")
-        text = json.dumps([self.weight, [[s.token_ids, s.loss_mask, round(s.advantage, 9)] for s in samples]])
-        self.weight = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
-        self.harness.updates.append(samples)
-        self._live("after update")
-        return UpdateMetrics(0.1, 0.1, 0.0, 1.0, 0.5, 1e-5, 0.0, 0.01, sum(sum(s.loss_mask) for s in samples), 1, 0.01)
+    async def inspect(self, rows):
+        self._live("inspect")
+        return [TokenFacts(-0.5 * row.loss_mask, np.zeros(len(row.token_ids))) for row in rows]
 
-    async def compute_logprobs(self, samples):
-        self._live("compute_logprobs")
-        return [[-0.5 * mask for mask in s.loss_mask] for s in samples]
+    async def accumulate(self, rows, versions):
+        await asyncio.sleep(0)
+        self._live("accumulate")
+        self._pending += rows
+        self.harness.versions.append(versions)
+        self._live("after accumulate")
+
+    async def apply(self, denominator):
+        await self.harness.before_apply()
+        self._live("update")
+        rows, self._pending = self._pending, []
+        # In any order, as gradients add up.
+        texts = sorted(json.dumps([r.token_ids.tolist(), r.loss_mask.tolist(), _rounded(r.advantages)]) for r in rows)
+        self.weight = int(hashlib.sha256(f"{self.weight}{texts}{denominator}".encode()).hexdigest()[:12], 16)
+        self.harness.updates.append(rows)
+        self._live("after update")
+        num_tokens = sum(int(row.loss_mask.sum()) for row in rows)
+        return UpdateMetrics(
+            loss=0.1, policy_loss=0.1, kl=0.0, entropy=1.0, grad_norm=0.5, learning_rate=1e-5, clip_fraction=0.0,
+            logprob_difference=0.01, num_tokens=num_tokens, num_micro_batches=1, seconds=0.01,
+        )  # fmt: skip
 
     async def set_steps(self, steps):
         self._live("set_steps")
@@ -105,6 +122,10 @@ class FakeTrainer:
 
     async def close(self):
         self.alive = False
+
+
+def _rounded(values):
+    return [round(float(value), 6) for value in values]
 
 
 class FakeRollout:
@@ -143,21 +164,25 @@ class FakeRollout:
         if self.down or self.harness.break_completion(self):
             request.transport.abort()
             return web.Response()
-        weight = self.harness.weight
+        weight, first = self.harness.weight, self.harness.published.key
         self.at_once += 1
         self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0.002)
         self.at_once -= 1
-        draw = random.Random(f"{weight}/{body['prompt']}/{body['seed']}")
+        seed = body["sampling_params"]["seed"]
+        draw = random.Random(f"{weight}/{body['token_ids']}/{seed}")
         tokens = [draw.randrange(1, 100) for _ in range(draw.randrange(1, 5))] + [EOS]
         self.num_served += 1
+        spans = [(first, 0, 1), (self.harness.published.key, 1, len(tokens))]
         choice = {
             "text": " ".join(map(str, tokens[:-1])),
             "token_ids": tokens,
-            "logprobs": {"token_logprobs": [-0.5] * len(tokens)},
+            "logprobs": {"content": [{"logprob": -0.5}] * len(tokens)},
             "finish_reason": "stop",
+            "weight_versions": [{"version": key, "start": start, "end": end} for key, start, end in spans],
         }
-        return web.json_response({"choices": [choice]}, headers={"x-rljob-weights": self.harness.published.key})
+        lines = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+        return web.Response(text=lines, content_type="text/event-stream")
 
 
 class FakeReward:
@@ -194,10 +219,11 @@ class DriverHarness:
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.published, self.weight = None, 0
-        self.updates, self.requests, self.generations, self.trainer_steps = [], [], [], []
+        self.updates, self.requests, self.generations, self.trainer_steps, self.versions = [], [], [], [], []
         self.read_steps = lambda: None
         self.calls = Counter()
         self.kill_trainer = lambda what: False
+        self.before_apply = lambda: asyncio.sleep(0)
         self.trainer_died = asyncio.Event()
         self.loses_node = False
         self.withhold = lambda manifest: False
@@ -237,7 +263,7 @@ class DriverHarness:
         self.runners[server.address] = runner
 
     async def serve_rollout(self, rollout):
-        routes = [web.get("/rljob/weights", rollout.weights), web.post("/v1/completions", rollout.complete)]
+        routes = [web.get("/rljob/weights", rollout.weights), web.post("/inference/v1/generate", rollout.complete)]
         await self.serve(rollout, PORT_ROLLOUT, routes)
 
     async def serve_reward(self, reward):
@@ -273,7 +299,8 @@ class DriverHarness:
         """Yield a driver in a new environment, as after a restart of its process."""
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
-            rollouts = RolloutClient(self.job.spec.rollout, session)
+            spans_updates = build_schedule(self.job.spec.schedule).spans_updates
+            rollouts = RolloutClient(self.job.spec.rollout, session, spans_updates=spans_updates)
             rewards = RewardClients(self.job.spec.rewards, session)
             for client in (rollouts, rewards):
                 await client.start()
@@ -284,11 +311,15 @@ class DriverHarness:
             collector = Collector(build_agent(self.job.spec.agent), rollouts, rewards, self.job.spec.rewards)
             train = {i: Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
-            components = DriverComponents(
-                self.start_trainer, rollouts, rewards, collector, self.board, trackers, prometheus,
-                PromptSet(len(train), train), held_out, "/m", self.read_schedule,
-            )  # fmt: skip
-            yield Driver(self.job, self.run_dir, components, head_job_uid)
+            parts = DriverParts(
+                self.start_trainer,
+                collector,
+                Reports(self.board, trackers, prometheus),
+                Datasets(PromptSet(len(train), train), held_out),
+                "/m",
+                self.read_schedule,
+            )
+            yield Driver(self.job, self.run_dir, parts, head_job_uid)
 
     async def run(self):
         async with self.driver() as driver:

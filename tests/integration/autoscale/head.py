@@ -13,10 +13,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.collection import Collector
+from rljob_trainer.driver.dispatcher import DispatchState
+from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.driver.train_lane import LaneState, TrainLane
+from rljob_trainer.episodes.types import Group
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
@@ -43,23 +48,27 @@ async def run(environment: Environment) -> None:
     await server.start(environment.address)
     async with open_session() as session:
         rewards = RewardClients(spec.rewards, session)
+        prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
         collector = Collector(Agent(), rollouts, rewards, spec.rewards)  # type: ignore[arg-type]
-        board.describe_live = lambda status: describe_live(status, collector.progress, rewards, rollouts, forecast)  # type: ignore[arg-type]
+        dataset = PromptSet(len(prompts), dict(enumerate(prompts)))
+        lane = TrainLane(collector, dataset, spec, "g", LaneState(dispatch=DispatchState()))
+        lanes = (lane, EvalLane(collector, (), spec, "g"))
+        board.describe_live = lambda status: describe_live(status, lanes, collector, forecast)
         board.update(total_steps=spec.schedule.steps)
         await rewards.start()
-        prompts = [Prompt(i, f"p{i}", [1], ground_truth="1") for i in range(spec.schedule.prompts_per_step)]
         for step in range(1, spec.schedule.steps + 1):
-            board.set_phase("generate")
             started_at = time.monotonic()
             forecast.record_begin(started_at)
-            plan = CollectionPlan("train", step, spec.algorithm.group_size, spec.rollout.sampling, 0, "g")
-            async with collector.collect(prompts, plan) as collection:
-                found = [group async for group in collection.groups()]
+            lane.begin_step(spec.schedule.steps)
+            found: list[Group] = []
+            while missing := len(prompts) - len(found):
+                found += await lane.take(missing)
             results = [result for group in found for t in group.episodes for result in t.results.values()]
             record(environment.run_dir, step, [result.valid for result in results], time.monotonic() - started_at)
-            board.set_phase("update")
-            await asyncio.sleep(UPDATE_SECONDS)
-            forecast.record_end(collector.progress, UPDATE_SECONDS)
+            with collector.phases.within("update", time.monotonic):
+                await asyncio.sleep(UPDATE_SECONDS)
+            lane.finish_step()
+            forecast.record_end(lane.progress, UPDATE_SECONDS)
             board.update(step=step)
         board.set_phase("done")
         await asyncio.sleep(LINGER_SECONDS)

@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import DriverProblem, Learning, LearningReason
+from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.metrics import Record
 
+MAX_SKIPPED_UPDATES = 10
+"""Single updates overflow now and then; this many in a row mean that the parameters or the rewards are broken."""
 _MAX_REASONS = 3
 """Problems in the message of a failed job."""
 
@@ -44,6 +47,24 @@ def classify_step(record: Record) -> StepSignal:
     if record["num_masked"] == record["num_samples"]:
         return StepSignal.NO_VALID_SAMPLES
     return StepSignal.NO_ADVANTAGES if record["zero_signal_share"] == 1 else StepSignal.ADVANTAGES
+
+
+def count_last_skipped(updates: Sequence[UpdateMetrics], before: int) -> int:
+    """Return the number of consecutive skipped updates, up to the last one. `before`: up to the previous step."""
+    for update in updates:
+        before = before + 1 if update.is_skipped else 0
+    return before
+
+
+def describe_skipped(count: int) -> str:
+    """Return why a job fails whose updates change nothing; empty while it may go on."""
+    if count < MAX_SKIPPED_UPDATES:
+        return ""
+    return (
+        f"spec.algorithm: the gradients of the last {count} updates were not finite, so the model did not change: "
+        "lower algorithm.optimizer.learningRate, set trainer.dtype to float32 or bfloat16, and look for immense rewards in "
+        "`rljob trajectories`"
+    )
 
 
 def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import BusyShares, RolloutWeights, ScheduleStatus, WeightManifest
 from rljob_trainer.driver.evaluation import EvaluationResult
-from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step
+from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
+from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
+from rljob_trainer.driver.role_clock import Phase, PhaseClock, RoleClock
 from rljob_trainer.driver.status import StatusBoard
+from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.driver.updates import StepOutcome
-from rljob_trainer.episodes.cursor import Cursor
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.history.metrics import (
     Record,
     append_line,
     count_invalid,
+    count_staleness,
     flatten,
     mean,
     summarize_lengths,
+    summarize_schedule,
     summarize_step,
 )
 from rljob_trainer.history.prometheus import PrometheusMetrics
@@ -45,79 +50,89 @@ _SHOWN = (
 """Fields of a step's record that the status has, too."""
 
 
+@dataclass(frozen=True)
+class Reports:
+    """Where a run reports to."""
+
+    board: StatusBoard
+    trackers: Trackers
+    prometheus: PrometheusMetrics
+
+
 class Ledger:
     """The books of one trainer group; it continues the history of a checkpoint."""
 
     def __init__(
-        self,
-        spec: RLJobSpec,
-        run_dir: Path,
-        history: History,
-        board: StatusBoard,
-        trackers: Trackers,
-        prometheus: PrometheusMetrics,
+        self, spec: RLJobSpec, run_dir: Path, history: History, reports: Reports, roles: RoleClock, phases: PhaseClock
     ) -> None:
+        """`roles`, `phases`: which the lanes feed, too."""
         self.history = history
         self.weight_digests: dict[str, str] = {}
         self.export: Path | None = None
         self._spec, self._run_dir = spec, run_dir
-        self._board, self._trackers, self._prometheus = board, trackers, prometheus
-        self._phases: defaultdict[str, float] = defaultdict(float)
+        self._board, self._trackers, self._prometheus = reports.board, reports.trackers, reports.prometheus
+        self._roles, self._phases = roles, phases
         self._step_started_at = time.monotonic()
+        self._recent: deque[Record] = deque(maxlen=NUM_STEPS)
+        self._mismatch = ""
         self._served: dict[str, RolloutWeights] = {}
         self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib)
         """The driver flushes it before a checkpoint, which counts its samples."""
-        trackers.restart_at(history.step)
-        board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
-        board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
+        self._trackers.restart_at(history.step)
+        self._board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
+        schedule = ScheduleStatus(type=spec.schedule.type, max_staleness=spec.schedule.staleness)
+        self._board.update(schedule=schedule.model_dump())
+        self._board.update(restarts=dict(history.restarts), num_invalid=sum(history.invalid_by_reason.values()))
 
     @contextmanager
-    def phase(self, name: str, waits_for: str = "") -> Iterator[None]:
+    def phase(self, name: Phase, waits_for: str = "") -> Iterator[None]:
+        """Count the time within as that of a phase, unless a phase that takes precedence is active."""
         self._board.set_phase(name, waits_for)
-        started_at = time.monotonic()
-        try:
+        with self._phases.within(name, time.monotonic):
             yield
-        finally:
-            self.add_seconds(name, time.monotonic() - started_at)
 
-    def add_seconds(self, name: str, seconds: float) -> None:
-        seconds = max(0.0, seconds)
-        self._phases[name] += seconds
-        self._prometheus.phases.labels(name).inc(seconds)
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Within, the trainer computes an update."""
+        with self._phases.within("update", time.monotonic), self._roles.working("trainer", time.monotonic):
+            yield
 
-    def record_collection_seconds(
-        self, progress: CollectionProgress, update_seconds: float, total_seconds: float
-    ) -> None:
-        """Split the time into generation up to the last token, updates, and scoring: the rest, a wait for rewards."""
-        generate = progress.generate_seconds
-        self.add_seconds("generate", generate)
-        self.add_seconds("update", update_seconds)
-        self.add_seconds("score", total_seconds - generate - update_seconds)
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        with self.phase("publish"), self._roles.working("trainer", time.monotonic):
+            yield
+
+    def pipeline_seconds(self) -> float:
+        """Return the work of the busier of trainer and rollouts since the step began."""
+        busy = self._roles.busy_seconds(time.monotonic())
+        return max(busy["trainer"], busy["rollouts"])
 
     def begin_step(self) -> None:
         self._close_phases()  # of evaluation and checkpoint, between two steps
         self._step_started_at = time.monotonic()
+        self._roles.reset(self._step_started_at)
 
     def _close_phases(self) -> dict[str, float]:
-        closed, self._phases = dict(self._phases), defaultdict(float)
+        closed: dict[str, float] = dict(self._phases.take(time.monotonic()).items())
         for name, seconds in closed.items():
             self.history.phase_seconds[name] = self.history.phase_seconds.get(name, 0.0) + seconds
+            self._prometheus.phases.labels(name).inc(seconds)
         return closed
 
     def record_weights(self, manifest: WeightManifest, served: dict[str, RolloutWeights]) -> None:
         self._served = served
         self.weight_digests = {"trainer": manifest.checksum} | {a: weights.checksum for a, weights in served.items()}
 
-    def record_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> None:
-        """Record a step, once its weights are published and served."""
-        record, history = self._describe_step(outcome, progress, cursor), self.history
+    def record_step(self, outcome: StepOutcome, lane: TrainLane) -> None:
+        """Record a step, once its weights are published. Between two steps, so that `lane` fits the weights."""
+        record, history = self._describe_step(outcome, lane.progress), self.history
         for name, num_versions in record["reward_versions"].items():
             if num_versions > 1:
                 log.warning("step %d: scored by %d versions of reward %s", record["step"], num_versions, name)
         self.trajectories.record("train", record["step"], outcome.groups)
         self._commit(record)
         history.step = record["step"]
-        history.epoch, history.position = cursor.epoch, cursor.position
+        history.lane = lane.snapshot().model_dump(mode="json")
         history.step_rewards.append(record["reward"])
         history.prompts_trained.append([group.prompt.index for group in outcome.groups])
         history.samples_trained += record["num_samples"] - record["num_masked"]
@@ -126,38 +141,47 @@ class Ledger:
         history.logprob_difference += [update.logprob_difference for update in outcome.updates[:1]]
         counts = self.steps_without_signal.after(classify_step(record))
         history.steps_without_valid, history.steps_without_advantage = counts
+        history.skipped_updates = count_last_skipped(outcome.updates, history.skipped_updates)
+        self._warn_of_mismatch(record)
         self._show_step(record)
+
+    def _warn_of_mismatch(self, record: Record) -> None:
+        self._recent.append(record)
+        before, self._mismatch = self._mismatch, judge_mismatch(list(self._recent))
+        if self._mismatch and not before:
+            log.warning("%s", self._mismatch)
 
     @property
     def steps_without_signal(self) -> StepsWithoutSignal:
         return StepsWithoutSignal(self.history.steps_without_valid, self.history.steps_without_advantage)
 
-    def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress, cursor: Cursor) -> Record:
-        spec, step, served = self._spec, self.history.step + 1, self._served.values()
-        phases = self._close_phases()
-        num_tokens, generate = sum(t.num_sampled for t in progress.episodes), phases.get("generate", 0.0)
+    def _describe_step(self, outcome: StepOutcome, progress: CollectionProgress) -> Record:
+        spec, step, served, now = self._spec, self.history.step + 1, self._served.values(), time.monotonic()
+        generating, shares = self._roles.busy_seconds(now)["rollouts"], self._roles.shares(now)
+        num_tokens = sum(episode.num_sampled for episode in progress.episodes)
+        staleness = count_staleness((e for group in outcome.groups for e in group.episodes), self.history.step)
         return {
             "type": "step",
             "step": step,
             "time": time.time(),
             **summarize_step(outcome.groups, outcome.updates, list(progress.latency_by_sample.values()), spec),
-            "tokens_per_second": num_tokens / generate if generate else None,
+            "tokens_per_second": num_tokens / generating if generating else None,
             "pause_seconds": mean(weights.pause_seconds for weights in served),
             "transfer_seconds": mean(weights.transfer_seconds for weights in served),
             "weight_version": step,
             "num_rollouts": len(served),
-            "epoch": cursor.epoch,
-            "phase_seconds": phases,
-            "step_seconds": time.monotonic() - self._step_started_at,
+            **summarize_schedule(staleness, dict(shares.items()), outcome.num_replaced),
+            "phase_seconds": self._close_phases(),
+            "step_seconds": now - self._step_started_at,
         }
 
     def record_evaluation(self, outcome: EvaluationResult) -> None:
-        history, phases = self.history, self._close_phases()
+        history = self.history
         episodes = [episode for group in outcome.groups for episode in group.episodes]
         invalid = dict(count_invalid(episodes))
         record: Record = {
             "type": "eval",
-            "step": history.step,
+            "step": outcome.step,
             "time": time.time(),
             "accuracy": outcome.accuracy,
             "means": outcome.means,
@@ -165,16 +189,16 @@ class Ledger:
             "num_invalid": sum(invalid.values()),
             "invalid_by_reason": invalid,
             **summarize_lengths(episodes),
-            "seconds": phases.get("evaluate"),
+            "seconds": outcome.seconds,
         }
-        self.trajectories.record("eval", history.step, outcome.groups)
+        self.trajectories.record("eval", outcome.step, outcome.groups)
         self._commit(record)
-        if history.step == 0:
+        if outcome.step == 0:
             history.accuracy_before, history.eval_before = outcome.accuracy, outcome.means
         history.accuracy_after, history.eval_after = outcome.accuracy, outcome.means
-        history.evaluated_at = history.step
+        history.evaluated_at = outcome.step
         self._board.update(accuracy=outcome.accuracy)
-        log.info("step %d: accuracy %s, %s", history.step, outcome.accuracy, outcome.means)
+        log.info("step %d: accuracy %s, %s", outcome.step, outcome.accuracy, outcome.means)
 
     def write_summary(self) -> None:
         self._close_phases()
@@ -198,7 +222,15 @@ class Ledger:
     def _show_step(self, record: Record) -> None:
         phases = record["phase_seconds"]
         gpu_seconds = sum(phases.get(name, 0.0) for name in ("generate", "update", "publish", "sync"))
-        self._board.update(gpu_seconds_per_step=gpu_seconds, **{name: record[name] for name in _SHOWN})
+        schedule = self._board.status.schedule.model_copy(
+            update={
+                "trained_staleness_mean": record["staleness_mean"],
+                "trained_staleness_max": record["staleness_max"],
+                "busy": BusyShares(**record["busy_shares"]),
+            }
+        )
+        shown = {name: record[name] for name in _SHOWN}
+        self._board.update(gpu_seconds_per_step=gpu_seconds, schedule=schedule.model_dump(), **shown)
         log.info(
             "step %d: reward %s, invalid %d, logprob difference %s, %.1f s",
             record["step"], record["reward"], record["num_invalid"], record.get("logprob_difference"),

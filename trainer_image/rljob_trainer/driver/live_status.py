@@ -5,47 +5,46 @@ from __future__ import annotations
 import time
 
 from rljob_api.wire.protocol import DriverStatus
+from rljob_trainer.driver.collection import Collector
+from rljob_trainer.driver.evaluation import EvalLane
+from rljob_trainer.driver.train_lane import TrainLane
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.replicas.rollout_client import RolloutClient
-from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
 
 _COLLECTING = ("generate", "score", "evaluate")
-_AFTER_COLLECTION = ("update", "publish", "sync")
 
 
 def describe_live(
-    status: DriverStatus,
-    progress: CollectionProgress,
-    rewards: RewardClients,
-    rollouts: RolloutClient,
-    forecaster: DemandForecaster,
+    status: DriverStatus, lanes: tuple[TrainLane, EvalLane] | None, collector: Collector, forecaster: DemandForecaster
 ) -> DriverStatus:
+    """`lanes`: of the trainer group; None while none is ready."""
+    train, held_out = lanes or (None, None)
+    open_train = train.progress if train and train.is_in_step and train.progress.num_unscored else None
+    open_eval = held_out.progress if held_out and held_out.step is not None and held_out.progress.num_unscored else None
+    now, progress = time.monotonic(), open_train or open_eval or CollectionProgress()
+    is_last = status.phase == "done" or (train is not None and train.num_collected >= status.total_steps > 0)
+    is_open = progress in (open_train, open_eval)
+    forecast = forecaster.predict(progress, now, is_open=is_open, is_last=is_last)
+    if open_train and open_eval:
+        forecast = forecast.plus(open_eval.num_samples, open_eval.num_unscored)
+    status.demand = collector.rewards.demand(forecast)
+    if train is None or status.phase == "done":
+        return status
+    status.phase = collector.phases.phase
+    status.schedule = train.describe(status.schedule)
     is_collecting = status.phase in _COLLECTING
-    is_unscored = progress.num_scored < progress.num_samples
-    # The first mini-batches are updated on while the last ones are scored.
-    is_open = is_unscored and (is_collecting or status.phase == "update")
-    # A step counts once its weights are served.
-    has_collected = progress.lane == "train" and progress.num_samples > 0
-    num_done = status.step + (has_collected and status.phase in _AFTER_COLLECTION)
-    is_last = status.phase == "done" or num_done >= status.total_steps > 0
-    status.demand = rewards.demand(forecaster.predict(progress, time.monotonic(), is_open=is_open, is_last=is_last))
-    waits = rollouts.describe_wait()
+    waits = collector.rollouts.describe_wait() if is_collecting or status.phase == "sync" else ""
     if is_collecting:
-        if status.phase == "generate" and progress.num_generated == progress.num_samples:
-            status.phase = "score"
-        waits = waits or _describe_collection(progress, rewards, rollouts)
-    elif status.phase != "sync":
-        waits = ""  # it concerns an older generation
-    if waits:
-        status.waits_for = waits
+        waits = waits or _describe_collection(progress, collector, status.schedule.groups_due)
+    status.waits_for = waits
     return status
 
 
-def _describe_collection(progress: CollectionProgress, rewards: RewardClients, rollouts: RolloutClient) -> str:
+def _describe_collection(progress: CollectionProgress, collector: Collector, num_due: int | None) -> str:
     num_open = progress.num_samples - progress.num_generated
-    if num_open:
-        num_queued = rollouts.replicas.num_waiting
+    if num_open > 0:
+        num_queued = collector.rollouts.replicas.num_waiting
         queued = f", {num_queued} of them for a free rollout" if num_queued else ""
-        return f"waits for {num_open} of {progress.num_samples} completions{queued}"
-    return rewards.describe_wait(progress.num_samples - progress.num_scored, progress.num_samples)
+        due = f", {num_due} groups are due" if num_due and progress.lane == "train" else ""
+        return f"waits for {num_open} of {progress.num_samples} completions{queued}{due}"
+    return collector.rewards.describe_wait(progress.num_unscored, progress.num_samples)

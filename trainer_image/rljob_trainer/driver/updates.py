@@ -1,83 +1,119 @@
-"""Scored groups to optimizer updates, each as soon as the groups of its mini-batch are scored.
+"""The updates of one step: scored groups to gradients, each as soon as it may train.
 
-Invariant: the step stays on-policy; every ratio is to the weights that sampled.
+    take groups --> [inspect] --> advantages --> rows --> accumulate        as long as the mini-batch needs groups
+                                                              apply         once it is complete
+
+Invariant: every group of the step is in exactly one update, and the update is that of its whole mini-batch.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_trainer.driver.collection import Collection
+from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.ports import Trainer
-from rljob_trainer.episodes.batches import Logprobs, build_samples
-from rljob_trainer.episodes.types import Episode, Group, TrainSample, UpdateMetrics
+from rljob_trainer.driver.train_lane import TrainLane
+from rljob_trainer.episodes.batches import build_rows, denominator, episode_rewards, inspection_rows
+from rljob_trainer.episodes.types import Group, TrainRow, UpdateMetrics, UpdateVersions
 
 
 @dataclass
 class StepOutcome:
     groups: list[Group] = field(default_factory=list)
-    """In the order of the data."""
+    """In the order of dispatch."""
     updates: list[UpdateMetrics] = field(default_factory=list)
-    update_seconds: float = 0.0
-    """Time of log-probs and updates."""
+    num_replaced: int = 0
+    """Groups without signal that others replaced."""
+
+    @property
+    def update_seconds(self) -> float:
+        return sum(update.seconds for update in self.updates)
 
 
-async def run_updates(
-    collection: Collection,
-    trainer: Trainer,
-    spec: RLJobSpec,
-    *,
-    set_phase: Callable[[str], None],
-    before_update: Callable[[], None],
-) -> StepOutcome:
-    outcome = StepOutcome()
-    num_prompts, num_updates = spec.schedule.prompts_per_step, spec.schedule.mini_batches
-    # Normalization by the batch needs the whole batch; otherwise a mini-batch starts when its groups are complete.
-    chunk_size = num_prompts if spec.algorithm.normalization == "batch" else num_prompts // num_updates
-    update_size = num_prompts // num_updates * spec.algorithm.group_size
-    old_logprobs: Logprobs | None = None
-    async for chunk in iter_chunks(collection.groups(), chunk_size):
-        if num_updates > 1 and old_logprobs is None:
-            await collection.progress.wait_until_generated()
-            set_phase("update")
-            started_at = time.monotonic()
-            old_logprobs = await compute_old_logprobs(trainer, collection.progress.episodes)
-            outcome.update_seconds += time.monotonic() - started_at
-        set_phase("score")
-        await collection.rescore_stale(chunk)
-        samples = build_samples(chunk, spec.rewards, spec.algorithm, old_logprobs)
-        episodes = [episode for group in chunk for episode in group.episodes]
-        for sample, episode in zip(samples, episodes, strict=True):
-            episode.advantage = sample.advantage if any(sample.loss_mask) else None
-        set_phase("update")
-        started_at = time.monotonic()
-        for start in range(0, len(samples), update_size):
-            before_update()
-            outcome.updates.append(await trainer.update(samples[start : start + update_size]))
-        outcome.update_seconds += time.monotonic() - started_at
-        outcome.groups += chunk
-        if len(outcome.groups) < num_prompts:
-            set_phase("score")
-    outcome.groups.sort(key=lambda group: group.index)
-    return outcome
+@dataclass(frozen=True)
+class _Prepared:
+    """A group that is ready for an update."""
+
+    group: Group
+    rows: list[TrainRow]
 
 
-async def iter_chunks(groups: AsyncIterator[Group], size: int) -> AsyncIterator[list[Group]]:
-    """Yield groups in chunks of `size`, in the order of completion; within a chunk in the order of the data."""
-    chunk: list[Group] = []
-    async for group in groups:
-        chunk.append(group)
-        if len(chunk) == size:
-            yield sorted(chunk, key=lambda group: group.index)
-            chunk = []
+class StepUpdates:
+    """Runs the updates of one step after the other."""
 
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        algorithm: AlgorithmCode,
+        trainer: Trainer,
+        training: Callable[[], AbstractContextManager[None]],
+        before_apply: Callable[[], None],
+    ) -> None:
+        """`training`: the context of each call of the trainer, for the clocks."""
+        self._spec, self._algorithm, self._trainer = spec, algorithm, trainer
+        self._training, self._before_apply = training, before_apply
+        # Rows below this number of tokens do not fill a micro-batch on each rank.
+        self._full_tokens = spec.trainer.micro_batch_tokens * spec.trainer.num_ranks
 
-async def compute_old_logprobs(trainer: Trainer, episodes: Sequence[Episode]) -> Logprobs:
-    """Return the trainer's log-probs of all of the step's episodes, before its first update."""
-    ordered = sorted(episodes, key=lambda episode: (episode.group, episode.sample))
-    samples = [TrainSample(s.token_ids, s.loss_mask, s.logprobs, 0.0) for e in ordered for s in e.segments]
-    logprobs = await trainer.compute_logprobs(samples)
-    return {(t.group, t.sample): found for t, found in zip(ordered, logprobs, strict=True)}
+    async def run(self, lane: TrainLane) -> StepOutcome:
+        schedule, outcome, version = self._spec.schedule, StepOutcome(), lane.finished_steps
+        size = schedule.prompts_per_step // schedule.mini_batches
+        whole = await self._prepare_step(lane) if self._algorithm.needs.whole_step else None
+        for number in range(schedule.mini_batches):
+            versions = UpdateVersions(version, version + number / schedule.mini_batches)
+            if whole is None:
+                groups = await self._stream(lane, size, versions)
+            else:
+                part = whole[number * size : (number + 1) * size]
+                groups = [each.group for each in part]
+                await self._accumulate(part, versions)
+            self._before_apply()
+            with self._training():
+                outcome.updates.append(await self._trainer.apply(denominator(groups, self._spec)))
+            outcome.groups += groups
+        outcome.groups.sort(key=lambda group: group.index)
+        outcome.num_replaced = lane.num_replaced
+        return outcome
+
+    async def _prepare_step(self, lane: TrainLane) -> list[_Prepared]:
+        """Wait for all groups of the step. A statistic of all of them enters each advantage."""
+        groups: list[Group] = []
+        while missing := self._spec.schedule.prompts_per_step - len(groups):
+            groups += await lane.take(missing)
+        return await self._prepare(lane, groups)
+
+    async def _stream(self, lane: TrainLane, size: int, versions: UpdateVersions) -> list[Group]:
+        """Accumulate groups as they come. While the step's completions are open, wait for a full micro-batch: small
+        ones waste the trainer's time. Later there is nothing else to wait for."""
+        groups: list[Group] = []
+        pending: list[Group] = []
+        while len(groups) < size:
+            taken = await lane.take(size - len(groups))
+            groups, pending = groups + taken, pending + taken
+            num_tokens = sum(episode.num_tokens for group in pending for episode in group.episodes)
+            if len(groups) < size and lane.is_generating() and num_tokens < self._full_tokens:
+                continue
+            await self._accumulate(await self._prepare(lane, pending), versions)
+            pending = []
+        return groups
+
+    async def _accumulate(self, prepared: Sequence[_Prepared], versions: UpdateVersions) -> None:
+        with self._training():
+            await self._trainer.accumulate([row for each in prepared for row in each.rows], versions)
+
+    async def _prepare(self, lane: TrainLane, groups: Sequence[Group]) -> list[_Prepared]:
+        await lane.rescore_stale(groups)
+        needs, spec, facts = self._algorithm.needs, self._spec, None
+        if needs.reference or needs.values:
+            with self._training():
+                facts = await self._trainer.inspect(inspection_rows(groups, spec))
+        rewards = episode_rewards(groups, spec, facts)
+        advantages = self._algorithm.advantages(rewards)
+        rows = build_rows(groups, advantages, spec, facts)
+        for group, of_group in zip(groups, advantages, strict=True):
+            for episode, each in zip(group.episodes, of_group, strict=True):
+                episode.advantage = None if each is None else float(each.advantages.mean())
+        return [_Prepared(group, each) for group, each in zip(groups, rows, strict=True)]

@@ -7,8 +7,10 @@ two integers resumes exactly. Rows that are left out are skipped, so a new limit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
@@ -25,18 +27,18 @@ def take(prompts: PromptSet, cursor: Cursor, count: int, *, seed: int, shuffle: 
     taken: list[Prompt] = []
     epoch, position = cursor.epoch, cursor.position
     while len(taken) < count:
-        for row in epoch_order(prompts.num_rows, epoch, seed=seed, shuffle=shuffle)[position:]:
-            position += 1
-            if (prompt := prompts.by_row.get(row)) is not None:
-                taken.append(prompt)
-            if len(taken) == count:
-                break
-        if position >= prompts.num_rows:
+        row = epoch_order(prompts.num_rows, epoch, seed=seed, shuffle=shuffle)[position]
+        if (prompt := prompts.by_row.get(int(row))) is not None:
+            taken.append(prompt)
+        position += 1
+        if position == prompts.num_rows:
             epoch, position = epoch + 1, 0
     return taken, Cursor(epoch, position)
 
 
-def epoch_order(num_rows: int, epoch: int, *, seed: int, shuffle: bool) -> list[int]:
+@lru_cache(maxsize=2)
+def epoch_order(num_rows: int, epoch: int, *, seed: int, shuffle: bool) -> NDArray[np.int64]:
+    """Return the rows in the order of one epoch.  [rows]"""
     if not shuffle:
-        return list(range(num_rows))
-    return [int(i) for i in np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows)]
+        return np.arange(num_rows)
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows)

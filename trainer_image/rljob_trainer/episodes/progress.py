@@ -1,4 +1,4 @@
-"""The progress of one collection. Pure: the collection records facts, /status and the demand forecast read them."""
+"""The progress of one collection or step. Pure: lanes record facts, /status and the demand forecast read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from rljob_trainer.episodes.types import Episode
 
 @dataclass
 class CollectionProgress:
-    """How far a collection is. Times are of the monotonic clock."""
+    """How far an evaluation or a training step is. Times are of the monotonic clock.
+
+    If groups start in earlier steps than they train in, a step counts what happens during it, whichever step the
+    episodes belong to: in the long run as many episodes end as a step trains on.
+    """
 
     lane: Lane = "train"
     num_samples: int = 0
@@ -24,16 +28,17 @@ class CollectionProgress:
     num_scored: int = 0
     scored_at: float = 0.0
     """When the last reward arrived."""
+    all_generated: asyncio.Event = field(default_factory=asyncio.Event)
     latency_by_sample: dict[tuple[int, int], float] = field(default_factory=dict)
     """(group, sample) -> seconds from its episode's end to its last reward."""
-    all_generated: asyncio.Event = field(default_factory=asyncio.Event)
-    """Also set when a sample fails, because the rest may then never be generated."""
-    failure: BaseException | None = None
-    """Error of the first sample that failed."""
 
     @property
     def num_generated(self) -> int:
         return len(self.ended_at)
+
+    @property
+    def num_unscored(self) -> int:
+        return max(0, self.num_samples - self.num_scored)
 
     @property
     def generate_seconds(self) -> float:
@@ -50,14 +55,3 @@ class CollectionProgress:
         self.num_scored += 1
         self.scored_at = now
         self.latency_by_sample[episode.group, episode.sample] = now - episode.ended_at
-
-    def record_failure(self, task: asyncio.Task[Episode]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = self.failure or error
-            self.all_generated.set()
-
-    async def wait_until_generated(self) -> None:
-        """Wait until the last episode has ended. Raise the error of a sample that failed."""
-        await self.all_generated.wait()
-        if self.failure is not None:
-            raise self.failure

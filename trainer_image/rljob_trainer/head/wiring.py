@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -25,7 +26,9 @@ from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
 from rljob_trainer.driver.collection import Collector
-from rljob_trainer.driver.loop import Driver, DriverComponents
+from rljob_trainer.driver.ledger import Reports
+from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
+from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.head.environment import Environment, JobFile
@@ -36,6 +39,7 @@ from rljob_trainer.history.tracking import build_trackers
 from rljob_trainer.ranks.group import TrainerGroup, connect, disconnect
 from rljob_trainer.ranks.ray_head import RayHead
 from rljob_trainer.replicas.http import open_session
+from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 
@@ -77,9 +81,9 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
     """Run the job to its end. `on_ray` is called once Ray is connected, since Ray replaces the signal handlers."""
     job, run_dir = environment.job, environment.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    board, prometheus = StatusBoard(), PrometheusMetrics()
+    board, prometheus, pulls = StatusBoard(), PrometheusMetrics(), PullReports()
     async with AsyncExitStack() as stack:
-        server = StatusServer(board, prometheus.render)
+        server = StatusServer(board, prometheus.render, lambda report: pulls.record(report, time.monotonic()))
         await server.start(environment.address)
         stack.push_async_callback(server.close)
 
@@ -98,23 +102,20 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         stack.callback(trackers.close)
 
         session = await stack.enter_async_context(open_session())
-        rollouts, rewards = RolloutClient(job.spec.rollout, session), RewardClients(job.spec.rewards, session)
+        spans_updates = build_schedule(job.spec.schedule).spans_updates
+        rollouts = RolloutClient(job.spec.rollout, session, spans_updates=spans_updates, reports=pulls)
+        rewards = RewardClients(job.spec.rewards, session)
         for client in (rollouts, rewards):
             await client.start()
             stack.push_async_callback(client.close)
 
-        components = DriverComponents(
+        parts = DriverParts(
             start_trainer=partial(TrainerGroup.start, job, model=environment.model),
-            rollouts=rollouts,
-            rewards=rewards,
             collector=Collector(build_agent(job.spec.agent), rollouts, rewards, job.spec.rewards),
-            board=board,
-            trackers=trackers,
-            prometheus=prometheus,
-            train=train,
-            eval=held_out,
+            reports=Reports(board, trackers, prometheus),
+            data=Datasets(train, held_out),
             model=environment.model,
             read_schedule=JobFile(environment.job_file).read_schedule,
         )
-        driver = Driver(job, run_dir, components, environment.head_job_uid)
+        driver = Driver(job, run_dir, parts, environment.head_job_uid)
         await run_with_watcher(driver.run(), ray_head.watch())

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,9 +42,11 @@ class History(BaseModel):
 
     step: int = 0
     """Completed steps; also the version of the weights."""
+    lane: dict[str, Any] = {}
+    """Groups in flight and the data cursor (driver.train_lane.LaneState); empty before the first step."""
     epoch: int = 0
     position: int = 0
-    """Data cursor: where the next step starts."""
+    """The data cursor of a checkpoint without `lane`, by an older version."""
     seed: int = 0
     metrics_bytes: int = 0
     """Length of metrics.jsonl at the checkpoint."""
@@ -67,6 +69,8 @@ class History(BaseModel):
     steps_without_valid: int = 0
     steps_without_advantage: int = 0
     """Consecutive steps up to the last one (driver.learning)."""
+    skipped_updates: int = 0
+    """Consecutive updates up to the last one that changed nothing, because the gradient was not finite."""
     head_job_uid: str = ""
     """Of the Kubernetes Job of the head that wrote the checkpoint."""
     restarts: dict[str, int] = {"trainer": 0}

@@ -36,6 +36,12 @@ class DemandForecast:
         counts = {"samples": -(-demand.samples // size), "expected": -(-demand.expected // size)}
         return DemandForecast(demand.model_copy(update=counts), self.group_ends)
 
+    def plus(self, num_samples: int, num_unscored: int) -> DemandForecast:
+        """Return the forecast with the samples of another lane, which runs at the same time."""
+        demand = self.demand
+        counts = {"samples": demand.samples + num_samples, "expected": demand.expected + num_unscored}
+        return replace(self, demand=demand.model_copy(update=counts))
+
     def window_seconds(self, latency_seconds: float | None) -> float | None:
         due_seconds = self.demand.due_seconds
         if due_seconds is None or not self.ends:
@@ -79,11 +85,19 @@ class DemandForecaster:
         """Record that the trainers died. The next collection starts as soon as possible; the gap is not a pause."""
         self._scored_at = None
 
-    def record_end(self, progress: CollectionProgress, update_seconds: float) -> None:
-        """Record a collection with its updates. The last mini-batch determines when the GPUs needed the last scores."""
+    def record_end(
+        self, progress: CollectionProgress, update_seconds: float, pipeline_seconds: float | None = None
+    ) -> None:
+        """Record a collection with its updates. The last mini-batch determines when the GPUs needed the last scores.
+
+        `pipeline_seconds`: for a schedule that scores the episodes of later steps during this one, the work of the
+        busier of trainer and rollouts: a step cannot be shorter, and scores must keep up with it.
+        """
         if not progress.ended_at:
             return
         due_seconds = progress.generate_seconds + update_seconds * self._early_share(progress.lane)
+        if pipeline_seconds is not None:
+            due_seconds = pipeline_seconds
         last_by_group = {episode.group: episode.ended_at for episode in progress.episodes}
         self._measured[progress.lane] = DemandForecast(
             RewardDemand(due_seconds=due_seconds),
@@ -100,7 +114,7 @@ class DemandForecaster:
         demand = RewardDemand(is_first=lane not in self._measured, due_seconds=measured.demand.due_seconds)
         if is_open:
             demand.samples, demand.is_open = progress.num_samples, True
-            demand.expected = progress.num_samples - progress.num_scored
+            demand.expected = progress.num_unscored
             demand.elapsed_seconds = now - progress.started_at
             demand.due_seconds = demand.due_seconds or self._predict_due(progress, demand.elapsed_seconds)
         elif not is_last:

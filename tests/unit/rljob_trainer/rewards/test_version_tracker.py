@@ -119,7 +119,7 @@ async def test_unused_samples_are_rescored_when_the_old_version_disappears(rewar
         assert count_versions(trajectories, [spec]) == {"r": 2}, "the step's record counts both"
         assert client_of(rewards).num_rescored == 8
         assert sorted(scored) == sorted({(t.group, t.sample) for t in trajectories}), "called once per sample"
-        assert collector.progress.num_scored == collector.progress.num_samples == 12
+        assert collection.progress.num_scored == collection.progress.num_samples == 12
         assert sorted(new.asked) == sorted(f"g/train/1/{g.index}/{s}" for g in rest for s in range(2)), "the same ids"
 
 

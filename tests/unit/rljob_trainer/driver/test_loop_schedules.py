@@ -1,0 +1,139 @@
+"""The driver loop under each schedule: the same prompts, each once, within the bound of staleness, whatever dies."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+from aiohttp import web
+
+from tests.support.driver_harness import run_undisturbed, stop_when, wait_until
+
+SCHEDULES = {
+    "synchronous": {"type": "synchronous"},
+    "onPolicy": {"type": "onPolicy"},
+    "oneStepOff": {"type": "oneStepOff"},
+    "bounded 1": {"type": "bounded", "maxStaleness": 1},
+    "bounded 3": {"type": "bounded", "maxStaleness": 3},
+}
+BOUNDS = {"synchronous": 0, "onPolicy": 0, "oneStepOff": 1, "bounded 1": 1, "bounded 3": 3}
+
+
+@pytest.fixture(params=SCHEDULES)
+def name(request):
+    return request.param
+
+
+def prompts_of(summary):
+    """Return how often each prompt was trained on, by row."""
+    return sorted(itertools.chain(*summary["prompts_trained"]))
+
+
+def check_staleness(harness, bound):
+    steps = [line for line in harness.metrics() if line["type"] == "step"]
+    assert all(0 <= line["staleness_max"] <= bound for line in steps), [line["staleness_max"] for line in steps]
+
+
+async def test_each_prompt_trains_once_within_the_bound(make_harness, name):
+    expected = await run_undisturbed(make_harness)
+    async with make_harness(schedule=SCHEDULES[name]) as harness:
+        summary = await harness.run()
+    assert prompts_of(summary) == prompts_of(expected.summary)
+    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    check_staleness(harness, BOUNDS[name])
+
+
+async def test_on_policy_step_is_the_synchronous_one(make_harness):
+    expected = await run_undisturbed(make_harness)
+    async with make_harness(schedule=SCHEDULES["synchronous"]) as harness:
+        summary = await harness.run()
+    assert summary["prompts_trained"] == expected.summary["prompts_trained"]
+    assert harness.final_weight() == expected.final_weight
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_driver_killed_at_any_moment_trains_each_prompt_once(make_harness, name, seed):
+    expected = await run_undisturbed(make_harness)
+    draw = random.Random(seed)
+    async with make_harness(schedule=SCHEDULES[name]) as harness:
+        for _ in range(5):
+            start, dies_after = len(harness.requests), draw.randrange(5, 80)
+            await stop_when(harness, lambda: len(harness.requests) - start >= dies_after)  # noqa: B023
+        summary = await harness.run()
+    assert prompts_of(summary) == prompts_of(expected.summary)
+    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+    check_staleness(harness, BOUNDS[name])
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_trainers_that_die_at_any_moment_train_each_prompt_once(make_harness, name, seed):
+    expected = await run_undisturbed(make_harness)
+    draw = random.Random(seed)
+    async with make_harness(schedule=SCHEDULES[name]) as harness:
+        harness.kill_trainer = lambda what: draw.random() < 0.05
+        summary = await harness.run()
+    assert prompts_of(summary) == prompts_of(expected.summary)
+    assert [len(step) for step in summary["prompts_trained"]] == [4] * 6
+
+
+async def test_bounded_schedule_trains_on_while_a_slow_group_is_not_due(make_harness):
+    """Groups that started with it train first; its own step comes when it is due."""
+    async with make_harness(schedule={"type": "bounded", "maxStaleness": 2}) as harness:
+        steps = []
+
+        def judge(reward, body):
+            if "/train/1/0/" in body["id"] and harness.board.status.step < 2:
+                return web.Response(status=429, headers={"Retry-After": "0.02"})
+            if "/train/1/0/" in body["id"]:
+                steps.append(harness.board.status.step)
+            return None
+
+        harness.judge = judge
+        summary = await harness.run()
+    slow = summary["prompts_trained"][2]
+    assert set(steps) == {2}, "two steps finished without it"
+    assert len(slow) == 4
+    check_staleness(harness, 2)
+
+
+async def test_bounded_schedule_generates_while_the_trainer_works(make_harness):
+    async with make_harness(schedule={"type": "bounded", "maxStaleness": 1}, evaluation={"atStart": False}) as harness:
+        is_open, seen = asyncio.Event(), []
+        harness.before_apply = is_open.wait
+        async with harness.driver() as driver, asyncio.timeout(30):
+            running = asyncio.create_task(driver.run())
+            await wait_until(lambda: len(harness.requests) >= 2 * 4 * 4)
+            seen.append(len(harness.updates))
+            is_open.set()
+            await running
+    assert seen == [0], "the episodes of the second step were scored before the first update"
+
+
+async def test_on_policy_groups_are_accumulated_while_others_are_scored(make_harness):
+    """The gradient of a scored group does not wait for the slowest reward of the step."""
+    async with make_harness(evaluation={"atStart": False}) as harness:
+
+        def judge(reward, body):
+            is_last = "/train/1/3/" in body["id"]
+            if is_last and not harness.versions:
+                return web.Response(status=429, headers={"Retry-After": "0.02"})
+            return None
+
+        harness.judge = judge
+        await harness.run()
+    assert len(harness.updates) == 6
+
+
+async def test_evaluation_runs_next_to_training(make_harness):
+    async with make_harness(schedule={"steps": 2}) as harness:
+
+        def judge(reward, body):
+            if "/eval/0/" in body["id"] and harness.board.status.step < 1:
+                return web.Response(status=429, headers={"Retry-After": "0.02"})
+            return None
+
+        harness.judge = judge
+        summary = await harness.run()
+    assert summary["accuracy_before"] is not None
+    kinds = [(line["type"], line["step"]) for line in harness.metrics()]
+    assert kinds.index(("step", 1)) < kinds.index(("eval", 0)), "its rewards came after the first step"

@@ -1,0 +1,200 @@
+"""The groups in flight of training: starts those that the schedule admits, and hands over those that may train.
+
+    data cursor --> group admitted (dispatcher) --> episodes --> rewards --> scored --> taken by a step
+
+Owns the tasks of the groups; the dispatcher decides. Invariant: a snapshot has every prompt that was taken from the
+data and has not been trained on, so a lane that continues from it trains each prompt once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_api.wire.protocol import ScheduleStatus
+from rljob_inputs.data.prompts import PromptSet
+from rljob_trainer.driver.collection import CollectionPlan, Collector
+from rljob_trainer.driver.dispatcher import Dispatcher, DispatchState, Ticket
+from rljob_trainer.driver.schedules import StepSchedule, build_schedule
+from rljob_trainer.episodes.batches import max_replacements, should_replace
+from rljob_trainer.episodes.cursor import Cursor, take
+from rljob_trainer.episodes.progress import CollectionProgress
+from rljob_trainer.episodes.types import Group
+from rljob_trainer.history.run_state import History
+
+
+class LaneState(BaseModel):
+    """What a checkpoint needs of the lane."""
+
+    dispatch: DispatchState
+    rows: dict[int, int] = {}
+    """Number of a group that was started and not trained on -> row of its prompt in the dataset."""
+    cursor: Cursor = Cursor()
+    """Where the next group starts."""
+
+
+def read_lane_state(history: History, groups_per_step: int) -> LaneState:
+    """Return the state in a checkpoint. One of a version without lanes was between two on-policy steps."""
+    if history.lane:
+        return LaneState.model_validate(history.lane)
+    dispatch = DispatchState(finished_steps=history.step, next_index=history.step * groups_per_step)
+    return LaneState(dispatch=dispatch, cursor=Cursor(history.epoch, history.position))
+
+
+@dataclass(frozen=True)
+class _Running:
+    ticket: Ticket
+    plan: CollectionPlan
+    task: asyncio.Task[Group]
+
+
+class TrainLane:
+    """Use it as a context: leaving it cancels all groups."""
+
+    def __init__(
+        self, collector: Collector, prompts: PromptSet, spec: RLJobSpec, incarnation: str, state: LaneState
+    ) -> None:
+        self._collector, self._prompts, self._spec = collector, prompts, spec
+        self.schedule: StepSchedule = build_schedule(spec.schedule)
+        self._dispatcher = Dispatcher(
+            spec.schedule.prompts_per_step,
+            self.schedule.max_staleness,
+            state.dispatch,
+            max_replacements=max_replacements(spec),
+        )
+        self._to_restart = self._dispatcher.tickets_to_restart
+        self._rows = dict(state.rows)
+        self._cursor = state.cursor
+        self._plan = CollectionPlan(
+            "train", 0, spec.algorithm.group_size, spec.rollout.sampling, spec.schedule.seed, incarnation
+        )
+        self._running: dict[int, _Running] = {}
+        """By number of the group: in flight, or scored."""
+        self._taken: dict[int, _Running] = {}
+        """Those of the current step."""
+        self._changed = asyncio.Event()
+        self.num_replaced = 0
+        """Groups without signal in this step."""
+        self.progress = CollectionProgress(group_size=spec.algorithm.group_size)
+        """Of the current or the last step."""
+        self.is_in_step = False
+
+    async def __aenter__(self) -> TrainLane:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        running, self._running = [each.task for each in self._running.values()], {}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @property
+    def finished_steps(self) -> int:
+        return self._dispatcher.finished_steps
+
+    @property
+    def num_collected(self) -> int:
+        """Steps for which no further episode is needed."""
+        return self.finished_steps + (self.is_in_step and not self.progress.num_unscored)
+
+    def is_generating(self) -> bool:
+        """Whether completions of the groups that this step may train on are still open."""
+        return self.progress.num_generated < self.progress.num_samples
+
+    def begin_step(self, last_step: int) -> None:
+        """Start what may start. `last_step`: groups that no step up to it would train on are not started."""
+        self._dispatcher.total_steps, self.num_replaced = last_step, 0
+        num_samples = self._spec.schedule.prompts_per_step * self._plan.group_size
+        self.progress = CollectionProgress("train", num_samples, self._plan.group_size, started_at=time.monotonic())
+        self.is_in_step = True
+        self._collector.rewards.begin()
+        for ticket in self._to_restart:
+            self._start(ticket)
+        self._to_restart = ()
+        self._fill()
+
+    async def take(self, limit: int) -> list[Group]:
+        """Wait for groups that may train now, and return at most `limit`, in the order of the data."""
+        while True:
+            self._raise_failure()
+            if tickets := self.schedule.take(self._dispatcher, limit):
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        for ticket in tickets:
+            del self._rows[ticket.index]
+            self._taken[ticket.index] = self._running.pop(ticket.index)
+        return [self._taken[ticket.index].task.result() for ticket in tickets]
+
+    async def rescore_stale(self, groups: Sequence[Group]) -> None:
+        """Rescore what an older version of a reward scored. Call it before the scores are used."""
+        for group in groups:
+            plan = self._taken[group.index].plan
+            await self._collector.rescore_stale([group], plan, self._read_progress)
+
+    def finish_step(self) -> None:
+        self._dispatcher.finish_step()
+        self._taken = {}
+        self.is_in_step = False
+
+    def snapshot(self) -> LaneState:
+        return LaneState(dispatch=self._dispatcher.snapshot(), rows=dict(self._rows), cursor=self._cursor)
+
+    def describe(self, before: ScheduleStatus) -> ScheduleStatus:
+        """Return `before` with what changes by the second."""
+        dispatcher, running = self._dispatcher, self._running.values()
+        oldest = min((each.ticket.version for each in running), default=None)
+        return before.model_copy(
+            update={
+                "staleness": None if oldest is None else self.finished_steps - oldest,
+                "groups_in_flight": dispatcher.num_in_flight,
+                "groups_scored": dispatcher.num_scored,
+                "groups_due": len(dispatcher.waits_for()) if self.is_in_step else 0,
+            }
+        )
+
+    def _fill(self) -> None:
+        """Start groups as long as the schedule admits them and a step will train on them."""
+        while self._dispatcher.can_start():
+            ticket = self._dispatcher.start()
+            (prompt,), self._cursor = take(
+                self._prompts, self._cursor, 1, seed=self._spec.schedule.seed, shuffle=self._spec.data.shuffle
+            )
+            self._rows[ticket.index] = prompt.index
+            self._start(ticket)
+
+    def _start(self, ticket: Ticket) -> None:
+        group = Group(ticket.index, self._prompts.by_row[self._rows[ticket.index]])
+        plan = replace(self._plan, step=ticket.version + 1)
+        task = asyncio.create_task(self._collector.run_group(group, plan, self._read_progress))
+        self._running[ticket.index] = _Running(ticket, plan, task)
+        task.add_done_callback(lambda task: self._record_done(ticket, task))
+
+    def _record_done(self, ticket: Ticket, task: asyncio.Task[Group]) -> None:
+        if task.cancelled() or ticket.index not in self._running:
+            return
+        if task.exception() is None:
+            if self._dispatcher.can_replace() and should_replace(task.result(), self._spec):
+                self._replace(ticket)
+            else:
+                self._dispatcher.record_scored(ticket.index)
+        self._changed.set()
+
+    def _replace(self, ticket: Ticket) -> None:
+        self._dispatcher.replace(ticket.index)
+        del self._running[ticket.index], self._rows[ticket.index]
+        self.num_replaced += 1
+        self._fill()
+
+    def _raise_failure(self) -> None:
+        for each in self._running.values():
+            if each.task.done() and (error := each.task.exception()) is not None:
+                raise error
+
+    def _read_progress(self) -> CollectionProgress:
+        return self.progress

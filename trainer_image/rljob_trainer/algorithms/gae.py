@@ -33,7 +33,7 @@ def over_tokens(episode: EpisodeRewards, penalties: Floats, *, discount: float, 
     """
     values, (starts, rewards_of_starts) = _values(episode), _turns(episode)
     rewards = -penalties
-    rewards[np.append(starts[1:], len(rewards)) - 1] += rewards_of_starts
+    rewards[np.append(starts, len(rewards))[1:] - 1] += rewards_of_starts
     advantages = estimate(rewards, values, discount=discount, decay=decay)
     return EpisodeAdvantages(advantages, advantages + values)
 
@@ -52,7 +52,7 @@ def _turns(episode: EpisodeRewards) -> tuple[NDArray[np.int64], Floats]:
     """Return the first token of each turn that has tokens, and its reward. The reward of a turn without tokens counts
     for the one before it."""
     turns, starts = np.unique(episode.turn_of_token, return_index=True)
-    return starts, np.add.reduceat(rewards_of_turns(episode), np.append(0, turns[1:]))
+    return starts, np.add.reduceat(rewards_of_turns(episode), np.append(0, turns[1:])[: len(turns)])
 
 
 def _values(episode: EpisodeRewards) -> Floats:

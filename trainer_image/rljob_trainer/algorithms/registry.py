@@ -12,6 +12,7 @@ from rljob_trainer.algorithms.dapo import Dapo
 from rljob_trainer.algorithms.dr_grpo import DrGrpo
 from rljob_trainer.algorithms.grpo import Grpo
 from rljob_trainer.algorithms.gspo import Gspo
+from rljob_trainer.algorithms.ppo import Ppo
 from rljob_trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rljob_trainer.algorithms.rloo import Rloo
 from rljob_trainer.algorithms.settings import Settings, resolve
@@ -24,6 +25,7 @@ ALGORITHMS: Final[dict[AlgorithmType, type[AlgorithmCode]]] = {
     "reinforcePlusPlus": ReinforcePlusPlus,
     "gspo": Gspo,
     "cispo": Cispo,
+    "ppo": Ppo,
 }
 
 

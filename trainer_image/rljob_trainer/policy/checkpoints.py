@@ -28,7 +28,8 @@ _SHARD_BYTES = 4 << 30
 
 
 def save_checkpoint(policy: Policy, folder: Path) -> None:
-    """Write FOLDER/trainer: parameters, optimizer state, number of updates, and each rank's random generator."""
+    """Write FOLDER/trainer: parameters, optimizer state, number of updates, the critic if there is one, and each rank's
+    random generator."""
     policy.reshard()
     own = {"num_updates": policy.num_updates, f"generator.{dist.get_rank()}": torch.get_rng_state()}
     save(_state(policy) | own, checkpoint_id=folder / TRAINER_FOLDER)
@@ -48,6 +49,8 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
         state[generator_key] = torch.get_rng_state()
     load(state, checkpoint_id=path)
     set_state_dict(policy.model, policy.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    if policy.critic is not None:
+        policy.critic.load_state(state["critic"])
     policy.num_updates = state["num_updates"]
     if generator_key in saved:
         torch.set_rng_state(state[generator_key])
@@ -86,4 +89,5 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
 def _state(policy: Policy) -> dict[str, Any]:
     # This also creates the state of a new optimizer, which loading overwrites in place.
     model, optimizer = get_state_dict(policy.model, policy.optimizer)
-    return {"model": model, "optimizer": optimizer}
+    critic = {} if policy.critic is None else {"critic": policy.critic.state()}
+    return {"model": model, "optimizer": optimizer, **critic}

@@ -26,6 +26,7 @@ from rljob_trainer.algorithms.corrections import loglinear_proximal
 from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import optimizer, sharding
+from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import ScoringModel, can_share_prompts, load_network, shard
@@ -58,12 +59,13 @@ class Policy:
         torch.manual_seed(job.spec.schedule.seed + dist.get_rank())
         if device.type == "cpu":
             torch.set_flush_denormal(True)
-        has_reference = self.algorithm.kl.coefficient > 0
+        has_reference, has_critic = self.algorithm.kl.coefficient > 0, self._code.needs.values
         network = self._load(torch.float32)
         self.config, self.generation_config = network.config, getattr(network, "generation_config", None)
         self.can_share_prompts = can_share_prompts(network.config)
         num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        self._mode = sharding.choose_mode(num_parameters, num_parameters * has_reference, self.dtype, device)
+        num_trained = num_parameters * (1 + has_critic)
+        self._mode = sharding.choose_mode(num_trained, num_parameters * has_reference, self.dtype, device)
         self.model = self._shard(network)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer.build_optimizer(trained, self.algorithm.optimizer)
@@ -74,11 +76,16 @@ class Policy:
         self.reference: ScoringModel | None = None
         if has_reference:
             self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
+        self.critic: Critic | None = None
+        if has_critic:
+            settings, source = self.algorithm.critic, self._load(torch.float32)
+            self.critic = Critic(source, settings, mode=self._mode, dtype=self.dtype, device=device)
 
     def inspect(self, batches: Sequence[MicroBatch]) -> list[BatchFacts]:
         """Return what the algorithm needs to know about each micro-batch before it computes advantages."""
         references = self._reference_logprobs(batches)
-        return [BatchFacts(None if logprobs is None else logprobs.cpu().numpy()) for logprobs in references]
+        values = [None] * len(batches) if self.critic is None else self.critic.values(batches)
+        return [BatchFacts(_to_numpy(logprobs), _to_numpy(v)) for logprobs, v in zip(references, values, strict=True)]
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> None:
         """Add the gradient of the micro-batches' loss to what the next `apply` uses."""
@@ -87,6 +94,8 @@ class Policy:
         for i, (batch, reference) in enumerate(zip(batches, references, strict=True)):
             sharding.expect_backward(self.model, self._mode, is_last=i == len(batches) - 1)
             (self._loss(batch, reference) * optimizer.loss_scale(self.dtype)).backward()
+        if self.critic is not None:
+            self.critic.accumulate(batches)
 
     def apply(self, denominator: float) -> RankMetrics:
         """Run one optimizer update with the gradient over `denominator`. With 0, or with a gradient that is not
@@ -97,8 +106,12 @@ class Policy:
         rate = learning_rate(self.algorithm.optimizer, self.num_updates, total_updates)
         norm = self._step(denominator, rate) if denominator else 0.0
         self.optimizer.zero_grad()
+        critic = None
+        if self.critic is not None:
+            critic_rate = learning_rate(self.algorithm.critic, self.num_updates, total_updates)
+            critic = self.critic.apply(denominator, critic_rate)
         self.num_updates += 1
-        return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm))
+        return RankMetrics(sums, maxima, norm, rate, is_skipped=not math.isfinite(norm), critic=critic)
 
     def gather_weights(self) -> dict[str, Tensor]:
         """Return all parameters in the compute dtype on rank 0's CPU, valid until the next update; {} on other ranks.
@@ -131,7 +144,7 @@ class Policy:
             proximal_logprobs=loglinear_proximal(logprobs, rollout_logprobs, self._tensor(batch.proximal_shares)),
             rollout_logprobs=rollout_logprobs,
             advantages=self._tensor(batch.advantages),
-            rows=self._tensor(batch.rows),
+            rows=self._tensor(batch.rows).long(),
             num_rows=len(batch.row_indices),
         )
         weights = self._tensor(batch.weights)
@@ -179,4 +192,9 @@ class Policy:
         return shard(network, mesh=mesh, dtype=self.dtype, keep_gathered=self._mode.keep_gathered)
 
     def _tensor(self, values: Any) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        # A copy: what comes from Ray is read-only.
+        return torch.tensor(values, device=self.device)
+
+
+def _to_numpy(values: Tensor | None) -> NDArray[Any] | None:
+    return None if values is None else values.cpu().numpy()

@@ -11,6 +11,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class CriticMetrics:
+    """Metrics of one update of the critic. Every rank has the same."""
+
+    loss: float
+    """Mean over the tokens that the loss saw, with the clip."""
+    squared_error: float
+    """Mean of (value - target)^2, without the clip."""
+    clip_fraction: float
+    """Share of tokens whose value was clipped."""
+    grad_norm: float
+    """Before clipping."""
+
+
+@dataclass(frozen=True)
 class RankMetrics:
     """Metrics of one update. Every rank has the same."""
 
@@ -22,6 +36,7 @@ class RankMetrics:
     learning_rate: float
     is_skipped: bool
     """Whether the gradient was not finite."""
+    critic: CriticMetrics | None = None
 
 
 class TokenMetrics:

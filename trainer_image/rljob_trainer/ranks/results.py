@@ -51,6 +51,7 @@ def summarize_update(metrics: RankMetrics, update: UpdateCounts, denominator: fl
         corrected_share=mean("corrected"),
         effective_sample_share=sums["importance"] ** 2 / squared_importance if squared_importance else 1.0,
         is_skipped=metrics.is_skipped,
+        critic_loss=None if metrics.critic is None else metrics.critic.loss,
     )
 
 

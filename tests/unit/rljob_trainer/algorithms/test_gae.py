@@ -70,3 +70,10 @@ def test_reward_of_a_turn_without_tokens_counts_for_the_turn_before_it():
     rewards = EpisodeRewards(1.0, (0.0, 5.0, 7.0, 0.0), np.array([0, 2], np.int32), values=np.zeros(2))
     ours = gae.over_turns(rewards, np.zeros(2), discount=1.0, decay=0.0)
     assert ours.advantages == pytest.approx([5.0, 8.0])
+
+
+@pytest.mark.parametrize("estimate", [gae.over_tokens, gae.over_turns])
+def test_episode_without_tokens_has_no_advantages(estimate):
+    rewards = EpisodeRewards(1.0, (2.0,), np.zeros(0, np.int32), values=np.zeros(0))
+    ours = estimate(rewards, np.zeros(0), discount=1.0, decay=1.0)
+    assert len(ours.advantages) == len(ours.returns) == 0

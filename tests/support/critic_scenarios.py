@@ -1,0 +1,184 @@
+"""Program of test_critic: `python critic_scenarios.py FOLDER` runs each scenario with one FSDP2 rank and with two.
+
+Writes FOLDER/NAME-RANKS.pt (values, gradients, parameters, metrics) for the test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import distribute_tensor
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
+
+from rljob_api.manifest.algorithm import Critic as CriticSettings
+from rljob_trainer.episodes.types import TrainRow
+from rljob_trainer.policy import sharding
+from rljob_trainer.policy.critic import Critic
+from rljob_trainer.policy.micro_batches import MicroBatch, plan_micro_batches
+from rljob_trainer.policy.model_loading import load_network
+from tests.support import policy_scenarios
+from tests.support.policy_scenarios import FIRST, all_invalid, denominator
+
+SETTINGS = CriticSettings(learning_rate=1e-3, value_clip=0.5)
+HEAD = torch.linspace(-0.3, 0.3, 64)[None]
+BIAS = torch.tensor([0.25])
+REDUCE_OFTEN = sharding.ShardingMode(keep_gathered=False, reduce_once=False)
+CPU = torch.device("cpu")
+
+
+def build_rows(seed: int = 0) -> list[TrainRow]:
+    """Rows with targets and earlier values: some are near each other, others far enough for the clip."""
+    draw = random.Random(seed)
+    return [
+        dataclasses.replace(
+            row,
+            returns=(row.loss_mask * draw.gauss(0, 1)).astype(np.float32),
+            values=(row.loss_mask * draw.gauss(0, 1)).astype(np.float32),
+        )
+        for row in policy_scenarios.build_rows(seed, level="sequence")
+    ]
+
+
+class Scenarios:
+    """All scenarios on one rank."""
+
+    def __init__(self, rank: int, num_ranks: int, folder: Path) -> None:
+        self.rank, self.num_ranks, self.folder = rank, num_ranks, folder
+
+    def run(self) -> None:
+        self.train("plain")
+        self.train("accumulated", micro_batch_tokens=16, calls=3)
+        self.train("unshared", share_prompts=False, mode=REDUCE_OFTEN)
+        self.learn()
+        self.resume()
+
+    def critic(self, mode: sharding.ShardingMode | None = None, *, has_head: bool = True) -> Critic:
+        network = load_network(str(self.folder / "model"), dtype=torch.float32, attention="sdpa", options={})
+        mode = mode or sharding.ShardingMode(keep_gathered=True, reduce_once=True)
+        critic = Critic(network, SETTINGS, mode=mode, dtype=torch.float32, device=CPU)
+        if has_head:  # a new head is zero, so no gradient would reach the decoder
+            with torch.no_grad():
+                for parameter, value in ((critic.model.head.weight, HEAD), (critic.model.head.bias, BIAS)):
+                    parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
+        return critic
+
+    def plan(self, rows: list[TrainRow], limit: int = 4096, share_prompts: bool = True) -> list[MicroBatch]:
+        plans = plan_micro_batches(
+            rows, num_ranks=self.num_ranks, micro_batch_tokens=limit, share_prompts=share_prompts, versions=FIRST
+        )
+        return plans[self.rank]
+
+    def train(
+        self, name: str, *, micro_batch_tokens: int = 4096, share_prompts: bool = True, calls: int = 1, **settings: Any
+    ) -> None:
+        """Run one update in `calls` parts, and one without rows."""
+        rows = build_rows()
+        critic = self.critic(**settings)
+        gradients = capture_gradients(critic)
+        plan = self.plan(rows, micro_batch_tokens, share_prompts)
+        values = critic.values(plan)
+        for part in range(calls):
+            critic.accumulate(self.plan(rows[part::calls], micro_batch_tokens, share_prompts))
+        metrics = critic.apply(denominator(rows, "sequence"), 1e-3)
+        parameters = full_parameters(critic)
+        nothing = critic.apply(0, 1e-3)
+        self.write(name, values=values, batches=plan, gradients=gradients, metrics=metrics, parameters=parameters,
+                   nothing=nothing, after_nothing=full_parameters(critic))  # fmt: skip
+
+    def learn(self) -> None:
+        """Fit the returns, from a new head on. Some rows are masked."""
+        rows = build_rows()
+        rows = [*rows, *all_invalid(rows[:3])]
+        critic = self.critic(has_head=False)
+        first = critic.values(self.plan(rows))
+        errors = []
+        for _ in range(15):
+            plan = self.plan(self.with_values(critic, rows))
+            critic.accumulate(plan)
+            errors.append(critic.apply(denominator(rows, "sequence"), 3e-3).squared_error)
+        self.write("learned", errors=errors, first=first)
+
+    def with_values(self, critic: Critic, rows: list[TrainRow]) -> list[TrainRow]:
+        """Return rows with the critic's values, from all ranks."""
+        plan = self.plan(rows)
+        values = [torch.zeros(len(row.token_ids)) for row in rows]
+        for batch, of_batch in zip(plan, critic.values(plan), strict=True):
+            for row, position, value in zip(batch.rows, batch.positions, of_batch, strict=True):
+                if batch.row_indices[row] >= 0:
+                    values[batch.row_indices[row]][position] = value
+        for row in values:
+            dist.all_reduce(row)
+        return [dataclasses.replace(row, values=value.numpy()) for row, value in zip(rows, values, strict=True)]
+
+    def resume(self) -> None:
+        """Update, save, update; load into a new critic, and update again."""
+        folder = self.folder / f"checkpoint-{self.num_ranks}"
+        critic, resumed = self.critic(), self.critic(has_head=False)
+        self.update(critic, 1)
+        critic.reshard()
+        save({"critic": critic.state()}, checkpoint_id=folder)
+        self.update(critic, 2)
+        state = {"critic": resumed.state()}
+        load(state, checkpoint_id=folder)
+        resumed.load_state(state["critic"])
+        self.update(resumed, 2)
+        self.write("resumed", uninterrupted=full_parameters(critic), resumed=full_parameters(resumed))
+
+    def update(self, critic: Critic, seed: int) -> None:
+        critic.accumulate(self.plan(build_rows(seed)))
+        critic.apply(12, 1e-3)
+
+    def write(self, name: str, **contents: Any) -> None:
+        if self.rank == 0:
+            torch.save(contents, self.folder / f"{name}-{self.num_ranks}.pt")
+
+
+def capture_gradients(critic: Critic) -> dict[str, torch.Tensor]:
+    """Capture the clipped gradients of the optimizer's next step."""
+    gradients: dict[str, torch.Tensor] = {}
+    step = critic.optimizer.step
+
+    def capture() -> None:
+        gradients.update({n: p.grad.full_tensor().clone() for n, p in critic.model.named_parameters()})
+        step()
+
+    critic.optimizer.step = capture  # type: ignore[method-assign]
+    return gradients
+
+
+def full_parameters(critic: Critic) -> dict[str, torch.Tensor]:
+    critic.reshard()
+    return {name: p.detach().full_tensor().clone() for name, p in critic.model.named_parameters()}
+
+
+def build_inputs(_: int, folder: Path) -> None:
+    policy_scenarios.build_model(folder / "model")
+
+
+def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
+    Scenarios(rank, num_ranks, folder).run()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    # Fork before torch starts a thread: the imports, which take most of the time, run once.
+    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
+    for num_ranks in (1, 2):
+        torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")
+
+
+if __name__ == "__main__":
+    main()

@@ -150,12 +150,13 @@ class Dispatcher:
     def take(self, limit: int) -> list[Ticket]:
         """Move up to `limit` scored groups into the current step and return them, oldest first.
 
-        An older group without a score is passed over unless it could then miss its deadline.
+        An older group without a score is passed over unless it could then miss its deadline. The step gets no more
+        groups than it needs: once it has B, spare(t) is 0, and none is due.
         """
         spare = self._spare_slots()
         taken: list[Ticket] = []
         for ticket in self._waiting.values():
-            if len(taken) == min(limit, self.num_left):
+            if len(taken) == limit:
                 break
             if ticket.index not in self._scored:
                 continue

@@ -78,6 +78,7 @@ def build_panels(rows: list[Row]) -> list[Panel]:
             is_share=True,
         ),
         Panel("KL to the reference", "nats per token", (train("kl", "KL"),)),
+        Panel("Critic", "squared error / 2", (train("critic_loss", "loss"),)),
         Panel("Entropy", "nats per token", (train("entropy", "entropy"),)),
         Panel(
             "Rollout-trainer mismatch",

@@ -58,8 +58,7 @@ def whiten(groups: list[list[EpisodeAdvantages | None]]) -> list[list[EpisodeAdv
     tokens = np.concatenate([np.zeros(0), *(e.advantages for group in groups for e in group if e is not None)])
     mean, deviation = (tokens.mean(), tokens.std() + _WHITENING_EPSILON) if len(tokens) else (0.0, 1.0)
     return [
-        [e and dataclasses.replace(e, advantages=(e.advantages - mean) / deviation) for e in group]
-        for group in groups
+        [e and dataclasses.replace(e, advantages=(e.advantages - mean) / deviation) for e in group] for group in groups
     ]
 
 

@@ -140,6 +140,7 @@ def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) 
     summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
     return summary | {
         "kl": summary["kl"] if has_reference else None,
+        "critic_loss": mean(update.critic_loss for update in updates if update.critic_loss is not None),
         "logprob_difference": updates[0].logprob_difference,
         "mismatch_kl": updates[0].mismatch_kl,
         "mismatch_max": updates[0].mismatch_max,

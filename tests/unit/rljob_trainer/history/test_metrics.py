@@ -112,6 +112,13 @@ def test_mismatch_is_of_the_first_update_and_the_shares_are_of_all():
     assert found["num_skipped_updates"] == 1
 
 
+def test_loss_of_the_critic_is_unknown_without_one():
+    update = UpdateMetrics(0.1, 0.1, 0.0, 1.5, 2.0, 1e-5, 0.0, 0.02, 64, 1, 0.5)
+    with_critic = [replace(update, critic_loss=loss) for loss in (0.1, 0.3)]
+    assert summarize_updates([update], has_reference=False)["critic_loss"] is None
+    assert summarize_updates(with_critic, has_reference=False)["critic_loss"] == pytest.approx(0.2)
+
+
 def test_staleness_counts_sampled_tokens_from_the_steps_finished_before():
     fresh = episode([1, 2, 3], [0, 1, 1], version=7)
     mixed = episode([1, 2, 3], [0, 1, 1], version=5)

@@ -74,7 +74,7 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
     num_parameters = parameters.get(_MODEL, 0)
     checkpoint = job.spec.checkpoint
     # One more than is kept: the oldest is deleted only when the newest is complete.
-    needed = num_parameters * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
+    needed = _num_trained(job, parameters) * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
     needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + checkpoint.export)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
@@ -91,7 +91,8 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
     num_parameters = parameters.get(_MODEL, 0)
     needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
     if not spec.trainer.gpus_per_replica:
-        needed += num_parameters * (_TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER)
+        bytes_per_parameter = _TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER
+        needed += _num_trained(job, parameters) * bytes_per_parameter
     if not spec.rollout.gpus_per_replica:
         kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
         needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)
@@ -105,6 +106,11 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
         have = _show_bytes(machine.available_memory_bytes)
         message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
         yield Finding("", message, is_warning=True)
+
+
+def _num_trained(job: RLJob, parameters: Mapping[str, int]) -> int:
+    """Return the parameters with an optimizer state; ppo's critic has as many as the model."""
+    return parameters.get(_MODEL, 0) * (2 if job.spec.algorithm.type == "ppo" else 1)
 
 
 def _show_bytes(num_bytes: float) -> str:

@@ -15,19 +15,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
+from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.algorithm import Critic as CriticSettings
-from rljob_trainer.episodes.types import TrainRow
-from rljob_trainer.policy import sharding
+from rljob_trainer.episodes.types import TrainRow, UpdateMetrics
+from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.micro_batches import MicroBatch, plan_micro_batches
 from rljob_trainer.policy.model_loading import load_network
+from rljob_trainer.policy.policy import Policy
+from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 from tests.support import policy_scenarios
-from tests.support.policy_scenarios import FIRST, all_invalid, denominator
+from tests.support.policy_scenarios import FIRST, all_invalid, clone, denominator
 
 SETTINGS = CriticSettings(learning_rate=1e-3, value_clip=0.5)
 HEAD = torch.linspace(-0.3, 0.3, 64)[None]
@@ -121,22 +122,36 @@ class Scenarios:
         return [dataclasses.replace(row, values=value.numpy()) for row, value in zip(rows, values, strict=True)]
 
     def resume(self) -> None:
-        """Update, save, update; load into a new critic, and update again."""
+        """Train a policy with its critic, with a checkpoint in between; resume from it, and repeat the rest."""
         folder = self.folder / f"checkpoint-{self.num_ranks}"
-        critic, resumed = self.critic(), self.critic(has_head=False)
-        self.update(critic, 1)
-        critic.reshard()
-        save({"critic": critic.state()}, checkpoint_id=folder)
-        self.update(critic, 2)
-        state = {"critic": resumed.state()}
-        load(state, checkpoint_id=folder)
-        resumed.load_state(state["critic"])
-        self.update(resumed, 2)
-        self.write("resumed", uninterrupted=full_parameters(critic), resumed=full_parameters(resumed))
+        policy, resumed = self.policy(), self.policy()
+        values = self.inspect(policy)
+        first = self.update(policy, build_rows(1))
+        trained = self.inspect(policy)
+        checkpoints.save_checkpoint(policy, folder)
+        self.update(policy, build_rows(2))
+        checkpoints.load_checkpoint(resumed, folder)
+        self.update(resumed, build_rows(2))
+        self.write("resumed", values=values, trained=trained, metrics=first,
+                   uninterrupted=full_parameters(policy.critic) | clone(policy.gather_weights()),
+                   resumed=full_parameters(resumed.critic) | clone(resumed.gather_weights()))  # fmt: skip
 
-    def update(self, critic: Critic, seed: int) -> None:
-        critic.accumulate(self.plan(build_rows(seed)))
-        critic.apply(12, 1e-3)
+    def policy(self) -> Policy:
+        scenarios = policy_scenarios.Scenarios(self.rank, self.num_ranks, self.folder)
+        optimizer = Optimizer(learning_rate=1e-3, weight_decay=0)
+        return scenarios.policy(Algorithm(type="ppo", critic=SETTINGS, optimizer=optimizer))
+
+    def inspect(self, policy: Policy) -> list[Any]:
+        """Return each row's values, as the driver gets them."""
+        rows = build_rows()
+        plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
+        answers: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(answers, policy.inspect(plans[self.rank]))
+        return [facts.values for facts in scatter_facts(rows, plans, answers)]
+
+    def update(self, policy: Policy, rows: list[TrainRow]) -> UpdateMetrics:
+        policy.accumulate(self.plan(rows))
+        return summarize_update(policy.apply(12), UpdateCounts(), 12)
 
     def write(self, name: str, **contents: Any) -> None:
         if self.rank == 0:
@@ -156,7 +171,8 @@ def capture_gradients(critic: Critic) -> dict[str, torch.Tensor]:
     return gradients
 
 
-def full_parameters(critic: Critic) -> dict[str, torch.Tensor]:
+def full_parameters(critic: Critic | None) -> dict[str, torch.Tensor]:
+    assert critic is not None
     critic.reshard()
     return {name: p.detach().full_tensor().clone() for name, p in critic.model.named_parameters()}
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_trainer.episodes.types import TrainRow
 from tests.paths import ROOT
 from tests.support import critic_scenarios
 from tests.support.critic_scenarios import BIAS, HEAD
@@ -149,6 +150,27 @@ def test_critic_starts_at_zero_and_learns_the_targets(num_ranks, outcome):
     assert all((values == 0).all() for values in learned["first"])
     errors = learned["errors"]
     assert errors[-1] < 0.4 * errors[0], "completions of one prompt start from the same state, so not to 0"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_policy_reports_the_values_of_its_critic_and_trains_it(num_ranks, outcome):
+    ours = outcome("resumed", num_ranks)
+    for row, before, after in zip(critic_scenarios.build_rows(), ours["values"], ours["trained"], strict=True):
+        assert (before == 0).all(), "a new head is zero"
+        assert ((after != 0) == row.loss_mask).all()
+    rows = critic_scenarios.build_rows(1)
+    errors = [bounded_error(0.0, *pair) for row in rows for pair in zip(*sampled(row), strict=True)]
+    assert ours["metrics"].critic_loss == pytest.approx(sum(errors) / len(errors), abs=1e-5)
+
+
+def sampled(row: TrainRow) -> tuple[list[float], list[float]]:
+    """The values before the update, and the targets."""
+    return row.values[row.loss_mask].tolist(), row.returns[row.loss_mask].tolist()
+
+
+def bounded_error(value: float, before: float, target: float) -> float:
+    bounded = min(max(value, before - CLIP), before + CLIP)
+    return 0.5 * max((value - target) ** 2, (bounded - target) ** 2)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

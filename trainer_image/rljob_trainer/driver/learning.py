@@ -57,7 +57,7 @@ def count_last_skipped(updates: Sequence[UpdateMetrics], before: int) -> int:
 
 
 def describe_skipped(count: int) -> str:
-    """Return why a job fails whose updates change nothing; empty while it may go on."""
+    """Return why a job fails whose updates change nothing; empty while it may continue."""
     if count < MAX_SKIPPED_UPDATES:
         return ""
     return (

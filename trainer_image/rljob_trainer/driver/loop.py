@@ -194,7 +194,7 @@ class Driver:
         run while weights change, the next step begins meanwhile."""
         if self._syncing is not None:
             await self._syncing
-        # The completions of an evaluation are all of one version.
+        # All completions of an evaluation must come from the same weights.
         with group.ledger.phase("evaluate"):
             await group.eval.wait_until_generated()
         with group.ledger.publishing():

@@ -151,6 +151,9 @@ class WeightManifest(WeightVersion):
     """Digest of the parameters, independent of fusing and layout (see the trainer's weights.checksum)."""
 
 
+MAX_PULL_ERROR_LENGTH = 500
+
+
 class RolloutWeights(WeightVersion):
     """The weights that one rollout replica serves."""
 
@@ -167,6 +170,23 @@ class RolloutWeights(WeightVersion):
     """Download time of the last update. Not part of the pause."""
     load_seconds: float = 0.0
     """Time to load the last update into the engine. Part of the pause."""
+    error: str = ""
+    """Why it does not serve the announced weights; empty while it does, or still tries for the first time."""
+
+
+class PullReport(Wire):
+    """What a rollout replica that does not serve the announced weights does about it. Part of its poll of the head."""
+
+    replica: str = Field(min_length=1, max_length=256)
+    """Its address."""
+    key: str = Field(min_length=1, max_length=256)
+    """GENERATION:VERSION of the announced weights."""
+    progress: Count = 0
+    """Received bytes of the file, and one more once it is loaded into the engine."""
+    is_draining: bool = False
+    """Whether the update waits for requests in flight (updateMode finish)."""
+    error: str = Field(default="", max_length=MAX_PULL_ERROR_LENGTH)
+    """Last error; empty without one."""
 
 
 MAX_PROBLEMS = 8

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 from collections.abc import Callable
 
 from aiohttp import web
+from pydantic import ValidationError
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import ENV_TOKEN, PORT_DRIVER, UrlPath
+from rljob_api.wire.protocol import PullReport
 from rljob_trainer.driver.status import StatusBoard
+
+log = logging.getLogger(__name__)
 
 _MAX_POLL_SECONDS = 60.0
 _PUBLIC_PATHS = (UrlPath.READY.value, UrlPath.METRICS.value)
 
 
 class StatusServer:
-    def __init__(self, board: StatusBoard, render_metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        board: StatusBoard,
+        render_metrics: Callable[[], bytes],
+        record_report: Callable[[PullReport], None] = lambda report: None,
+    ) -> None:
         self._board = board
+        self._record_report = record_report
         self._render_metrics = render_metrics
         app = web.Application(middlewares=[require_token])
         app.router.add_get(UrlPath.READY.value, self._ready)
@@ -51,6 +62,11 @@ class StatusServer:
         return web.Response(text=self._board.snapshot().model_dump_json(), content_type="application/json")
 
     async def _weights(self, request: web.Request) -> web.Response:
+        if report := request.query.get("report"):
+            try:
+                self._record_report(PullReport.model_validate_json(report))
+            except ValidationError as error:
+                log.warning("unreadable report of a rollout: %s", error)  # its version differs
         timeout = min(float(request.query.get("timeout", "0")), _MAX_POLL_SECONDS)
         manifest = await self._board.wait_for_manifest(request.query.get("after", ""), timeout)
         if manifest is None:

@@ -19,11 +19,12 @@ from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas import generate
 from rljob_trainer.replicas.http import CONNECT_SECONDS, auth_headers
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
+from rljob_trainer.replicas.pull_reports import PullReports
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,11 @@ class RolloutClient:
         session: aiohttp.ClientSession,
         *,
         spans_updates: bool = False,
+        reports: PullReports | None = None,
         unavailable_timeout_seconds: float = 600.0,
     ) -> None:
-        """`spans_updates`: a completion may continue with newer weights than it began with; else it is retried."""
+        """`spans_updates`: a completion may continue with newer weights than it began with; else it is retried.
+        `reports`: what the replicas report to the head, if they do."""
         service = os.environ[contract.ENV_ROLLOUT_SERVICE]
         self.replicas = ReplicaPool(
             f"rollouts ({service})",
@@ -58,6 +61,8 @@ class RolloutClient:
         self.on_mismatch: Callable[[str], None] = log.error
         self._role = role
         self._spans_updates = spans_updates
+        self._reports = reports or PullReports()
+        self._stall_seconds = unavailable_timeout_seconds
         self._session = session
         self._manifest: WeightManifest | None = None
         self._verifying: dict[str, asyncio.Task[None]] = {}
@@ -124,24 +129,29 @@ class RolloutClient:
         return reader.finish()
 
     async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
-        """Use only replicas that serve `manifest`. Wait until one does, and up to _STRAGGLER_SECONDS for the others."""
+        """Use only replicas that serve `manifest`. Wait until one does, and up to _STRAGGLER_SECONDS for the others.
+        TransientError if replicas try, and for unavailable_timeout_seconds none gets nearer."""
         await self._stop_verifying()
         self._manifest = manifest
         self.served = {}
         fleet = self.replicas.fleet
         fleet.required_key = manifest.key
         self._verify_all()
-        loop = asyncio.get_running_loop()
+        now, since = self.replicas.now, self.replicas.now()
         first_at: float | None = None
         while True:
             if fleet.num_serving():
-                first_at = first_at or loop.time()
-                if not fleet.stragglers() or loop.time() - first_at > _STRAGGLER_SECONDS:
+                first_at = first_at or now()
+                if not fleet.stragglers() or now() - first_at > _STRAGGLER_SECONDS:
                     return dict(self.served)
             elif fleet.replicas and all(r.rejected_key == manifest.key for r in fleet.replicas.values()):
                 raise TransientError(
                     f"every rollout serves weights {manifest.key} with a digest that differs from the trainer's; "
                     "see the driver's log"
+                )
+            elif reasons := self._reports.describe_stalled(manifest.key, since, self._stall_seconds, now()):
+                raise TransientError(
+                    f"no rollout has got nearer to weights {manifest.key} for {self._stall_seconds:.0f} s: {reasons}"
                 )
             await asyncio.sleep(0.02)
 
@@ -149,7 +159,10 @@ class RolloutClient:
         fleet = self.replicas.fleet
         if not fleet.required_key or fleet.num_serving():
             return ""
-        return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)"
+        errors = self._reports.describe_errors(fleet.required_key, self.replicas.now())
+        return f"waits for a rollout to serve weights {fleet.required_key} (0 of {len(fleet.replicas)} do)" + (
+            f": {errors}" if errors else ""
+        )
 
     def _verify_all(self) -> None:
         manifest = self._manifest
@@ -171,11 +184,16 @@ class RolloutClient:
                 response.raise_for_status()
                 served = RolloutWeights.model_validate(await response.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            log.info("rollout %s does not report its weights: %s: %s", address, type(error).__name__, error)
+            reason = f"does not report its weights: {type(error).__name__}: {error}"
+            log.info("rollout %s %s", address, reason)
             fleet.record_suspect(address, self.replicas.now())
+            self._record_report(address, manifest, reason)
             return
         if served.key != manifest.key:
-            return  # stale; the next tick asks again
+            # Stale; the next tick asks again.
+            serves = served.key if served.generation else "the model it started from"
+            self._record_report(address, manifest, served.error or f"serves {serves}")
+            return
         if (served.checksum, served.sha256) != (manifest.checksum, manifest.sha256):
             fleet.record_rejected(address, manifest.key)
             self.on_mismatch(
@@ -186,6 +204,10 @@ class RolloutClient:
         self.served[address] = served
         fleet.record_serves(address, manifest.key)
         self.replicas.dispatch()
+
+    def _record_report(self, address: str, manifest: WeightManifest, reason: str) -> None:
+        report = PullReport(replica=address, key=manifest.key, error=reason[:MAX_PULL_ERROR_LENGTH])
+        self._reports.record(report, self.replicas.now())
 
     async def _stop_verifying(self) -> None:
         tasks, self._verifying = self._verifying.values(), {}

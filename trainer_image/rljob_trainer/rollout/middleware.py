@@ -68,4 +68,9 @@ class RolloutMiddleware:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(query.get("timeout", "30"))):
                     await state.wait_until(lambda: state.serving.key == want)
-        return Response(state.serving.model_dump_json(), media_type="application/json")
+        report = state.report("self")
+        answer = state.serving.model_copy(update={"error": report.error}) if report else state.serving
+        # A head of an earlier version does not know the error.
+        return Response(
+            answer.model_dump_json(exclude={"error"} if not answer.error else None), media_type="application/json"
+        )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import MAX_PULL_ERROR_LENGTH, PullReport, RolloutWeights, WeightManifest
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
@@ -37,6 +37,12 @@ class ReplicaState:
         """A load failed midway: the engine's weights belong to no version."""
         self.error = ""
         """Last error with the weights; empty after a success."""
+        self.head_error = ""
+        """Why the last poll of the head failed; empty after a success."""
+        self.progress = 0
+        """See `PullReport.progress`."""
+        self.is_draining = False
+        """Whether a load waits for requests in flight."""
         self._changed = asyncio.Event()
 
     def reason_not_ready(self) -> str:
@@ -50,6 +56,19 @@ class ReplicaState:
             serves = "the model it started from" if not self.serving.generation else self.serving.key
             return f"serves {serves}, but the head announces {self.announced.key}{error}"
         return ""
+
+    def report(self, replica: str) -> PullReport | None:
+        """Return what this replica does about the announced weights; None if it serves them, or none are announced."""
+        if self.announced is None or self.serving.key == self.announced.key:
+            return None
+        error = (self.error or self.head_error)[:MAX_PULL_ERROR_LENGTH]
+        return PullReport(
+            replica=replica,
+            key=self.announced.key,
+            progress=self.progress,
+            is_draining=self.is_draining,
+            error=error,
+        )
 
     def record_change(self, **values: object) -> None:
         """Set attributes, and wake all tasks that wait for a change."""
@@ -71,9 +90,10 @@ class WeightPuller:
         state: ReplicaState,
         client: WeightClient,
         engine: EngineLoader,
+        address: str,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
-        self._state, self._client, self._engine, self._sleep = state, client, engine, sleep
+        self._state, self._client, self._engine, self._address, self._sleep = state, client, engine, address, sleep
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -91,16 +111,19 @@ class WeightPuller:
         while True:
             announced = self._state.announced
             try:
-                manifest = await self._client.fetch_manifest(announced.key if announced else "")
+                report = self._state.report(self._address)
+                manifest = await self._client.fetch_manifest(announced.key if announced else "", report)
             except TransientError as error:
                 # While the head restarts, keep serving what it announced last.
                 logger.warning("head unreachable, retrying: %s", error)
+                self._state.head_error = f"the head is unreachable: {error}"
                 await self._sleep(next(backoff))
                 continue
             backoff = _backoff_seconds()
+            self._state.head_error = ""
             if manifest is not None and manifest != announced:
                 logger.info("head announces weights %s", manifest.key)
-                self._state.record_change(announced=manifest)
+                self._state.record_change(announced=manifest, progress=0)
 
     async def _pull(self) -> None:
         state, backoff = self._state, _backoff_seconds()
@@ -125,23 +148,33 @@ class WeightPuller:
     async def _switch_to(self, manifest: WeightManifest) -> None:
         """Download and load one version, unless a newer announcement supersedes it meanwhile."""
         state, started_at = self._state, time.perf_counter()
-        path = await self._unless_superseded(manifest, self._client.fetch_file(manifest))
+        path = await self._unless_superseded(manifest, self._client.fetch_file(manifest, self._record_received))
         transfer_seconds = time.perf_counter() - started_at
         await state.wait_until(lambda: state.is_warm)
         if path is None or state.announced != manifest:
             logger.info("weights %s were superseded during the transfer", manifest.key)
             return
         try:
-            served = await self._engine.load(path, manifest)
+            served = await self._engine.load(path, manifest, self._record_draining)
         except BaseException:
             state.record_change(is_broken=True, serving=RolloutWeights())
             raise
+        finally:
+            state.is_draining = False
         served.transfer_seconds = transfer_seconds
         state.record_change(is_broken=False, error="", serving=served)
         logger.info(
             "serving weights %s: transfer %.3f s, pause %.3f s, including load %.3f s",
             *(manifest.key, transfer_seconds, served.pause_seconds, served.load_seconds),
         )
+
+    def _record_received(self, num_bytes: int) -> None:
+        self._state.progress = num_bytes
+
+    def _record_draining(self, is_draining: bool) -> None:
+        self._state.is_draining = is_draining
+        if not is_draining:
+            self._state.progress += 1
 
     async def _unless_superseded(self, manifest: WeightManifest, work: Coroutine[Any, Any, Result]) -> Result | None:
         """Return the result of `work`; cancel it and return None once another version is announced."""

@@ -54,6 +54,7 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         *("--generation-config", "vllm"),
         *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
         *("--worker-extension-cls", WORKER_EXTENSION),
+        "--enable-scale-out",  # /inference/v1/generate
         # Responses have token ids. The text and bytes of each token would cost vLLM's server time for nothing.
         "--return-tokens-as-token-ids",
         *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
@@ -217,9 +218,10 @@ def find_update_mode(spec: RLJobSpec) -> UpdateMode:
 
 
 async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState) -> None:
+    address = os.environ.get(contract.ENV_POD_IP, "")
     client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], open_scratch_folder())
     try:
-        await WeightPuller(state, client, EngineLoader(engine, find_update_mode(job.spec))).run()
+        await WeightPuller(state, client, EngineLoader(engine, find_update_mode(job.spec)), address).run()
     finally:
         await client.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from rljob_api.errors import TransientError
 from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.weights.checksum import Digest
 
 _POLL_SECONDS = 30
+_REPORT_SECONDS = 5
+"""Instead, while there is something to report."""
 # The head answers within _POLL_SECONDS; the margin allows for a slow head.
 _POLL_TIMEOUT = aiohttp.ClientTimeout(total=_POLL_SECONDS + 15, connect=5)
 _FILE_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=60)
@@ -50,13 +53,15 @@ class WeightClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def fetch_manifest(self, after: str) -> WeightManifest | None:
+    async def fetch_manifest(self, after: str, report: PullReport | None) -> WeightManifest | None:
         """Return a manifest other than `after`; None after a timeout. TransientError if the head is unreachable."""
         addresses = await asyncio.to_thread(resolve, self._head)
         if not addresses:
             raise TransientError(f"the head {self._head!r} has no address")
         url = f"http://{addresses[0]}:{contract.PORT_DRIVER}{contract.UrlPath.WEIGHTS_CURRENT}"
-        params = {"after": after, "timeout": str(_POLL_SECONDS)}
+        params = {"after": after, "timeout": str(_REPORT_SECONDS if report else _POLL_SECONDS)}
+        if report:
+            params["report"] = report.model_dump_json()
         try:
             async with self._session.get(url, params=params, timeout=_POLL_TIMEOUT) as response:
                 if response.status == 204:
@@ -65,22 +70,24 @@ class WeightClient:
         except (aiohttp.ClientError, TimeoutError, ValidationError) as error:
             raise TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
-    async def fetch_file(self, manifest: WeightManifest) -> Path:
+    async def fetch_file(self, manifest: WeightManifest, record_received: Callable[[int], None]) -> Path:
         """Delete the previous file, so that memory holds one, and download the new one. It gets its final name once its
-        size and sha256 match the manifest."""
+        size and sha256 match the manifest. `record_received` gets the number of bytes so far."""
         for old in self._folder.iterdir():
             old.unlink()
         path = self._folder / f"{manifest.generation}-{manifest.version}.safetensors"
         partial = path.with_suffix(".partial")
         async with self._session.get(manifest.url, timeout=_FILE_TIMEOUT) as response:
-            received = await _receive(response, partial)
+            received = await _receive(response, partial, record_received)
         expected = (manifest.num_bytes, manifest.sha256)
         if received != expected:
             raise TransientError(f"{manifest.url}: expected {expected} (bytes, sha256), got {received}")
         return partial.replace(path)
 
 
-async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, str]:
+async def _receive(
+    response: aiohttp.ClientResponse, path: Path, record_received: Callable[[int], None]
+) -> tuple[int, str]:
     digest = hashlib.sha256()
     with path.open("wb") as file:
 
@@ -91,6 +98,7 @@ async def _receive(response: aiohttp.ClientResponse, path: Path) -> tuple[int, s
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             # In a thread: writing and hashing release the GIL, so the event loop keeps serving.
             await asyncio.to_thread(write, chunk)
+            record_received(file.tell())
         return file.tell(), digest.hexdigest()
 
 
@@ -115,16 +123,22 @@ class EngineLoader:
         async for _ in self._engine.generate({"prompt_token_ids": [1, 2, 3]}, parameters, request_id="warm-up"):
             pass
 
-    async def load(self, path: Path, manifest: WeightManifest) -> RolloutWeights:
-        """Pause the engine, load the file, and resume. After an exception, the engine's weights are undefined."""
+    async def load(
+        self, path: Path, manifest: WeightManifest, record_draining: Callable[[bool], None]
+    ) -> RolloutWeights:
+        """Pause the engine, load the file, and resume. After an exception, the engine's weights are undefined.
+        `record_draining` gets True if the pause waits for requests in flight, and False before the load."""
         engine = self._engine
         begin = time.perf_counter()
         try:
+            if self._pause_mode == "wait":
+                record_draining(True)
             await engine.pause_generation(
                 mode=self._pause_mode, clear_cache=self._clears_cache or not self._is_verified
             )
             if self._pause_mode == "wait":
                 begin = time.perf_counter()  # it was generating until now
+            record_draining(False)
             load_begin = time.perf_counter()
             self._is_verified = False
             await engine.update_weight_version(UNVERIFIED)

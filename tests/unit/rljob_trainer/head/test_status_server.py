@@ -1,13 +1,14 @@
 """The driver's HTTP server."""
 
 import asyncio
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import PORT_DRIVER
-from rljob_api.wire.protocol import DriverStatus, WeightManifest
+from rljob_api.wire.protocol import DriverStatus, PullReport, WeightManifest
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.head.status_server import StatusServer
 from tests.support.driver_harness import NETWORK
@@ -27,7 +28,8 @@ def manifest(version, generation="g"):
 async def board(monkeypatch):
     monkeypatch.setenv("RLJOB_TOKEN", "secret")
     board = StatusBoard()
-    server = StatusServer(board, lambda: b"metric 1\n")
+    board.reports = []
+    server = StatusServer(board, lambda: b"metric 1\n", board.reports.append)
     await server.start(ADDRESS)
     yield board
     await server.close()
@@ -54,6 +56,13 @@ async def test_status_is_the_current_snapshot_of_the_board(board):
     board.describe_live = lambda status: status.model_copy(update={"waits_for": "waits for 3 of 64 rewards"})
     status = DriverStatus.model_validate_json((await get("/status"))[1])
     assert (status.step, status.waits_for) == (3, "waits for 3 of 64 rewards")
+
+
+async def test_report_of_a_rollout_is_recorded_unless_it_is_unreadable(board):
+    report = PullReport(replica="10.0.0.7", key="g:1", error="no space")
+    for text in (report.model_dump_json(), '{"of": "another version"}'):
+        assert (await get(f"/weights/current?report={quote(text)}"))[0] == 204
+    assert board.reports == [report]
 
 
 async def test_waiting_rollout_gets_the_next_weights_immediately(board):

@@ -9,10 +9,11 @@ from aiohttp import web
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.roles import RolloutRole, Sampling
 from rljob_api.wire.contract import PORT_ROLLOUT
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas import fleet, generate
 from rljob_trainer.replicas.http import open_session
+from rljob_trainer.replicas.pull_reports import PullReports
 from rljob_trainer.replicas.rollout_client import RolloutClient, judge_versions
 from tests.support.loopback import next_address
 
@@ -219,7 +220,32 @@ async def test_job_stops_when_every_rollout_serves_a_wrong_digest(rollouts):
     assert "digest other, but the trainer published c" in messages[0]
 
 
-async def test_wait_for_weights_is_described(rollouts):
+async def test_job_stops_when_no_rollout_can_apply_the_weights(make_client):
+    rollouts = await make_client(unavailable_timeout_seconds=0.3)
+    async with Server(events("g:1")) as server:
+        server.weights = RolloutWeights(generation="g", version=0, error="weights g:1: no space left")
+        with pytest.raises(TransientError, match=rf"g:1 for 0 s: {ADDRESS}: weights g:1: no space left"):
+            await rollouts.sync(MANIFEST)
+
+
+async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client):
+    reports = PullReports()
+    rollouts = await make_client(unavailable_timeout_seconds=0.3, reports=reports)
+    async with Server(events("g:1")) as server:
+        server.weights = RolloutWeights(generation="g", version=0, error="no space left")
+        sync = asyncio.create_task(rollouts.sync(MANIFEST))
+        for progress in range(10):
+            await asyncio.sleep(0.1)
+            reports.record(PullReport(replica="other", key="g:1", progress=progress), rollouts.replicas.now())
+        server.weights = RolloutWeights(generation="g", version=1, sha256="s", checksum="c")
+        assert list(await sync) == [ADDRESS]
+
+
+async def test_wait_for_weights_is_described(make_client):
+    reports = PullReports()
+    rollouts = await make_client(reports=reports)
     assert rollouts.describe_wait() == ""
     rollouts.replicas.fleet.required_key = "g:1"
-    assert "waits for a rollout to serve weights g:1" in rollouts.describe_wait()
+    assert rollouts.describe_wait().startswith("waits for a rollout to serve weights g:1 (0 of")
+    reports.record(PullReport(replica="10.0.0.7", key="g:1", error="no space left"), rollouts.replicas.now())
+    assert rollouts.describe_wait().endswith(": 10.0.0.7: no space left")

@@ -140,6 +140,15 @@ async def test_served_weights_are_reported(client: Client) -> None:
     assert RolloutWeights.model_validate_json((await client.request("/rljob/weights", GOOD))[1]).key == "g:2"
 
 
+async def test_replica_that_cannot_serve_the_announced_weights_says_why(client: Client) -> None:
+    _serve(client.state, 2)
+    client.state.record_change(announced=_manifest(3), error="weights g:3: no space left")
+    served = json.loads((await client.request("/rljob/weights", GOOD))[1])
+    assert (served["version"], served["error"]) == (2, "weights g:3: no space left")
+    _serve(client.state, 3)
+    assert "error" not in json.loads((await client.request("/rljob/weights", GOOD))[1])
+
+
 async def test_request_for_a_version_waits_until_it_is_served(client: Client) -> None:
     request = asyncio.create_task(client.request("/rljob/weights", GOOD, "want=g:2&timeout=5"))
     await asyncio.sleep(0)

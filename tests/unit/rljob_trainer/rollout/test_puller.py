@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import TransientError
-from rljob_api.wire.protocol import RolloutWeights, WeightManifest
+from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
 
 
@@ -33,18 +33,22 @@ class PullerHarness:
         self.manifests: asyncio.Queue[WeightManifest | Exception] = asyncio.Queue()
         self.is_warm = asyncio.Event()
         self.is_warm.set()
+        self.drains: dict[str, asyncio.Event] = {}
+        """Loads that wait for requests in flight, by key."""
         self.held: dict[str, asyncio.Event] = {}
         """Downloads that wait, by key."""
         self.download_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
         self.queries: list[str] = []
+        self.reports: list[PullReport | None] = []
         self.downloads: list[str] = []
         self.cancelled: list[str] = []
         self.loaded: list[str] = []
         self.slept: list[float] = []
 
-    async def fetch_manifest(self, after: str) -> WeightManifest | None:
+    async def fetch_manifest(self, after: str, report: PullReport | None) -> WeightManifest | None:
         self.queries.append(after)
+        self.reports.append(report)
         answer = await self.manifests.get()
         if isinstance(answer, Exception):
             raise answer
@@ -53,8 +57,9 @@ class PullerHarness:
     async def warm_up(self) -> None:
         await self.is_warm.wait()
 
-    async def fetch_file(self, manifest: WeightManifest) -> Path:
+    async def fetch_file(self, manifest: WeightManifest, record_received: Callable[[int], None]) -> Path:
         self.downloads.append(manifest.key)
+        record_received(7)
         try:
             await self.held.get(manifest.key, _open()).wait()
         except asyncio.CancelledError:
@@ -64,7 +69,12 @@ class PullerHarness:
             raise self.download_failures.pop()
         return Path("file")
 
-    async def load(self, path: Path, manifest: WeightManifest) -> RolloutWeights:
+    async def load(
+        self, path: Path, manifest: WeightManifest, record_draining: Callable[[bool], None]
+    ) -> RolloutWeights:
+        record_draining(True)
+        await self.drains.get(manifest.key, _open()).wait()
+        record_draining(False)
         if self.load_failures:
             raise self.load_failures.pop()
         self.loaded.append(manifest.key)
@@ -78,7 +88,7 @@ class PullerHarness:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        puller = WeightPuller(self.state, self, self, self.sleep)  # type: ignore[arg-type]
+        puller = WeightPuller(self.state, self, self, "10.0.0.7", self.sleep)  # type: ignore[arg-type]
         task = asyncio.create_task(puller.run())
         try:
             yield
@@ -243,4 +253,40 @@ async def test_engine_that_cannot_warm_up_ends_the_loop(harness: PullerHarness) 
 
     harness.warm_up = fail  # type: ignore[method-assign]
     with pytest.raises(ExceptionGroup):
-        await WeightPuller(harness.state, harness, harness).run()  # type: ignore[arg-type]
+        await WeightPuller(harness.state, harness, harness, "a").run()  # type: ignore[arg-type]
+
+
+async def test_replica_reports_what_it_does_about_weights_that_it_does_not_serve(harness: PullerHarness) -> None:
+    harness.drains["g1:0"] = asyncio.Event()
+    async with harness.running():
+        await harness.until(lambda: harness.reports)
+        assert harness.reports == [None], "nothing is announced yet"
+        harness.download_failures.append(TransientError("sha256 differs"))
+        harness.announce(_manifest())
+        await harness.until(lambda: harness.state.error)
+        failed = harness.state.report("10.0.0.7")
+        assert failed is not None
+        assert (failed.key, failed.progress, failed.is_draining) == ("g1:0", 7, False)
+        assert "sha256 differs" in failed.error
+        await harness.until(lambda: harness.state.is_draining)
+        draining = harness.state.report("10.0.0.7")
+        assert draining is not None
+        assert draining.is_draining
+        harness.drains["g1:0"].set()
+        await harness.until(lambda: not harness.state.reason_not_ready())
+        assert harness.state.report("10.0.0.7") is None
+        assert (harness.state.progress, harness.state.is_draining) == (8, False)
+        harness.announce(TransientError("connection refused"))
+        await harness.until(lambda: harness.state.head_error)
+        assert harness.state.report("10.0.0.7") is None, "it serves what it knows to be announced"
+    assert [report and report.replica for report in harness.reports[:2]] == [None, "10.0.0.7"]
+
+
+async def test_error_of_a_load_is_reported_while_the_head_is_reachable(harness: PullerHarness) -> None:
+    harness.load_failures += [RuntimeError("out of memory" + 1000 * "!")] * 2
+    async with harness.running():
+        harness.announce(_manifest())
+        await harness.until(lambda: harness.state.error)
+        report = harness.state.report("10.0.0.7")
+        assert report is not None
+        assert "out of memory" in report.error

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from rljob_api.errors import TransientError
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import WeightManifest
+from rljob_api.wire.protocol import PullReport, WeightManifest
 from rljob_trainer.rollout import weight_transfer
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
@@ -34,6 +34,10 @@ def _manifest(path: str = "whole", body: bytes = BODY, version: int = 0) -> Weig
         sha256=hashlib.sha256(body).hexdigest(),
         checksum="c",
     )
+
+
+def _ignore(value: int) -> None:
+    pass
 
 
 class Servers:
@@ -103,11 +107,17 @@ async def client(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 async def test_manifest_request_names_the_known_version(client: WeightClient, servers: Servers) -> None:
-    assert await client.fetch_manifest("g:1") is None
+    assert await client.fetch_manifest("g:1", None) is None
     servers.response = web.json_response(text=_manifest().model_dump_json())
-    assert await client.fetch_manifest("") == _manifest()
+    assert await client.fetch_manifest("", None) == _manifest()
     assert servers.queries == [{"after": "g:1", "timeout": "30"}, {"after": "", "timeout": "30"}]
     assert servers.tokens == {"Bearer secret"}
+
+
+async def test_replica_with_something_to_report_polls_more_often(client: WeightClient, servers: Servers) -> None:
+    report = PullReport(replica="10.0.0.7", key="g:1", progress=3, error="no space")
+    await client.fetch_manifest("g:1", report)
+    assert servers.queries == [{"after": "g:1", "timeout": "5", "report": report.model_dump_json()}]
 
 
 @pytest.mark.parametrize(
@@ -118,19 +128,21 @@ async def test_invalid_response_of_the_head_is_a_transient_error(
 ) -> None:
     servers.response = response
     with pytest.raises(TransientError, match="/weights/current"):
-        await client.fetch_manifest("")
+        await client.fetch_manifest("", None)
 
 
 async def test_head_without_address_is_a_transient_error(client: WeightClient, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("")
     with pytest.raises(TransientError, match="the head 'head' has no address"):
-        await client.fetch_manifest("")
+        await client.fetch_manifest("", None)
 
 
 async def test_new_file_replaces_the_previous_one(client: WeightClient, servers: Servers, tmp_path: Path) -> None:
+    received: list[int] = []
     for version in (0, 1):
-        path = await client.fetch_file(_manifest(version=version))
+        path = await client.fetch_file(_manifest(version=version), received.append)
         assert path.read_bytes() == BODY
+    assert received[-1] == len(BODY)
     assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["g-1.safetensors"]
     assert servers.tokens == {"Bearer secret"}
 
@@ -138,18 +150,18 @@ async def test_new_file_replaces_the_previous_one(client: WeightClient, servers:
 @pytest.mark.parametrize("path", ["short", "long", "changed", "cut", "missing"])
 async def test_partial_or_wrong_file_is_rejected(client: WeightClient, tmp_path: Path, path: str) -> None:
     with pytest.raises((TransientError, aiohttp.ClientError)):
-        await client.fetch_file(_manifest(path))
+        await client.fetch_file(_manifest(path), _ignore)
     assert not list((tmp_path / "scratch").glob("*.safetensors")), "a wrong file must not get the final name"
 
 
 async def test_download_can_be_cancelled_and_another_started(client: WeightClient, tmp_path: Path) -> None:
-    stuck = asyncio.create_task(client.fetch_file(_manifest("stuck")))
+    stuck = asyncio.create_task(client.fetch_file(_manifest("stuck"), _ignore))
     async with asyncio.timeout(5):
         while not list((tmp_path / "scratch").glob("*.partial")):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
     stuck.cancel()
     await asyncio.wait({stuck})
-    assert (await client.fetch_file(_manifest(version=1))).read_bytes() == BODY
+    assert (await client.fetch_file(_manifest(version=1), _ignore)).read_bytes() == BODY
 
 
 class Engine:
@@ -191,9 +203,11 @@ LOAD = [
 async def test_load_pauses_in_the_update_mode_and_labels_the_tokens(update_mode: Any, pause: str) -> None:
     engine = Engine()
     loader = EngineLoader(engine, update_mode)
-    await loader.load(Path("f"), PUBLISHED)
+    await loader.load(Path("f"), PUBLISHED, _ignore)
     del engine.calls[:]
-    applied = await loader.load(Path("f"), PUBLISHED)
+    drains: list[bool] = []
+    applied = await loader.load(Path("f"), PUBLISHED, drains.append)
+    assert drains == ([True, False] if update_mode == "finish" else [False])
     assert engine.calls == [f"pause_generation {pause}", *LOAD, "update_weight_version g:0", "resume_generation"]
     assert (applied.key, applied.sha256, applied.checksum) == (PUBLISHED.key, PUBLISHED.sha256, PUBLISHED.checksum)
     assert applied.pause_seconds >= applied.load_seconds >= 0
@@ -205,7 +219,7 @@ async def test_first_load_and_one_after_a_failure_clear_the_caches() -> None:
     for fails_at in ("", "update_weights", ""):
         engine.fails_at = fails_at
         with contextlib.suppress(RuntimeError):
-            await loader.load(Path("f"), PUBLISHED)
+            await loader.load(Path("f"), PUBLISHED, _ignore)
     pauses = [call for call in engine.calls if call.startswith("pause_generation")]
     assert pauses == [
         "pause_generation keep True",  # requests of the start model may have any salt
@@ -220,7 +234,7 @@ async def test_failed_load_aborts_the_requests_and_labels_no_token_with_a_versio
     engine = Engine(fails_at)
     published = PUBLISHED.model_copy(update={"checksum": "other"}) if fails_at == "digest" else PUBLISHED
     with pytest.raises((RuntimeError, TransientError)):
-        await EngineLoader(engine, "keep").load(Path("f"), published)
+        await EngineLoader(engine, "keep").load(Path("f"), published, _ignore)
     assert engine.calls[-2:] == ["pause_generation abort True", "resume_generation"]
     assert [call for call in engine.calls if "version" in call] == ["update_weight_version unverified"]
 
@@ -228,5 +242,5 @@ async def test_failed_load_aborts_the_requests_and_labels_no_token_with_a_versio
 async def test_engine_is_resumed_if_it_cannot_even_pause() -> None:
     engine = Engine("pause_generation")
     with pytest.raises(RuntimeError):
-        await EngineLoader(engine, "keep").load(Path("f"), PUBLISHED)
+        await EngineLoader(engine, "keep").load(Path("f"), PUBLISHED, _ignore)
     assert engine.calls[-1] == "resume_generation"

@@ -1,0 +1,50 @@
+"""What the rollouts do that do not serve the newest weights yet, and whether any of them gets nearer to it. Pure.
+
+Replicas report with each poll of the head, also those that no Service lists because they are not ready. Invariant: a
+second attempt at a download counts as progress only beyond the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.wire.protocol import PullReport
+
+_MAX_AGE_SECONDS = 60.0
+"""Older reports are of replicas that no longer exist. A replica reports at least every 30 s."""
+
+
+@dataclass
+class _Pull:
+    report: PullReport
+    reported_at: float
+    furthest: int
+
+
+class PullReports:
+    def __init__(self) -> None:
+        self._pulls: dict[str, _Pull] = {}
+        """By replica."""
+        self._progressed_at = 0.0
+
+    def record(self, report: PullReport, now: float) -> None:
+        before = self._pulls.get(report.replica)
+        is_new = before is None or before.report.key != report.key
+        furthest = report.progress if before is None or is_new else max(before.furthest, report.progress)
+        if is_new or report.is_draining or (before is not None and furthest > before.furthest):
+            self._progressed_at = now
+        self._pulls[report.replica] = _Pull(report, now, furthest)
+
+    def describe_stalled(self, key: str, since: float, seconds: float, now: float) -> str:
+        """Return each replica's reason if none has got nearer to the weights `key` since `since`, or for `seconds`.
+        Empty also if no replica reports: then Pods are missing, which the operator handles."""
+        if now - max(since, self._progressed_at) < seconds:
+            return ""
+        return "; ".join(f"{report.replica}: {report.error or 'no error'}" for report in self._recent(key, now))
+
+    def describe_errors(self, key: str, now: float) -> str:
+        return "; ".join(f"{report.replica}: {report.error}" for report in self._recent(key, now) if report.error)
+
+    def _recent(self, key: str, now: float) -> list[PullReport]:
+        recent = [pull.report for pull in self._pulls.values() if now - pull.reported_at < _MAX_AGE_SECONDS]
+        return [report for report in recent if report.key == key]

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:  # [tokens]
-    """Estimate KL(policy || reference) from samples of the policy. k3 is finite for any log-probs."""
+    """Estimate KL(policy || reference) from samples of the policy. k3 is finite for any log-probs, and has no gradient
+    where it is clamped."""
     difference = reference - logprobs
     if estimator == "k1":
         return -difference
     if estimator == "k2":
         return difference.square() / 2
-    return difference.clamp(max=MAX_LOG_RATIO).expm1() - difference
+    difference = difference.clamp(max=MAX_LOG_RATIO)
+    return difference.expm1() - difference
 
 
 def kl_returns(episode: EpisodeRewards) -> Floats:

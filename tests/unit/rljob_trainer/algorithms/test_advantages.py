@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.algorithms.advantages import has_signal, normalize
+from rljob_trainer.algorithms.registry import build_algorithm
+from tests.support.algorithms import algorithm_spec, rewards_of
 
 SCORES = st.one_of(st.none(), st.floats(-10, 10, allow_nan=False).map(lambda score: round(score, 3)))
 NORMALIZATIONS = ("group", "batch", "none")
@@ -58,3 +61,79 @@ def test_huge_score_gives_finite_advantages(normalization):
     if normalization == "group":
         assert huge == pytest.approx([1.0, 0.0, -1.0])
         assert other == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5), "other groups are unaffected"
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ([0.01, 0.0, 0.005], True),  # a small scale
+        ([0.1] + [0.0] * 127, True),  # one success in 128, with weight 0.1
+        ([1.0, 1.0 + 1e-7, 1.0 - 1e-7], False),
+        ([1.0, 1.005, 0.995], False),  # within the threshold
+        ([100.0, 100.5, 101.0], True),  # an offset hides nothing
+        ([5.6e-17, 0.0, -5.6e-17], False),  # 0.1 + 0.2 - 0.3
+        ([0.0, 0.0], False),
+    ],
+)
+def test_threshold_is_relative_to_the_scale_of_the_rewards(group, expected):
+    assert has_signal(group, 1e-2) is expected
+    [advantages] = normalize([group], normalization="group", zero_std_threshold=1e-2)
+    assert any(advantages) is expected
+
+
+def test_leave_one_out_mean_is_that_of_the_others():
+    [found] = build_algorithm(algorithm_spec(type="rloo")).advantages([[rewards_of(s) for s in (0.0, 1.0, 5.0)]])
+    assert [each.advantages[0] for each in found] == pytest.approx([0 - 3, 1 - 2.5, 5 - 0.5])
+
+
+def test_each_reward_alone_has_the_influence_of_its_weight():
+    spec = algorithm_spec(weights=(1.0, 1.0), advantages={"perReward": True})
+    algorithm = build_algorithm(spec)
+    assert algorithm.needs.whole_step
+    small, large = [0.0, 0.01, 0.0, 0.01], [0.0, 0.0, 8.0, 8.0]
+    group = [rewards_of(a + b, components=[a, b, 0.0]) for a, b in zip(small, large, strict=True)]
+    [found] = algorithm.advantages([group])
+    values = [each.advantages[0] for each in found]
+    assert values[1] == pytest.approx(values[2]), "either reward alone is worth the same"
+    deviation_of_values = math.sqrt(sum(value**2 for value in values) / 3)
+    assert deviation_of_values == pytest.approx(1.0), "over the batch"
+    [together] = build_algorithm(algorithm_spec(weights=(1.0, 1.0))).advantages([group])
+    assert together[1].advantages[0] < 0 < together[2].advantages[0], "the small reward does not count"
+
+
+def test_batch_baseline_teaches_which_prompts_are_easy():
+    algorithm = build_algorithm(algorithm_spec(type="reinforcePlusPlus"))
+    groups = [[rewards_of(1.0, 2), rewards_of(1.0, 1)], [rewards_of(0.0, 1), rewards_of(0.0, 1)]]
+    found = algorithm.advantages(groups)
+    tokens = [value for group in found for each in group for value in each.advantages]
+    std = math.sqrt((3 * 0.4**2 + 2 * 0.6**2) / 4)
+    assert tokens == pytest.approx([0.4 / std] * 3 + [-0.6 / std] * 2), "over tokens, whose mean is 0.6"
+
+
+def test_batch_baseline_gives_no_advantage_without_differences():
+    algorithm = build_algorithm(algorithm_spec(type="reinforcePlusPlus"))
+    assert [each.advantages[0] for each in algorithm.advantages([[rewards_of(1.0), rewards_of(1.0)]])[0]] == [0, 0]
+    assert algorithm.advantages([[None, None]]) == [[None, None]]
+    huge = algorithm.advantages([[rewards_of(1e200), rewards_of(-1e200)]])[0]
+    assert [each.advantages[0] for each in huge] == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+def test_turn_rewards_count_in_the_turn_and_not_before_it():
+    """Both got 1 in all; the second got it before its last turn, so that turn earned nothing."""
+    turns = np.array([0, 1], np.int32)
+    late = rewards_of(0.0, turn_rewards=[0.0, 1.0], turn_of_token=turns)
+    early = rewards_of(0.0, turn_rewards=[1.0, 0.0], turn_of_token=turns)
+    algorithm = build_algorithm(algorithm_spec(type="drGrpo"))
+    [[first, second]] = algorithm.advantages([[late, early]])
+    assert first.advantages.tolist() == [0.0, 1.0]
+    assert second.advantages.tolist() == [0.0, -1.0]
+    [[alone, masked]] = algorithm.advantages([[late, None]])
+    assert masked is None
+    assert len(alone.advantages) == 2
+
+
+def test_rounding_of_turn_rewards_gives_no_advantage():
+    turns = np.array([0], np.int32)
+    group = [rewards_of(0.0, turn_rewards=[value], turn_of_token=turns) for value in (0.1 + 0.2, 0.3)]
+    [found] = build_algorithm(algorithm_spec()).advantages([group])
+    assert all(abs(each.advantages[0]) < 1e-9 for each in found)

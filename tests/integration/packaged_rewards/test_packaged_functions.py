@@ -297,4 +297,5 @@ def _trl_settings() -> set[str]:
 
 def _openrlhf_settings() -> set[str]:
     text = (_site_packages("openrlhf") / "openrlhf/cli/train_ppo_ray.py").read_text()
-    return {name.replace("{prefix}", "actor") for name in re.findall(r'"(--[A-Za-z0-9_.{}]+)"', text)}
+    names = re.findall(r'"(--[A-Za-z0-9_.{}]+)"', text)
+    return {name.replace("{prefix}", model) for name in names for model in ("actor", "critic")}

@@ -63,6 +63,9 @@ class Rule:
     """The same check in CEL, over `self`. Empty if the field's schema already enforces it."""
     find_offenders: Callable[[Any], str] | None = None
     """Returns which entries of a list violate the rule, for Python's message."""
+    is_ratcheted: bool = False
+    """The rule is later than the objects that it could forbid: files are checked, and stored objects stay valid. The
+    API server checks only changed values, if the rule belongs to a type without other fields that may change alone."""
 
 
 def exactly_one(*fields: str, remedy: str = "set one and remove the others") -> Rule:
@@ -112,7 +115,7 @@ class Spec(BaseModel):
     def _validate_rules(self, info: pydantic.ValidationInfo) -> Any:
         if info.context is DEFER_RULES:
             return self
-        violated = [rule for rule in self.RULES if not rule.holds(self)]
+        violated = [rule for rule in self.RULES if not rule.is_ratcheted and not rule.holds(self)]
         if violated:
             raise ValueError(
                 "; ".join(f"{rule.fields[0]} {describe_violation(rule, self)}".strip() for rule in violated)

@@ -195,13 +195,40 @@ class Sampling(Spec):
     temperature: float = Field(default=1.0, ge=0)
     """Softmax temperature. 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus probability mass; 1 is off. Use 1 for training: the loss assumes the full distribution."""
+    """Nucleus probability mass; 1 is off. Training needs 1."""
     top_k: int = Field(default=0, ge=0)
-    """Number of candidate tokens; 0 is off. Use 0 for training."""
+    """Number of candidate tokens; 0 is off. Training needs 0."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum new tokens of a trajectory."""
     stop: list[ShortText] = Field(default=[], max_length=16)
     """Strings that end a trajectory, in addition to the end-of-sequence token."""
+
+
+_FULL_DISTRIBUTION = "for training: otherwise vLLM's log-probs cover fewer tokens than the trainer's"
+_EVALUATION_MAY = "remove it; evaluation.sampling may have it"
+
+
+class TrainingSampling(Sampling):
+    """How training trajectories are sampled: from the whole distribution, which the loss assumes."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("topP",),
+            f"must be 1 {_FULL_DISTRIBUTION}",
+            _EVALUATION_MAY,
+            lambda sampling: sampling.top_p == 1,
+            "!has(self.topP) || self.topP == 1.0",
+            is_ratcheted=True,
+        ),
+        Rule(
+            ("topK",),
+            f"must be 0 {_FULL_DISTRIBUTION}",
+            _EVALUATION_MAY,
+            lambda sampling: sampling.top_k == 0,
+            "!has(self.topK) || self.topK == 0",
+            is_ratcheted=True,
+        ),
+    )
 
 
 class RolloutRole(Role):
@@ -211,8 +238,7 @@ class RolloutRole(Role):
     """Number of vLLM replicas. May change while the job runs."""
     gpus_per_replica: int = Field(default=0, ge=0, le=16)
     """GPUs per replica, used for tensor parallelism. 0 means vLLM's CPU backend."""
-    sampling: Sampling = Sampling()
-    """How training trajectories are sampled."""
+    sampling: TrainingSampling = TrainingSampling()
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum length of prompt plus completion, in tokens. Null: the model's limit."""
     kv_cache_gib: float | None = Field(default=None, gt=0, alias="kvCacheGiB")

@@ -106,6 +106,9 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"schedule": {"promptsPerStep": 8, "miniBatches": 3}},
     ),
+    ("Schedule", "must be 0 unless type is bounded", "RLJob", {"schedule.maxStaleness": 2}),
+    ("TrainingSampling", "must be 1 for training", "RLJob", {"rollout.sampling.topP": 0.9}),
+    ("TrainingSampling", "must be 0 for training", "RLJob", {"rollout.sampling.topK": 20}),
     ("RLJobSpec", "x algorithm.groupSize", "RLJob", {"trainer.replicas": 5}),
     (
         "RLJobSpec",

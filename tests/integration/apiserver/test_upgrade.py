@@ -15,7 +15,7 @@ from rljob_operator.children.difference import contains
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.kube.client import SSA, ApiError, connect
 from rljob_operator.kube.crds import find_crd_problem
-from tests.integration.apiserver.manifests import smallest
+from tests.integration.apiserver.manifests import put_all, smallest
 from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness, WriteRecorder
 from tests.paths import ROOT
 
@@ -199,6 +199,8 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
         await old_cluster.patch_status(kind, name, OLD_STATUS[kind])
         before[kind, name] = await old_cluster.get(kind, name)
         assert contains(before[kind, name], {"spec": manifest["spec"], "status": OLD_STATUS[kind]}), "as it was stored"
+    nucleus = put_all(smallest(name="nucleus"), {"rollout.sampling.topP": 0.9, "managedBy": "example.com/other"})
+    await old_cluster.create(nucleus)
     assert await find_crd_problem(old_cluster.api), "this operator would not start"
 
     for path in sorted((ROOT / "crds").glob("*.yaml")):
@@ -210,6 +212,10 @@ async def test_crds_of_version_0_1_0_upgrade_with_stored_objects(old_cluster):
     for (kind, name), old in before.items():
         new = await old_cluster.get(kind, name)
         assert contains(new, {part: old[part] for part in ("spec", "status")}), "nothing is pruned"
+    await old_cluster.patch("RLJob", "nucleus", {"spec": {"schedule": {"steps": 7}}})  # a later rule forbids its topP
+    await old_cluster.patch_status("RLJob", "nucleus", OLD_STATUS["RLJob"])
+    with pytest.raises(ApiError, match=r"topP must be 1 for training.*remove it"):
+        await old_cluster.patch("RLJob", "nucleus", {"spec": {"rollout": {"sampling": {"maxTokens": 7}}}})
 
     for (kind, name), old in before.items():
         suffix, label = {"RLJob": ("token", "job"), "RewardModel": ("rewardmodel", "reward-model")}[kind]

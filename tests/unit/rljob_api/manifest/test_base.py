@@ -23,6 +23,7 @@ class Outer(Spec):
             "x",
         ),
         Rule(("low",), "must be even", "add 1", lambda o: o.low % 2 == 0, ""),
+        Rule(("low",), "must not be -2", "add 2", lambda o: o.low != -2, "", is_ratcheted=True),
     )
     low: int = 0
     inner: Inner = Inner()
@@ -47,6 +48,10 @@ def test_all_violated_rules_are_reported_together() -> None:
 
 def test_rules_are_skipped_when_the_caller_defers_them() -> None:
     assert Outer.model_validate({"low": 3}, context=DEFER_RULES).low == 3
+
+
+def test_stored_object_that_violates_a_later_rule_stays_valid() -> None:
+    assert Outer(low=-2).low == -2
 
 
 def test_manifest_keeps_null_when_the_default_is_a_value() -> None:

@@ -26,6 +26,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"algorithm": {"type": "gspo", "loss": {"clipLow": 3e-3, "clipHigh": 4e-3}}},
     {"algorithm": {"type": "dapo", "clipLow": 0.2, "clipHigh": 0.2, "lossLevel": "token", "normalization": "group"}},
     {"algorithm": {"importanceCap": 0.5}},
+    {"evaluation": {"sampling": {"topP": 0.9, "topK": 20}}},
     {"trainer": {"lora": {}}},
     {"trainer": {"lora": {"rank": 8, "alpha": 16, "targetModules": ["q_proj", "v_proj"], "publish": "adapter"}}},
     {"data": {"train": {"source": "hf://a/b"}, "template": "{question} Put the answer in \\boxed{}."}},

@@ -47,6 +47,10 @@ def test_load_returns_all_manifests_of_a_file() -> None:
 # Text added to GOOD's spec, and the single expected line.
 ADDED = [
     ("rollout: {replicas: -1}", "spec.rollout.replicas must be at least 0, got -1"),
+    ("rollout: {sampling: {topP: 0.9}}", "spec.rollout.sampling.topP must be 1 for training: otherwise vLLM's "
+     "log-probs cover fewer tokens than the trainer's, got 0.9; remove it; evaluation.sampling may have it"),
+    ("rollout: {sampling: {topK: 20}}", "spec.rollout.sampling.topK must be 0 for training: otherwise vLLM's "
+     "log-probs cover fewer tokens than the trainer's, got 20; remove it; evaluation.sampling may have it"),
     ("rollout: {replica: 2}", "spec.rollout.replica is unknown; did you mean replicas?"),
     ("trainer: {gpus_per_replica: 2}", "spec.trainer.gpus_per_replica is unknown; did you mean gpusPerReplica?"),
     ("trainer: {learningRate: 1}", "spec.trainer.learningRate is unknown here; "

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rljob_api.errors import UserError
+from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.episodes.types import Completion
+from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore
 from tests.support.loopback import next_address
 
@@ -178,6 +183,25 @@ def _greedy(model: Qwen3ForCausalLM, num_tokens: int) -> list[int]:
     return tokens
 
 
+@torch.no_grad()
+def _compute_logprobs(
+    models: dict[int, Qwen3ForCausalLM], prompt: list[int], completion: Completion, temperature: float
+) -> torch.Tensor:
+    """Return the log-prob of each token [sampled] by the model of its version, with the keys and values that the models
+    of the tokens before it computed."""
+    found, cache, inputs = [], None, prompt
+    for token, version in zip(completion.token_ids, completion.versions, strict=True):
+        output = models[version](torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+        cache, inputs = output.past_key_values, [token]
+        found.append((output.logits[0, -1] / temperature).log_softmax(-1)[token])
+    return torch.stack(found)
+
+
+def _differences(models: dict[int, Qwen3ForCausalLM], prompt: list[int], completion: Completion) -> torch.Tensor:
+    """Return |engine - reference| of each token's log-prob [sampled], at temperature 1."""
+    return (_compute_logprobs(models, prompt, completion, 1.0) - torch.tensor(completion.logprobs)).abs()
+
+
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     num_threads = torch.get_num_threads()
@@ -212,11 +236,16 @@ async def _request(method: str, path: str, headers: dict[str, str] | None = None
         return response.status, await response.text()
 
 
-async def _complete(**parameters: Any) -> list[dict[str, Any]]:
-    body = {"model": "policy", "prompt": PROMPT, "return_token_ids": True, "logprobs": 0, "ignore_eos": True}
-    status, text = await _request("POST", "/v1/completions", AUTHORIZED, json=body | parameters)
+async def _generate(key: str, prompt: list[int] = PROMPT, seed: int = 0, **sampling: Any) -> Completion:
+    """Generate as the driver does, past the end-of-sequence token unless `sampling` says otherwise."""
+    payload = build_payload(prompt, Sampling(), seed, key)
+    payload["sampling_params"] |= {"ignore_eos": True} | sampling
+    status, text = await _request("POST", PATH, AUTHORIZED, json=payload)
     assert status == 200, text
-    return json.loads(text)["choices"]
+    reader = ResponseReader()
+    for line in text.splitlines():
+        reader.add_line(line)
+    return reader.finish()
 
 
 async def _is_ready() -> bool:
@@ -249,7 +278,16 @@ async def test_replica_is_ready_once_it_serves_the_announced_version(replica: Re
 
 async def test_every_path_except_readiness_and_metrics_needs_the_token(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
-    guarded = ["/v1/completions", "/v1/models", "/update_weights", "/pause", "/collective_rpc", "/health", "/nothing"]
+    guarded = [
+        "/v1/completions",
+        PATH,
+        "/v1/models",
+        "/update_weights",
+        "/pause",
+        "/collective_rpc",
+        "/health",
+        "/nothing",
+    ]
     for path in (*guarded, contract.UrlPath.ROLLOUT_WEIGHTS, f"{contract.UrlPath.READY}/"):
         assert (await _request("POST", path, json={}))[0] == 401, f"{path} responds without a token"
         wrong = {"Authorization": "Bearer wrong"}
@@ -263,8 +301,9 @@ async def test_engine_generates_from_the_pulled_version(replica: Replica) -> Non
         served = await _weights(manifest)
         assert (served["generation"], served["version"]) == (generation, version), "a new generation starts over"
         assert served["checksum"] == manifest.checksum
-        [choice] = await _complete(temperature=0, max_tokens=16)
-        assert choice["token_ids"] == _greedy(replica.references[reference], 16), "not the new weights' tokens"
+        found = await _generate(manifest.key, temperature=0, max_tokens=16)
+        assert found.token_ids == _greedy(replica.references[reference], 16), "not the new weights' tokens"
+        assert (found.generation, found.versions) == (generation, [version] * 16)
         print(f"\n{manifest.key}: " + ", ".join(f"{k} {served[k]:.4f}" for k in served if k.endswith("seconds")))
 
 
@@ -272,30 +311,50 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
     await _wait_for(_is_ready, replica)
     manifest = replica.publish("g3", 0, reference=1)
     await _weights(manifest)
-    choices = await _complete(temperature=0.7, max_tokens=24, n=8)
-    differences = []
-    for choice in choices:
-        tokens = torch.tensor([PROMPT + choice["token_ids"]])
-        with torch.no_grad():
-            logits = replica.references[1](tokens).logits[0, len(PROMPT) - 1 : -1] / 0.7  # [sampled, vocabulary]
-        expected = logits.log_softmax(-1).gather(1, tokens[0, len(PROMPT) :, None])[:, 0]
-        differences.append((expected - torch.tensor(choice["logprobs"]["token_logprobs"])).abs())
-    mean = float(torch.cat(differences).mean())
-    print(f"\nmean |log-prob difference| {mean:.2e} over {sum(map(len, differences))} tokens")
-    assert mean < 0.002
+    completions = [await _generate("g3:0", seed=seed, temperature=0.7, max_tokens=24) for seed in range(8)]
+    differences = torch.cat(
+        [
+            _compute_logprobs({0: replica.references[1]}, PROMPT, completion, 0.7) - torch.tensor(completion.logprobs)
+            for completion in completions
+        ]
+    ).abs()
+    print(f"\nmean |log-prob difference| {differences.mean():.2e} over {len(differences)} tokens")
+    assert differences.mean() < 0.002
+    assert len({tuple(completion.token_ids) for completion in completions}) == 8, "each seed has its own sample"
+
+
+async def test_text_is_that_of_the_openai_endpoint(replica: Replica) -> None:
+    await _wait_for(_is_ready, replica)
+    fixed = {"max_tokens": 80, "allowed_token_ids": list(range(260))}  # those that the tokenizer has: one byte each
+    whole = await _generate("g3:0", seed=3, **fixed)
+    stop = next(letter for letter in whole.text[20:] if letter.isascii() and letter not in whole.text[:20])
+    for sampling in (fixed | {"stop": []}, fixed | {"stop": [stop]}):
+        body = {"model": "policy", "prompt": PROMPT, "return_token_ids": True, "ignore_eos": True, "seed": 3}
+        status, text = await _request("POST", "/v1/completions", AUTHORIZED, json=body | sampling)
+        assert status == 200, text
+        expected, found = json.loads(text)["choices"][0], await _generate("g3:0", seed=3, **sampling)
+        assert len(found.text) >= 20
+        assert (found.text, found.token_ids) == (expected["text"], expected["token_ids"])
+        assert found.truncated == (expected["finish_reason"] == "length") == (not sampling["stop"])
+
+
+async def test_prompt_that_is_too_long_is_a_user_error(replica: Replica) -> None:
+    await _wait_for(_is_ready, replica)
+    with pytest.raises(UserError, match=r"maximum model length of 512.*maxPromptTokens"):
+        await _generate("g3:0", prompt=[5] * 600)
 
 
 async def test_seeded_prompts_that_exceed_a_batch_are_all_served(replica: Replica) -> None:
     await _wait_for(_is_ready, replica)
     prompts = [[(7 * i + k) % 500 + 3 for k in range(200)] for i in range(48)]  # 9,600 tokens in all
-    requests = (_complete(prompt=prompt, seed=i, max_tokens=2) for i, prompt in enumerate(prompts))
-    for (choice,) in await asyncio.gather(*requests):
-        assert len(choice["token_ids"]) == 2
+    requests = (_generate("g3:0", prompt, seed=i, max_tokens=2) for i, prompt in enumerate(prompts))
+    for completion in await asyncio.gather(*requests):
+        assert len(completion.token_ids) == 2
 
 
 async def test_in_flight_request_continues_with_the_new_weights(replica: Replica) -> None:
     await _weights(replica.publish("g4", 0, reference=0))
-    request = asyncio.create_task(_complete(temperature=0, max_tokens=480))
+    request = asyncio.create_task(_generate("g4:0", seed=1, max_tokens=480))
 
     async def is_generating() -> bool:
         _, metrics = await _request("GET", contract.UrlPath.METRICS)
@@ -308,9 +367,27 @@ async def test_in_flight_request_continues_with_the_new_weights(replica: Replica
     served = await _weights(manifest)
     assert not request.done(), "the update came after the request; make the request longer"
     assert served["checksum"] == manifest.checksum
-    [choice] = await request
-    old = _greedy(replica.references[0], 480)
-    begin = [generated == expected for generated, expected in zip(choice["token_ids"], old, strict=True)]
-    assert len(choice["token_ids"]) == 480, "the in-flight request was cut short"
-    assert begin[0], "the request must begin with the old weights"
-    assert not all(begin), "the request must continue with the new weights"
+    completion = await request
+    assert (len(completion.token_ids), set(completion.versions)) == (480, {0, 1})
+    models = dict(enumerate(replica.references))
+    differences = _differences(models, PROMPT, completion)
+    print(f"\n{completion.versions.count(0)} old tokens; mean |log-prob difference| {differences.mean():.2e}")
+    assert differences.mean() < 0.002, "the labels are not those of the weights that sampled the tokens"
+    boundary = completion.versions.index(1)
+    mislabelled = replace(completion, versions=[0] * (boundary + 8) + [1] * (472 - boundary))
+    assert _differences(models, PROMPT, mislabelled)[boundary : boundary + 8].mean() > 0.1
+
+
+async def test_new_request_does_not_use_prefixes_that_old_weights_computed(replica: Replica) -> None:
+    prompt = [(5 * k) % 700 + 3 for k in range(300)]  # more than two blocks of the cache
+    await _weights(replica.publish("g5", 0, reference=0))
+    await _generate("g5:0", prompt, max_tokens=1)
+    await _weights(replica.publish("g5", 1, reference=1))
+    models = {1: replica.references[1]}
+    new = await _generate("g5:1", prompt, max_tokens=24)
+    assert new.versions == [1] * 24
+    assert _differences(models, prompt, new).mean() < 0.002
+    again = await _generate("g5:1", prompt, max_tokens=24)
+    assert (again.token_ids, again.logprobs) == (new.token_ids, pytest.approx(new.logprobs, abs=1e-4))
+    stale = await _generate("g5:0", prompt, max_tokens=24)
+    assert _differences(models, prompt, stale).mean() > 0.1, "nothing was cached, so the test shows nothing"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -23,13 +23,15 @@ from rljob_inputs.hub.repository import repository_name
 from rljob_trainer.policy.policy import Policy
 
 TRAINER_FOLDER = "trainer"
+ADAPTER_FOLDER = "adapter"
+"""In the export."""
 _READABLE_FILE, _READABLE_FOLDER = 0o644, 0o755
 _SHARD_BYTES = 4 << 30
 
 
 def save_checkpoint(policy: Policy, folder: Path) -> None:
-    """Write FOLDER/trainer: parameters, optimizer state, number of updates, the critic if there is one, and each rank's
-    random generator."""
+    """Write FOLDER/trainer: trained parameters, optimizer state, number of updates, the critic if there is one,
+    and each rank's random generator."""
     policy.reshard()
     own = {"num_updates": policy.num_updates, f"generator.{dist.get_rank()}": torch.get_rng_state()}
     save(_state(policy) | own, checkpoint_id=folder / TRAINER_FOLDER)
@@ -48,7 +50,13 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
     if generator_key in saved:
         state[generator_key] = torch.get_rng_state()
     load(state, checkpoint_id=path)
-    set_state_dict(policy.model, policy.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        policy.model,
+        policy.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=policy.adapters is None),  # the load above has missed nothing
+    )
     if policy.critic is not None:
         policy.critic.load_state(state["critic"])
     policy.num_updates = state["num_updates"]
@@ -57,13 +65,17 @@ def load_checkpoint(policy: Policy, folder: Path) -> None:
 
 
 def export_model(policy: Policy, folder: Path, tokenizer_source: str) -> None:
-    """Write a Hugging Face folder in the compute dtype. One rename replaces an older folder with the complete one."""
+    """Write a Hugging Face folder in the compute dtype; with LoRA, also FOLDER/adapter, in fp32, for peft and vLLM. One
+    rename replaces an older folder with the complete one."""
     parameters = policy.gather_weights()
+    adapters = {} if policy.adapters is None else policy.adapters.gather()
     if dist.get_rank() == 0:
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_model(policy, parameters, partial, tokenizer_source)
+        if policy.adapters is not None:
+            policy.adapters.save(adapters, partial / ADAPTER_FOLDER)
         # Some libraries write files with mode 0600, which the user of another Pod cannot read.
         for path in (partial, *partial.rglob("*")):
             path.chmod(_READABLE_FOLDER if path.is_dir() else _READABLE_FILE)
@@ -89,5 +101,8 @@ def _write_model(policy: Policy, parameters: dict[str, torch.Tensor], folder: Pa
 def _state(policy: Policy) -> dict[str, Any]:
     # This also creates the state of a new optimizer, which loading overwrites in place.
     model, optimizer = get_state_dict(policy.model, policy.optimizer)
+    if policy.adapters is not None:  # the other parameters are those of spec.model
+        trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+        model = {name: value for name, value in model.items() if name in trained}
     critic = {} if policy.critic is None else {"critic": policy.critic.state()}
     return {"model": model, "optimizer": optimizer, **critic}

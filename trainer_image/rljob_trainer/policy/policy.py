@@ -7,9 +7,10 @@ the micro-batches.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from rljob_trainer.algorithms.losses import update_loss
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.policy import optimizer, sharding
 from rljob_trainer.policy.critic import Critic
+from rljob_trainer.policy.lora import Adapters
 from rljob_trainer.policy.lr_schedule import learning_rate
 from rljob_trainer.policy.micro_batches import MicroBatch
 from rljob_trainer.policy.model_loading import ScoringModel, can_share_prompts, load_network, shard
@@ -60,21 +62,34 @@ class Policy:
         if device.type == "cpu":
             torch.set_flush_denormal(True)
         has_reference, has_critic = self.algorithm.kl.coefficient > 0, self._code.needs.values
-        network = self._load(torch.float32)
+        lora = job.spec.trainer.lora
+        network = self._load(torch.float32 if lora is None else self.dtype)
+        self.adapters: Adapters | None = None
+        if lora is not None:
+            self.adapters = Adapters(network, lora, base=model, seed=job.spec.schedule.seed)
         self.config, self.generation_config = network.config, getattr(network, "generation_config", None)
         self.can_share_prompts = can_share_prompts(network.config)
-        num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        num_trained = num_parameters * (1 + has_critic)
-        self._mode = sharding.choose_mode(num_trained, num_parameters * has_reference, self.dtype, device)
+        num_trained, num_frozen = _count_parameters(network)
+        num_copied = num_trained if lora is None else num_frozen
+        self._mode = sharding.choose_mode(
+            num_trained + num_copied * has_critic,
+            num_frozen + num_copied * (has_reference and lora is None),
+            self.dtype,
+            device,
+        )
         self.model = self._shard(network)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if self.adapters is not None:
+            self.adapters.find_shards(self.model, _PREFIX)
         self.optimizer = optimizer.build_optimizer(trained, self.algorithm.optimizer)
         self.num_updates = 0
         # FSDP creates its streams in the first forward. Before that, parameters can only be gathered one by one.
         self._has_run_forward = False
         self._metrics = TokenMetrics()
+        self._has_reference = has_reference
         self.reference: ScoringModel | None = None
-        if has_reference:
+        """A frozen copy of the initial model. With LoRA there is none: `model` without its adapters is the same."""
+        if has_reference and lora is None:
             self.reference = self._shard(self._load(self.dtype)).requires_grad_(False).eval()
         self.critic: Critic | None = None
         if has_critic:
@@ -118,23 +133,35 @@ class Policy:
 
         The parameters stay gathered for the next forward, so publishing costs no extra transfer.
         """
-        keep = dist.get_rank() == 0
-        if self._mode.keep_gathered and self._has_run_forward:
-            sharding.unshard(self.model)
-            named = self.model.named_parameters() if keep else ()
-            return {name.removeprefix(_PREFIX): parameter.detach().cpu() for name, parameter in named}
-        self.reshard()
-        weights = {}
-        for name, parameter in self.model.named_parameters():
-            shard = cast(DTensor, parameter.detach().to(self.dtype))
-            tensor = shard.full_tensor()  # a collective
-            if keep:
-                weights[name.removeprefix(_PREFIX)] = tensor.cpu()
-        return weights
+        adapters = {} if self.adapters is None else self.adapters.gather()
+        gathered, keep = self._gather_parameters(), dist.get_rank() == 0
+        if self.adapters is not None and keep:
+            gathered = self.adapters.merge(gathered, adapters)
+        return {name: parameter.cpu() for name, parameter in gathered if keep}
+
+    def gather_published(self) -> dict[str, Tensor]:
+        """Return what rollouts load, as gather_weights does: all parameters, or the adapters."""
+        lora = self._spec.trainer.lora
+        if self.adapters is None or lora is None or lora.publish == "merged":
+            return self.gather_weights()
+        adapters = self.adapters.scale(self.adapters.gather())
+        return {name: tensor.to(self.dtype).cpu() for name, tensor in adapters.items() if dist.get_rank() == 0}
 
     def reshard(self) -> None:
         """Free what the last forward gathered, so that parameters are the shards that the optimizer updates."""
         sharding.reshard(self.model)
+
+    def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters in the compute dtype on this device. A collective: all ranks take every one."""
+        if self._mode.keep_gathered and self._has_run_forward:
+            sharding.unshard(self.model)
+            for name, parameter in self.model.named_parameters():
+                yield name.removeprefix(_PREFIX), parameter.detach()
+            return
+        self.reshard()
+        for name, parameter in self.model.named_parameters():
+            shard = cast(DTensor, parameter.detach().to(self.dtype))
+            yield name.removeprefix(_PREFIX), shard.full_tensor()
 
     def _loss(self, batch: MicroBatch, reference: Tensor | None) -> Tensor:
         logprobs, entropy = self.model(batch, self._temperature, bool(self.algorithm.entropy_coefficient))
@@ -154,15 +181,25 @@ class Policy:
 
     def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
         """Return the reference model's log-probs of each micro-batch, as given or computed."""
-        if self.reference is None:
+        if not self._has_reference:
             return [None] * len(batches)
         found: list[Tensor | None] = []
-        with torch.no_grad():
+        with torch.no_grad(), self._use_reference() as reference:
             for batch in batches:
                 given = batch.reference_logprobs
-                found.append(self.reference(batch, self._temperature)[0] if given is None else self._tensor(given))
-        sharding.reshard(self.reference)
+                found.append(reference(batch, self._temperature)[0] if given is None else self._tensor(given))
         return found
+
+    @contextlib.contextmanager
+    def _use_reference(self) -> Iterator[ScoringModel]:
+        if self.adapters is not None:
+            self._has_run_forward = True
+            with self.adapters.disabled():
+                yield self.model
+        else:
+            assert self.reference is not None
+            yield self.reference
+            sharding.reshard(self.reference)
 
     def _step(self, denominator: float, rate: float) -> float:
         """Return the norm before the clip."""
@@ -194,6 +231,14 @@ class Policy:
     def _tensor(self, values: Any) -> Tensor:
         # A copy: what comes from Ray is read-only.
         return torch.tensor(values, device=self.device)
+
+
+def _count_parameters(network: torch.nn.Module) -> tuple[int, int]:
+    """Return the number of parameters that are trained, and of those that are not."""
+    counts = {True: 0, False: 0}
+    for parameter in network.parameters():
+        counts[parameter.requires_grad] += parameter.numel()
+    return counts[True], counts[False]
 
 
 def _to_numpy(values: Tensor | None) -> NDArray[Any] | None:

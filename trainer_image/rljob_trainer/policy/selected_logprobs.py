@@ -60,7 +60,8 @@ class _SelectedLogProbs(torch.autograd.Function):
         hidden, weight, targets, log_normalizers, entropy, kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         # Chunks add up in fp32; a single chunk needs no sum.
-        grad_weight = None if kept is not None else torch.zeros_like(weight, dtype=torch.float32)
+        needs_weight = ctx.needs_input_grad[1]  # a frozen head has no gradient
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight and kept is None else None
         for chunk in _chunks(hidden, weight):
             grad_logits = kept.clone() if kept is not None else hidden[chunk] @ weight.T
             for block in _blocks(grad_logits):
@@ -74,10 +75,10 @@ class _SelectedLogProbs(torch.autograd.Function):
                     grad.sub_(scaled)
                 grad_logits[block] = grad.div_(ctx.temperature)
             grad_hidden[chunk] = grad_logits @ weight
-            update = grad_logits.T @ hidden[chunk]
-            grad_weight = update if grad_weight is None else grad_weight.add_(update)
-        assert grad_weight is not None
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+            if needs_weight:
+                update = grad_logits.T @ hidden[chunk]
+                grad_weight = update if grad_weight is None else grad_weight.add_(update)
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:

@@ -86,8 +86,8 @@ class RankProcess:
 
     @typed_errors
     def publish(self, generation: str, version: int) -> WeightManifest | None:
-        """Gather all parameters. Rank 0 writes the weight file and returns its manifest."""
-        weights = self.policy.gather_weights()
+        """Gather what rollouts load. Rank 0 writes the weight file and returns its manifest."""
+        weights = self.policy.gather_published()
         if self.rank != 0:
             return None
         if self._store is None:

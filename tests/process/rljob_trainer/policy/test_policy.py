@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.episodes.types import TrainRow, UpdateVersions
 from tests.paths import ROOT
 from tests.support import policy_scenarios
+from tests.support.reference_trainer import ReferenceTrainer
 
 PROGRAM = ROOT / "tests" / "support" / "policy_scenarios.py"
 DEADLINE_SECONDS = 400
@@ -48,60 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
     return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
-
-
-class ReferenceTrainer:
-    """The independent computation: one sequence at a time, all logits, and autograd."""
-
-    def __init__(self, folder: Path, algorithm: Algorithm, temperature: float = 1.0) -> None:
-        from transformers import AutoModelForCausalLM
-
-        def load() -> Any:
-            return AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-
-        self.model, self.reference = load(), load().requires_grad_(False)
-        self.algorithm, self.temperature = algorithm, temperature
-
-    def logprobs(self, model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        every = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1] / self.temperature, dim=-1)
-        return every.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], -(every.exp() * every).sum(-1)
-
-    def loss(self, rows: list[TrainRow], versions: UpdateVersions, denominator: float) -> torch.Tensor:
-        a, total = self.algorithm, torch.zeros(())
-        for row in rows:
-            tokens, mask = row.token_ids.tolist(), torch.from_numpy(row.loss_mask[1:])
-            advantages, rollout = torch.from_numpy(row.advantages[1:]), torch.from_numpy(row.rollout_logprobs[1:])
-            new, entropy = self.logprobs(self.model, tokens)
-            share = [proximal_share(version, versions) for version in row.versions[1:]]
-            proximal = rollout + torch.tensor(share) * (new.detach() - rollout)
-            ratio = torch.exp(new - proximal)
-            gain = torch.minimum(ratio * advantages, ratio.clip(1 - a.clip_low, 1 + a.clip_high) * advantages)
-            gain = gain * torch.exp(proximal - rollout).clip(max=a.importance_cap or a.correction.cap)
-            if row.reference_logprobs is None:
-                reference = self.logprobs(self.reference, tokens)[0]
-            else:
-                reference = torch.from_numpy(row.reference_logprobs[1:])
-            kl = reference - new
-            per_token = -gain + a.kl.coefficient * (kl.exp() - 1 - kl) - a.entropy_coefficient * entropy
-            total = total + row.weight * per_token[mask].sum()
-        return total / denominator
-
-    def gradients(
-        self, rows: list[TrainRow], versions: UpdateVersions = policy_scenarios.FIRST, level: str = "token"
-    ) -> tuple[float, dict[str, torch.Tensor], float]:
-        """Return the loss, the clipped gradients by name, and the norm before the clip."""
-        self.model.zero_grad()
-        loss = self.loss(rows, versions, policy_scenarios.denominator(rows, level))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.algorithm.optimizer.max_grad_norm)
-        return loss.item(), {name: p.grad.clone() for name, p in self.model.named_parameters()}, norm.item()
-
-
-def proximal_share(version: int, versions: UpdateVersions) -> float:
-    """AReaL's loglinear rule, written again."""
-    if version in (-1, versions.current):
-        return 1.0
-    return min(1.0, max(0.0, (versions.proximal - version) / (versions.current - version)))
 
 
 CASES = {

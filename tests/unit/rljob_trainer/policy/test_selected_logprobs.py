@@ -48,3 +48,14 @@ def test_entropy_has_no_gradient_by_default():
     hidden = torch.randn(2, 4, requires_grad=True)
     _, entropy = module.selected_logprobs(hidden, torch.randn(5, 4), torch.tensor([0, 1]), 1.0)
     assert not entropy.requires_grad
+
+
+@pytest.mark.usefixtures("memory")
+def test_head_without_gradient_gives_the_same_gradient_of_the_hidden_states():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    gradients = []
+    for head in (weight, weight.detach()):
+        logprobs, _ = module.selected_logprobs(hidden, head, torch.arange(10), 1.0)
+        gradients.append(torch.autograd.grad(logprobs.sum(), hidden)[0])
+    assert torch.equal(*gradients)

@@ -1,0 +1,131 @@
+"""Program of test_lora: `python -m tests.support.lora_scenarios FOLDER` trains adapters with one FSDP2 rank and two.
+
+Writes FOLDER/NAME-RANKS.pt for the test. B begins at random values, since the gradient of A is 0 where B is 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.tensor import distribute_tensor
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
+
+from rljob_api.manifest.algorithm import Algorithm
+from rljob_trainer.policy import checkpoints
+from rljob_trainer.policy.policy import Policy
+from tests.support.policy_scenarios import (
+    EVERYTHING,
+    FIRST,
+    LATER,
+    PLAIN,
+    Scenarios,
+    build_inputs,
+    build_rows,
+    denominator,
+)
+
+LORA = {"rank": 4, "alpha": 6}
+SCALE = 1.5
+
+
+def initial_adapter(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The value from which the parameter is trained. `name`: in peft's files."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return torch.randn(shape, generator=generator) * 0.05
+
+
+class LoraScenarios(Scenarios):
+    def run(self) -> None:
+        self.start()
+        self.train_adapters("plain", PLAIN)
+        self.train_adapters("accumulated", PLAIN, limit=16)
+        self.train_adapters("recomputed", PLAIN, gradient_checkpointing=True)
+        self.train_adapters("one-module", PLAIN, lora={**LORA, "targetModules": ["q_proj"]})
+        self.train_adapters("everything", EVERYTHING, temperature=0.7, versions=LATER)
+        self.train_adapters("half", PLAIN, dtype="bfloat16")
+        self.publish_adapters()
+        self.resume_adapters()
+
+    def new(self, algorithm: Algorithm, **settings: Any) -> Policy:
+        policy = self.policy(algorithm, **{"lora": LORA, **settings})
+        assert policy.adapters is not None
+        for name, shard in policy.adapters._shards.items():
+            value = initial_adapter(name, tuple(shard.shape))
+            shard.data.copy_(distribute_tensor(value, shard.device_mesh, shard.placements))
+        return policy
+
+    def start(self) -> None:
+        policy = self.policy(PLAIN, lora=LORA)
+        self.write("start", adapters=policy.adapters.gather(), weights=policy.gather_weights())
+
+    def train_adapters(
+        self, name: str, algorithm: Algorithm, *, limit: int = 4096, versions: Any = FIRST, **settings: Any
+    ) -> None:
+        policy, rows = self.new(algorithm, **settings), build_rows()
+        before = policy.gather_weights()  # before the first forward, one parameter after the other
+        gradients: dict[str, torch.Tensor] = {}
+        step = policy.optimizer.step
+
+        def capture() -> None:
+            for key, shard in policy.adapters._shards.items():
+                gradients[key] = shard.grad.full_tensor().clone()
+            step()
+
+        policy.optimizer.step = capture  # type: ignore[method-assign]
+        self.accumulate(policy, rows, versions, limit)
+        metrics = self.apply(policy, denominator(rows))
+        parameters = list(policy.model.named_parameters())
+        self.write(
+            name,
+            before=before,
+            gradients=gradients,
+            metrics=metrics,
+            adapters=policy.adapters.gather(),
+            weights=policy.gather_weights(),
+            frozen=[(p.dtype, p.grad) for _, p in parameters if not p.requires_grad],
+            states=[(tuple(p.shape), p.dtype, state["exp_avg"].dtype) for p, state in policy.optimizer.state.items()],
+            is_reference_copied=policy.reference is not None,
+        )
+
+    def publish_adapters(self) -> None:
+        policy = self.new(EVERYTHING, lora={**LORA, "publish": "adapter"}, dtype="bfloat16")
+        self.write("published", published=policy.gather_published(), adapters=policy.adapters.gather())
+
+    def resume_adapters(self) -> None:
+        folder, lora = self.folder / f"checkpoint-{self.num_ranks}", {**LORA, "dropout": 0.2}
+        policy = self.new(EVERYTHING, lora=lora)
+        self.update(policy, build_rows(1))
+        checkpoints.save_checkpoint(policy, folder)
+        self.update(policy, build_rows(2))
+        self.update(policy, build_rows(3))
+        resumed = self.policy(EVERYTHING, lora=lora)
+        checkpoints.load_checkpoint(resumed, folder)
+        self.update(resumed, build_rows(2))
+        self.update(resumed, build_rows(3))
+        self.write("resumed", uninterrupted=policy.adapters.gather(), resumed=resumed.adapters.gather())
+        checkpoints.export_model(policy, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
+
+
+def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
+    LoraScenarios(rank, num_ranks, folder).run()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    import peft  # noqa: F401 - before the fork
+
+    folder = Path(sys.argv[1])
+    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
+    for num_ranks in (1, 2):
+        torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""LoRA: adds adapters to a network, and turns them into what is published, saved and served.
+
+peft creates and runs the adapters. Owns their names outside of the trainer and the sum with the model's own weights.
+Invariant: an adapter is fp32 and has a gradient; every other parameter has the compute dtype and no gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.roles import ALL_LINEAR, Lora
+from rljob_inputs.hub.repository import repository_name
+
+_NAME = "default"
+_PREFIX = "base_model.model."
+"""Of every name in peft's files."""
+_FILE = "adapter_model.safetensors"
+
+
+class Adapters:
+    """The adapters of one network, which is sharded after this."""
+
+    def __init__(self, network: nn.Module, settings: Lora, *, base: str, seed: int) -> None:
+        """Freeze `network` and add adapters to it: A is random and the same on all ranks, B is zero. `base`: the
+        model's source, for peft's files. Raise UserError if a module does not exist."""
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.functional import cast_adapter_dtype
+
+        targets = find_targets(network, settings.target_modules)
+        self.config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=targets,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=repository_name(base),
+            inference_mode=False,
+        )
+        network.requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(self.config, network, _NAME)
+        cast_adapter_dtype(network, _NAME)  # to fp32: they are created in the network's dtype
+        self._scale = settings.alpha / settings.rank
+        self._shards: dict[str, DTensor] = {}
+        self._layers: list[Any] = [module for module in network.modules() if hasattr(module, "lora_A")]
+
+    def find_shards(self, model: nn.Module, prefix: str) -> None:
+        """Find the shards that the optimizer updates, once `model` is sharded and before its first forward: after it,
+        modules may hold gathered copies. `prefix`: of the network's names in `model`."""
+        self._shards = {
+            adapter_name(name.removeprefix(prefix)): cast(DTensor, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def gather(self) -> dict[str, Tensor]:
+        """Return the fp32 adapters by peft's names, on every rank's device. A collective."""
+        return {name: cast(DTensor, shard.detach()).full_tensor() for name, shard in self._shards.items()}
+
+    def scale(self, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return adapters of scale 1: B has the factor alpha / rank."""
+        return {name: t * self._scale if ".lora_B." in name else t for name, t in adapters.items()}
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Run the model without its adapters: it is the reference model."""
+        # peft's enable_adapters() also changes which parameters need a gradient, which FSDP does not expect.
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
+
+    def merge(
+        self, weights: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of a plain model: W + scale x B A, computed in fp32 and rounded once, to W's dtype.
+
+        `weights`: of the network with adapters, by name. `adapters`: fp32, by peft's names.
+        """
+        for name, weight in weights:
+            if is_adapter(name):
+                continue
+            module, is_adapted, leaf = name.rpartition(".base_layer.")
+            if is_adapted and leaf == "weight":
+                a, b = (adapters[f"{_PREFIX}{module}.lora_{side}.weight"] for side in "AB")
+                weight = (weight.float() + self._scale * (b @ a)).to(weight.dtype)
+            yield f"{module}.{leaf}" if is_adapted else name, weight
+
+    def save(self, adapters: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the files that peft and `vllm serve --enable-lora` load."""
+        from safetensors.torch import save_file
+
+        folder.mkdir()
+        self.config.save_pretrained(str(folder))
+        save_file({name: tensor.cpu().contiguous() for name, tensor in adapters.items()}, folder / _FILE)
+
+
+def find_targets(network: nn.Module, wanted: list[str]) -> list[str]:
+    """Return the names of the modules that get an adapter: the last parts of linear modules, without the head's. Raise
+    UserError if one of the `wanted` names does not exist."""
+    head = cast(Any, network).get_output_embeddings()
+    linear = {name for name, module in network.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    existing = sorted({name.rpartition(".")[2] for name in linear})
+    missing = [name for name in wanted if name != ALL_LINEAR and name not in existing]
+    if missing or not existing:
+        raise UserError(
+            f"spec.trainer.lora.targetModules: the model has no linear module called {', '.join(missing) or 'anything'}"
+            f"; it has {', '.join(existing) or 'none'}"
+        )
+    return existing if wanted == [ALL_LINEAR] else sorted(set(wanted))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter belongs to an adapter, by its name in the network."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def adapter_name(name: str) -> str:
+    """Return peft's name of an adapter's parameter, from that in the network."""
+    return _PREFIX + name.replace(f".{_NAME}.", ".")

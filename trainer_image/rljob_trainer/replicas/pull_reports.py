@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from rljob_api.wire.protocol import PullReport
 
+_MAX_REASONS = 5
+_MAX_REPLICAS_PER_REASON = 4
 _MAX_AGE_SECONDS = 60.0
 """Older reports are of replicas that no longer exist. A replica reports at least every 30 s."""
 
@@ -40,11 +42,25 @@ class PullReports:
         Empty also if no replica reports: then Pods are missing, which the operator handles."""
         if now - max(since, self._progressed_at) < seconds:
             return ""
-        return "; ".join(f"{report.replica}: {report.error or 'no error'}" for report in self._recent(key, now))
+        return _describe(self._recent(key, now))
 
     def describe_errors(self, key: str, now: float) -> str:
-        return "; ".join(f"{report.replica}: {report.error}" for report in self._recent(key, now) if report.error)
+        return _describe([report for report in self._recent(key, now) if report.error])
 
     def _recent(self, key: str, now: float) -> list[PullReport]:
         recent = [pull.report for pull in self._pulls.values() if now - pull.reported_at < _MAX_AGE_SECONDS]
         return [report for report in recent if report.key == key]
+
+
+def _describe(reports: list[PullReport]) -> str:
+    """`10.0.0.7, 10.0.0.8: no space left; 10.0.0.9: ...`"""
+    replicas: dict[str, list[str]] = {}
+    for report in reports:
+        replicas.setdefault(report.error or "no error", []).append(report.replica)
+    reasons = [f"{_list(names, _MAX_REPLICAS_PER_REASON)}: {error}" for error, names in replicas.items()]
+    return _list(reasons, _MAX_REASONS, "; ")
+
+
+def _list(texts: list[str], limit: int, separator: str = ", ") -> str:
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return separator.join(texts[:limit]) + more

@@ -157,7 +157,39 @@ def test_success_ends_the_failing_period():
     assert fleet.failing_since is None
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from("pdfbul"), st.sampled_from("abc"), st.floats(0, 3)), max_size=60)
+def test_progress_of_a_long_request_ends_the_failing_period():
+    fleet = fleet_of("a", "b")
+    fleet.pick(0.0)
+    fleet.record_suspect("b", 5.0)
+    fleet.record_progress("a", 6.0)
+    assert fleet.failing_since is None, "its end may be many minutes away"
+
+
+def test_silent_request_makes_only_a_silent_replica_suspect():
+    fleet = fleet_of("a")
+    for _ in range(3):
+        fleet.pick(0.0)
+    fleet.record_progress("a", 650.0)
+    fleet.record_silent("a", 700.0, 600)
+    assert fleet.replicas["a"].num_failures == 0, "it serves others, with a long queue"
+    assert fleet.replicas["a"].in_flight == 2
+    fleet.record_silent("a", 1_300.0, 600)
+    assert fleet.replicas["a"].num_failures == 1
+    assert fleet.replicas["a"].in_flight == 1
+
+
+def test_updated_replica_is_healthy_and_must_report_its_weights_again():
+    fleet = fleet_of("a")
+    fleet.required_key = "g:1"
+    fleet.record_serves("a", "g:1")
+    fleet.pick(0.0)
+    fleet.record_updated("a")
+    assert (fleet.replicas["a"].num_failures, fleet.replicas["a"].in_flight) == (0, 0)
+    assert fleet.pick(0.0) is None
+    assert fleet.list_unverified(0.0) == ["a"]
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from("pdfbulsn"), st.sampled_from("abc"), st.floats(0, 3)), max_size=60)
 
 
 @given(events=EVENTS)
@@ -172,7 +204,13 @@ def test_load_stays_between_zero_and_the_limit(events):
             fleet.observe_addresses([address])
         elif open_requests:
             ended = open_requests.pop()
-            records = {"d": (fleet.record_done,), "u": (fleet.record_unused,), "b": (fleet.record_busy, now + 1)}
+            records = {
+                "d": (fleet.record_done,),
+                "u": (fleet.record_unused,),
+                "b": (fleet.record_busy, now + 1),
+                "s": (fleet.record_silent, now, 2.0),
+                "n": (fleet.record_updated,),
+            }
             record, *rest = records.get(kind, (fleet.record_failed, now))
             record(ended, *rest)
         assert all(0 <= replica.in_flight <= 2 for replica in fleet.replicas.values())

@@ -66,3 +66,13 @@ def test_errors_are_described_at_once():
     reports.record(report(0, "b", error="no space"), 1)
     assert reports.describe_errors("g:1", 2) == "b: no space"
     assert reports.describe_errors("g:2", 2) == ""
+
+
+def test_replicas_with_the_same_reason_are_named_together():
+    reports = PullReports()
+    for i in range(6):
+        reports.record(report(0, f"r{i}", error="no space"), 0)
+    assert reports.describe_errors("g:1", 1) == "r0, r1, r2, r3 and 2 more: no space"
+    for i in range(7):
+        reports.record(report(0, f"x{i}", error=f"error {i}"), 0)
+    assert reports.describe_errors("g:1", 1).endswith("; x3: error 3 and 3 more")

@@ -92,6 +92,8 @@ class Dispatcher:
         self._next_index, self._num_replaced = state.next_index, state.num_replaced
         self._waiting = {ticket.index: ticket for ticket in state.tickets}
         """Not taken, oldest first: versions never fall from one index to the next."""
+        self._num_waiting = Counter(ticket.version for ticket in state.tickets)
+        """Version -> waiting groups."""
         self._scored: set[int] = set()
         """Indices of waiting groups."""
         self._taken: list[Ticket] = []
@@ -129,6 +131,7 @@ class Dispatcher:
         ticket = Ticket(self._next_index, self.finished_steps)
         self._next_index += 1
         self._waiting[ticket.index] = ticket
+        self._num_waiting[ticket.version] += 1
         return ticket
 
     def record_scored(self, index: int) -> None:
@@ -143,8 +146,7 @@ class Dispatcher:
         `can_replace`."""
         if not self.can_replace():
             raise ValueError("a group is replaced only if can_replace()")
-        del self._waiting[index]
-        self._scored.discard(index)
+        self._remove(index)
         self._num_replaced += 1
 
     def take(self, limit: int) -> list[Ticket]:
@@ -155,20 +157,15 @@ class Dispatcher:
         """
         spare = self._spare_slots()
         taken: list[Ticket] = []
-        for ticket in self._waiting.values():
-            if len(taken) == limit:
-                break
-            if ticket.index not in self._scored:
-                continue
+        for ticket in map(self._waiting.__getitem__, sorted(self._scored)):
             earlier = range(ticket.version + self._max_staleness - self.finished_steps)
-            if any(spare[step] == 0 for step in earlier):
-                break  # and so it is for all later groups
+            if len(taken) == limit or any(spare[step] == 0 for step in earlier):
+                break  # what blocks a group blocks all younger ones
             for step in earlier:
                 spare[step] -= 1
             taken.append(ticket)
         for ticket in taken:
-            del self._waiting[ticket.index]
-            self._scored.remove(ticket.index)
+            self._remove(ticket.index)
         self._taken += taken
         return taken
 
@@ -193,6 +190,7 @@ class Dispatcher:
             raise ValueError(f"step {self.finished_steps} still needs {self.num_left} groups")
         self._taken = []
         self._num_replaced = 0
+        del self._num_waiting[self.finished_steps - self._max_staleness]
         self.finished_steps += 1
 
     def snapshot(self) -> DispatchState:
@@ -207,9 +205,12 @@ class Dispatcher:
 
     def _spare_slots(self) -> list[int]:
         """Return spare(D) of the module's docstring for D = t, t + 1, ..., t + k."""
-        due = Counter(ticket.version + self._max_staleness for ticket in self._waiting.values())
         free, spare = -len(self._taken), []
         for step in range(self.finished_steps, self.finished_steps + self._max_staleness + 1):
-            free += self._groups_per_step - due[step]
+            free += self._groups_per_step - self._num_waiting[step - self._max_staleness]
             spare.append(free)
         return spare
+
+    def _remove(self, index: int) -> None:
+        self._num_waiting[self._waiting.pop(index).version] -= 1
+        self._scored.discard(index)

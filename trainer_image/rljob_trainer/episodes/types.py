@@ -194,19 +194,6 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
-class TrainSample:
-    token_ids: list[int]
-    """[tokens]"""
-    loss_mask: list[int]
-    """[tokens] All zeros for a masked (invalid) sample, which adds nothing to loss, count or gradient."""
-    rollout_logprobs: list[float]
-    """[tokens]"""
-    advantage: float
-    old_logprobs: list[float] | None = None
-    """[tokens] The trainer's own log-probs before the step's first update; None: this update's forward (ratio 1)."""
-
-
-@dataclass(frozen=True)
 class UpdateVersions:
     """Weight versions as the update sees them: a step counts 1, and each of its m mini-batches 1/m.
 

@@ -123,6 +123,11 @@ test-convergence: $(SYNCED) ## A fault at every API write of a job's life, on a 
 	RLJOB_CONVERGENCE_DIR=.convergence $(BIN)/pytest -n auto --dist load tests/integration/apiserver/test_convergence.py -m nightly
 	$(BIN)/python -m tests.integration.apiserver.convergence .convergence
 
+.PHONY: chaos-local
+chaos-local: $(SYNCED) ## Kill plans under each schedule, with real processes: 40 kills each (nightly; an hour)
+	$(BIN)/python examples/prepare.py tiny
+	$(BIN)/pytest tests/integration/test_chaos_local.py -m nightly -s
+
 .PHONY: test-packages
 test-packages: $(SYNCED) ## Rewards of ms-swift, Trinity-RFT, AReaL, verl 0.9 and verifiers, unchanged (up to 6 GB each, an hour)
 	$(BIN)/pytest tests/integration/packaged_rewards -m packages

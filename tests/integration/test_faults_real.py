@@ -6,33 +6,15 @@ a zero: every tenth call raises, hangs or returns NaN, and its sample is masked 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from tests.paths import ROOT
+from tests.support.local_run import SLOW_REWARD, Run
 
-RLJOB = Path(sys.executable).with_name("rljob")
-JOB = ROOT / "examples/tiny/rljob.yaml"
-QUICKSTART = ROOT / "examples/quickstart"
-DEADLINE_SECONDS = 420
 NUM_STEPS = 12
 
-SLOW_REWARD = """
-import time
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(0.3)  # a step has a middle in which to die
-    return solution_str.count("e") / 10
-"""
 FAILING_REWARD = """
 import random, time
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -45,81 +27,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         return float("nan")
     return 1.0
 """
-
-
-class Run:
-    """One `rljob run` of the tiny job, observed from outside."""
-
-    def __init__(self, folder: Path, reward: str, *settings: str) -> None:
-        self.folder = folder / "tiny"
-        (folder / "reward.py").write_text(reward)
-        # The example's sources are relative to its file, and this copy is in another folder.
-        text = JOB.read_text().replace("../../.models", f"{ROOT}/.models").replace("../quickstart", str(QUICKSTART))
-        (folder / "rljob.yaml").write_text(text)
-        command = [RLJOB, "run", folder / "rljob.yaml", "--dir", folder, "--no-call"]  # a tenth of the calls fails
-        for setting in settings:
-            command += ["--set", setting]
-        self.output = (folder / "output.txt").open("w+")
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
-
-    def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
-        """Return the first true value of `condition`. Fail if the run ends or the deadline passes first."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            found = condition()
-            if found:
-                return found
-            assert self.process.poll() is None, f"the run ended before {what}\n{self.tail()}"
-            time.sleep(0.05)
-        pytest.fail(f"no {what} within {DEADLINE_SECONDS} s\n{self.tail()}")
-
-    def wait_for_step(self, step: int) -> None:
-        self.wait_for(f"step {step}", lambda: self.num_steps() >= step)
-
-    def num_steps(self) -> int:
-        metrics = self.folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return max((json.loads(line)["step"] for line in lines if '"type": "step"' in line), default=0)
-
-    def kill(self, what: str) -> None:
-        """Send SIGKILL to the run's first process whose command line contains `what`, except its Pod's supervisor."""
-        pid = self.wait_for(f"a process {what}", lambda: next(iter(self.find(what)), None))
-        os.kill(pid, signal.SIGKILL)
-
-    def find(self, what: str) -> list[int]:
-        processes = psutil.Process(self.process.pid).children(recursive=True)
-        lines = {process.pid: command_line(process) for process in processes}
-        return sorted(pid for pid, line in lines.items() if what in line and "podshim" not in line)
-
-    def finish(self) -> dict[str, Any]:
-        """Return the summary of the run, which must succeed and leave no process behind."""
-        processes = psutil.Process(self.process.pid).children(recursive=True)
-        assert self.process.wait(DEADLINE_SECONDS) == 0, self.tail()
-        left = [line for process in processes if process.is_running() and (line := command_line(process))]
-        assert not left, f"left behind: {left}"
-        last_line = (self.folder.parent / "output.txt").read_text().splitlines()[-1]
-        summary: dict[str, Any] = json.loads(Path(last_line).read_text())
-        return summary
-
-    def tail(self) -> str:
-        self.output.flush()
-        logs = sorted((self.folder / "logs").glob("*.log"))
-        texts = [(self.folder.parent / "output.txt"), *logs]
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in texts if path.exists())
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()  # all of its processes die with it
-            self.process.wait()
-        self.output.close()
-
-
-def command_line(process: psutil.Process) -> str:
-    """Return the command line; empty for a process that has ended, or a zombie."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # includes zombies
-        return ""
 
 
 @pytest.fixture

@@ -1,0 +1,88 @@
+"""Kill plans: what dies when is drawn, under each schedule, with real processes on this machine.
+
+Each example is one `rljob run` on real vLLM, Ray and FSDP2 with KILLS kills. Whatever dies, the job trains on the
+prompts of an undisturbed run, each once. `make chaos-local` runs at least 40 kills for each schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tests.support.local_run import SLOW_REWARD, Run
+
+NUM_STEPS = 24
+KILLS = 10
+NUM_PLANS = int(os.environ.get("RLJOB_CHAOS_PLANS", "4"))
+SCHEDULES = {
+    "synchronous": ("synchronous", 0),
+    "onPolicy": ("onPolicy", 0),
+    "oneStepOff": ("oneStepOff", 1),
+    "bounded": ("bounded", 2),
+}
+PROCESSES = {
+    "reward worker": "rljob_reward.worker",
+    "reward server": "-m rljob_reward ",
+    "trainer rank": "ray::RankProcess",
+    "rollout": "-m rljob_trainer.rollout",
+    "head": "-m rljob_trainer.head",
+}
+kills = st.tuples(st.sampled_from(sorted(PROCESSES)), st.floats(0, 2))
+"""What dies, and how many seconds after the next step has begun."""
+
+
+def run_job(schedule: str, plan: list[tuple[str, float]]) -> dict[str, Any]:
+    kind, staleness = SCHEDULES[schedule]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(
+            Path(folder),
+            SLOW_REWARD,
+            f"spec.schedule.type={kind}",
+            f"spec.schedule.maxStaleness={staleness}",
+            f"spec.schedule.steps={NUM_STEPS}",
+            "spec.checkpoint.everySteps=2",
+            "spec.checkpoint.export=false",
+            *(f"spec.{role}.backoffLimit=1000" for role in ("head", "trainer", "rollout", "rewards[0]")),
+        )
+        try:
+            for number, (what, delay) in enumerate(plan):
+                run.wait_for_step(number + 1)
+                time.sleep(delay)
+                run.kill(PROCESSES[what])
+            return run.finish()
+        finally:
+            run.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.real
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_kill_plan_trains_each_prompt_once(schedule: str) -> None:
+    expected = sorted(itertools.chain(*run_job(schedule, [])["prompts_trained"]))
+
+    @settings(
+        max_examples=NUM_PLANS,
+        deadline=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(plan=st.lists(kills, min_size=KILLS, max_size=KILLS))
+    def check(plan: list[tuple[str, float]]) -> None:
+        note(f"{schedule}: {plan}")
+        started_at = time.monotonic()
+        summary = run_job(schedule, plan)
+        assert sorted(itertools.chain(*summary["prompts_trained"])) == expected, "a prompt was skipped or repeated"
+        assert len(summary["prompts_trained"]) == NUM_STEPS
+        print(f"{schedule}: {len(plan)} kills, {time.monotonic() - started_at:.0f} s, {summary['restarts']}")
+
+    check()

@@ -42,7 +42,7 @@ BASE_URL = f"http://{ROLLOUT_IP}:{contract.PORT_ROLLOUT}"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 PROMPT = [11, 250, 37, 512, 99, 3]
 START_SECONDS = 240
-JOB = {
+JOB: dict[str, Any] = {
     "apiVersion": "rljob.dev/v1alpha1",
     "kind": "RLJob",
     "metadata": {"name": "real"},
@@ -95,8 +95,10 @@ class Head:
 class Replica:
     """The server's process, its publisher and head, and a reference model per version."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trainer: dict[str, Any] | None = None) -> None:
+        """`trainer`: more settings of spec.trainer."""
         self.folder = folder
+        self.job = {**JOB, "spec": JOB["spec"] | {"trainer": JOB["spec"]["trainer"] | (trainer or {})}}
         self.head = Head()
         self.store = WeightStore(TRAINER_IP, TOKEN)
         self.references = [_build_model(seed) for seed in range(3)]
@@ -104,7 +106,7 @@ class Replica:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        (self.folder / "job.yaml").write_text(json.dumps(JOB))
+        (self.folder / "job.yaml").write_text(json.dumps(self.job))
         (self.folder / "hosts").write_text(f"{HEAD_IP} head\n")
         environment = os.environ | {
             contract.ENV_JOB_FILE: str(self.folder / "job.yaml"),

@@ -1,7 +1,8 @@
 """vLLM's side of a weight update: the transfer engine `rljob-http`, which loads a verified safetensors file in place.
 
-Runs in the workers. Owns the load and the read-back of the parameters. Leaves download, pause and versions to the API
-process. Invariant: when a load returns, successful or not, the model has real tensors again.
+Runs in the workers. Owns the load and the read-back of the parameters, and the read-back of an adapter, which vLLM
+loads itself. Leaves download, pause and versions to the API process. Invariant: when a load returns, successful or not,
+the model has real tensors again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -94,6 +96,10 @@ class WorkerExtension:
         engine = self.weight_transfer_engine  # type: ignore[attr-defined]
         assert isinstance(engine, FileWeightTransferEngine)
         return str(engine.readback.digest())
+
+    def rljob_adapter_digest(self) -> str:
+        """Return the digest of this worker's part of the adapter. The sum over all workers is the replica's digest."""
+        return str(digest_adapter(self.model_runner.model))  # type: ignore[attr-defined]
 
 
 class ReadBack:
@@ -190,6 +196,26 @@ def _owned_parameters(layer: nn.Module) -> dict[str, Tensor]:
         num_query_rows = layer.num_heads * layer.head_size
         parameters = {name: p[:num_query_rows] for name, p in parameters.items()}
     return parameters
+
+
+def digest_adapter(model: nn.Module) -> Digest:
+    """Digest what the layers compute with. The slot is padded with zeros, which add nothing."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseLinearLayerWithLoRA)]
+    return digest_tensors(tensor for layer in layers for tensor in _owned_adapter(layer))
+
+
+def _owned_adapter(layer: BaseLinearLayerWithLoRA) -> list[Tensor]:
+    """Return the layer's parts of A and B that only this tensor-parallel rank digests. A row-parallel layer shards A,
+    which reads its input; a column-parallel layer shards B, which writes its output."""
+    base, rank = layer.base_layer, layer.tp_rank
+    a, b = list(layer.lora_a_stacked), list(layer.lora_b_stacked)
+    if isinstance(base, RowParallelLinear):
+        return a + (b if rank == 0 else [])
+    if not isinstance(base, ColumnParallelLinear):
+        return a + b if rank == 0 else []
+    if isinstance(base, QKVParallelLinear) and rank % base.num_kv_head_replicas:
+        b = [b[0][..., : base.num_heads * base.head_size, :]]  # another rank digests the same key and value heads
+    return b + (a if rank == 0 else [])
 
 
 def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:

@@ -23,6 +23,7 @@ from rljob_api.wire.termination import end_program
 from rljob_inputs.hub.repository import repository_name
 from rljob_inputs.models.files import read_config
 from rljob_trainer.failures.configuration import ErrorFacts, summarize
+from rljob_trainer.rollout.lora import AdapterFolder, build_lora_arguments, published_adapter
 from rljob_trainer.rollout.middleware import RolloutMiddleware
 from rljob_trainer.rollout.plugin import BACKEND, WORKER_EXTENSION
 from rljob_trainer.rollout.puller import ReplicaState, WeightPuller
@@ -70,6 +71,8 @@ def build_arguments(job: RLJob, environment: Mapping[str, str]) -> list[str]:
         arguments += ["--gpu-memory-utilization", str(rollout.gpu_memory_utilization)]
     else:
         arguments += _cpu_arguments(rollout.kv_cache_gib or 1.0)
+    if lora := published_adapter(job.spec):
+        arguments += build_lora_arguments(lora)
     return [*arguments, *rollout.extra_args]
 
 
@@ -161,7 +164,11 @@ async def _serve(job: RLJob, args: Namespace, state: ReplicaState) -> int:
         # vLLM has built its middleware stack by now; wrap the whole stack.
         stack = app.middleware_stack or app.build_middleware_stack()
         app.middleware_stack = RolloutMiddleware(stack, token=os.environ[contract.ENV_TOKEN], state=state)
-        puller = asyncio.create_task(_pull_weights(job, engine, state))
+        adapter = _open_adapter(job)
+        if adapter is not None:  # requests name the policy, and vLLM looks for adapters of this name first
+            request = adapter.build_request()
+            app.state.openai_serving_models.lora_requests[request.lora_name] = request
+        puller = asyncio.create_task(_pull_weights(job, engine, state, adapter))
         puller.add_done_callback(_stop_server)
         shutdown = await serve_http(
             app,
@@ -217,11 +224,17 @@ def find_update_mode(spec: RLJobSpec) -> UpdateMode:
     return "finish" if spec.schedule.type == "oneStepOff" else spec.rollout.update_mode
 
 
-async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState) -> None:
+def _open_adapter(job: RLJob) -> AdapterFolder | None:
+    lora = published_adapter(job.spec)
+    return AdapterFolder(open_scratch_folder(), lora) if lora is not None else None
+
+
+async def _pull_weights(job: RLJob, engine: Any, state: ReplicaState, adapter: AdapterFolder | None) -> None:
     address = os.environ.get(contract.ENV_POD_IP, "")
     client = WeightClient(os.environ[contract.ENV_HEAD], os.environ[contract.ENV_TOKEN], open_scratch_folder())
     try:
-        await WeightPuller(state, client, EngineLoader(engine, find_update_mode(job.spec)), address).run()
+        loader = EngineLoader(engine, find_update_mode(job.spec), adapter)
+        await WeightPuller(state, client, loader, address).run()
     finally:
         await client.close()
 

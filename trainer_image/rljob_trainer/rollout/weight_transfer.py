@@ -21,6 +21,7 @@ from rljob_api.manifest.roles import UpdateMode
 from rljob_api.wire import contract
 from rljob_api.wire.discovery import resolve
 from rljob_api.wire.protocol import PullReport, RolloutWeights, WeightManifest
+from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.weights.checksum import Digest
 
 _POLL_SECONDS = 30
@@ -109,8 +110,9 @@ class EngineLoader:
     a failure, with UNVERIFIED.
     """
 
-    def __init__(self, engine: Any, update_mode: UpdateMode) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, update_mode: UpdateMode, adapter: AdapterFolder | None = None) -> None:
+        """`adapter`: where the engine finds the published adapters; None: whole weights are published."""
+        self._engine, self._adapter = engine, adapter
         self._pause_mode, self._clears_cache = _PAUSES[update_mode]
         self._is_verified = False
         """Whether everything in the caches is of a published version. Requests are salted with theirs."""
@@ -142,10 +144,7 @@ class EngineLoader:
             load_begin = time.perf_counter()
             self._is_verified = False
             await engine.update_weight_version(UNVERIFIED)
-            await engine.start_weight_update()
-            await engine.update_weights(_build_update(path))
-            await engine.finish_weight_update()
-            checksum = str(sum(map(Digest.parse, await engine.collective_rpc("rljob_digest")), start=Digest()))
+            checksum = str(sum(map(Digest.parse, await self._replace(path)), start=Digest()))
             if checksum != manifest.checksum:
                 raise TransientError(f"the engine's digest is {checksum}, the publisher's {manifest.checksum}")
             await engine.update_weight_version(manifest.key)
@@ -165,6 +164,18 @@ class EngineLoader:
             pause_seconds=time.perf_counter() - begin,
             load_seconds=load_seconds,
         )
+
+    async def _replace(self, path: Path) -> list[str]:
+        """Replace the weights, or the adapter. Return the digest of each worker's part."""
+        engine = self._engine
+        if self._adapter is not None:
+            self._adapter.place(path)
+            await engine.add_lora(self._adapter.build_request(reload=True))
+            return await engine.collective_rpc("rljob_adapter_digest")
+        await engine.start_weight_update()
+        await engine.update_weights(_build_update(path))
+        await engine.finish_weight_update()
+        return await engine.collective_rpc("rljob_digest")
 
 
 def _build_update(path: Path) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.roles import Lora
 from rljob_api.wire.contract import ExitCode
 from rljob_trainer.rollout import server as rollout_server
 from rljob_trainer.rollout.server import build_arguments, build_environment, find_update_mode
@@ -123,3 +124,15 @@ def test_missing_model_is_a_user_error_before_vllm_is_imported(
     monkeypatch.setattr(rollout_server, "_run", lambda job, arguments: pytest.fail("vLLM must not start"))
     assert rollout_server.main() == ExitCode.USER
     assert f"spec.model.source: folder {tmp_path}/no not found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "limit"), [(1, "1"), (2, "8"), (32, "32"), (100, "128"), (512, "512")])
+def test_published_adapters_get_one_slot_of_a_rank_that_vllm_knows(rank: int, limit: str) -> None:
+    job = _job()
+    assert "--enable-lora" not in build_arguments(job, ENVIRONMENT)
+    job.spec.trainer.lora = Lora(rank=rank)
+    assert "--enable-lora" not in build_arguments(job, ENVIRONMENT), "merged weights need no adapter"
+    job.spec.trainer.lora = Lora(rank=rank, publish="adapter")
+    arguments = build_arguments(job, ENVIRONMENT)
+    assert "--enable-lora" in arguments
+    assert (_value(arguments, "--max-loras"), _value(arguments, "--max-lora-rank")) == ("1", limit)

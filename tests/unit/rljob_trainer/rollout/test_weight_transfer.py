@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from aiohttp import web
 
 from rljob_api.errors import TransientError
+from rljob_api.manifest.roles import Lora
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import PullReport, WeightManifest
 from rljob_trainer.rollout import weight_transfer
+from rljob_trainer.rollout.lora import AdapterFolder
 from rljob_trainer.rollout.weight_transfer import EngineLoader, WeightClient
 from rljob_trainer.weights.checksum import Digest
 from tests.support.loopback import next_address
@@ -184,6 +187,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_transfer, "_build_update", str)
+    monkeypatch.setattr(AdapterFolder, "build_request", lambda _, *, reload: "reload" if reload else "")
 
 
 PUBLISHED = _manifest().model_copy(update={"checksum": str(Digest(11, 22))})
@@ -244,3 +248,27 @@ async def test_engine_is_resumed_if_it_cannot_even_pause() -> None:
     with pytest.raises(RuntimeError):
         await EngineLoader(engine, "keep").load(Path("f"), PUBLISHED, _ignore)
     assert engine.calls[-1] == "resume_generation"
+
+
+async def test_adapter_is_replaced_in_its_slot_and_read_back(tmp_path: Path) -> None:
+    engine = Engine()
+    published = tmp_path / "g-0.safetensors"
+    published.write_bytes(b"tensors")
+    (tmp_path / "adapter").mkdir()
+    adapter = AdapterFolder(tmp_path / "adapter", Lora(rank=4, alpha=8, targetModules=["q_proj"]))
+    loader = EngineLoader(engine, "keep", adapter)
+    for content in (b"tensors", b"newer"):
+        published.unlink()  # as the download of the next version does
+        published.write_bytes(content)
+        await loader.load(published, PUBLISHED, _ignore)
+        assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == content
+    assert engine.calls[-6:] == [
+        "pause_generation keep False",
+        "update_weight_version unverified",
+        "add_lora reload",
+        "collective_rpc rljob_adapter_digest",
+        "update_weight_version g:0",
+        "resume_generation",
+    ]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (4, 4), "the published tensors have the scale already"

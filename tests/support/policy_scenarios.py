@@ -168,6 +168,7 @@ class Scenarios:
         self.train("unshared", PLAIN, share_prompts=False)
         self.train("masked", PLAIN, rows=with_invalid(build_rows()))
         self.train("recomputed", PLAIN, gradient_checkpointing=True)
+        self.train("half", PLAIN, dtype="float16")
         self.train("split", PLAIN, calls=12)
         self.train("split-again", PLAIN, calls=12)
         self.train("without-signal", PLAIN, rows=without_advantages(build_rows(), NO_SIGNAL))

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from rljob_api.manifest.algorithm import Optimizer
 
-_HALF_LOSS_SCALE = 2.0**12
-"""Keeps float16 gradients out of the denormal range. Divided out before the clip."""
+_HALF_LOSS_SCALE = 2.0**4
+"""Keeps float16 gradients out of the denormal range, and below its maximum where a micro-batch has thousands of tokens
+of weight 1. Divided out before the clip."""
 
 
 def loss_scale(dtype: torch.dtype) -> float:

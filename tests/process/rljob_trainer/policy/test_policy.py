@@ -93,6 +93,15 @@ def test_loss_and_gradients_equal_an_independent_computation(name, num_ranks, re
         assert difference.norm() < 1e-4 * gradient.norm(), f"{key}: small gradients must be right, too"
 
 
+def test_gradients_in_float16_are_close(references, outcome):
+    """Scaled for the backward pass, and back before the clip."""
+    _, gradients, norm = references["plain"]
+    ours = outcome("half", 2)
+    assert ours["metrics"][0].grad_norm == pytest.approx(norm, rel=0.02)
+    for key, gradient in gradients.items():
+        assert (ours["gradients"][key] - gradient).norm() < 0.05 * gradient.norm(), key
+
+
 def test_ranks_accumulation_sharing_and_recomputation_do_not_change_the_update(outcome):
     expected = outcome("plain", 1)["parameters"]
     for name in ("plain", "accumulated", "reduced", "unshared", "recomputed", "split"):

@@ -62,6 +62,11 @@ def test_k2_in_the_loss_has_the_gradient_of_the_kl():
     assert torch.allclose(found, true_gradient())
 
 
+def test_k3_in_the_loss_has_the_gradient_of_the_reversed_kl():
+    found = expected_gradient(lambda logprobs: kl_estimate(logprobs, REFERENCE, "k3"))
+    assert torch.allclose(found, POLICY.softmax(-1) - REFERENCE.exp())
+
+
 def test_penalty_of_a_token_is_that_of_it_and_the_later_ones():
     assert kl_returns(rewards_of(0.0, 3, reference_kl=np.array([1.0, 2.0, 4.0]))).tolist() == [7, 6, 4]
     algorithm = build_algorithm(algorithm_spec(kl={"coefficient": 0.1, "estimator": "k1"}))

@@ -18,6 +18,8 @@ _GIB = 2**30
 _TRAINER_BYTES_PER_PARAMETER = 12
 """fp32 master weights and AdamW's two moments, as in a checkpoint."""
 _GRADIENT_BYTES_PER_PARAMETER = 4
+_FROZEN_BYTES_PER_PARAMETER = 2
+"""The model's own weights under LoRA, in the compute dtype."""
 _EXPORT_BYTES_PER_PARAMETER = 2
 _PROCESS_BYTES = 0.7 * _GIB
 """One trainer or head with torch and Ray, without the model."""
@@ -93,6 +95,8 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
     if not spec.trainer.gpus_per_replica:
         bytes_per_parameter = _TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER
         needed += _num_trained(job, parameters) * bytes_per_parameter
+        if spec.trainer.lora is not None:
+            needed += _FROZEN_BYTES_PER_PARAMETER * num_parameters
     if not spec.rollout.gpus_per_replica:
         kv_cache_bytes = (spec.rollout.kv_cache_gib or 1) * _GIB
         needed += spec.rollout.replicas * (_ROLLOUT_BYTES + 2 * num_parameters + kv_cache_bytes)
@@ -109,8 +113,9 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
 
 
 def _num_trained(job: RLJob, parameters: Mapping[str, int]) -> int:
-    """Return the parameters with an optimizer state; ppo's critic has as many as the model."""
-    return parameters.get(_MODEL, 0) * (2 if job.spec.algorithm.type == "ppo" else 1)
+    """Return the parameters with an optimizer state. ppo's critic has as many as the model; LoRA's are few."""
+    num_models = (job.spec.trainer.lora is None) + (job.spec.algorithm.type == "ppo")
+    return parameters.get(_MODEL, 0) * num_models
 
 
 def _show_bytes(num_bytes: float) -> str:

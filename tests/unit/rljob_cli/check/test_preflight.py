@@ -142,6 +142,9 @@ def test_too_little_disk_space_is_reported_with_both_sizes(folder):
     assert "has 10.0 MiB free" in message
     with_critic = only_message(folder, machine, overrides=["spec.algorithm.type=ppo"])
     assert "need about 72.5 MiB" in with_critic, "a critic has an optimizer state, too"
+    assert messages(folder, machine, overrides=["spec.trainer.lora.rank=8"]) == [], (
+        "a checkpoint has the adapters alone"
+    )
 
 
 def test_too_many_gpus_are_reported_with_a_remedy(folder):

@@ -165,6 +165,10 @@ bench-seeds: $(SYNCED) ## The demo on three seeds: held-out accuracy before and 
 bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on CPU, fixed fleets
 	$(BIN)/python bench/autoscale_day.py
 
+.PHONY: bench-turn-credit
+bench-turn-credit: $(SYNCED) ## Rewards of turns, credited by turn, against the same total at the end (2 minutes)
+	$(BIN)/python bench/turn_credit.py
+
 .PHONY: bench-schedules
 bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
 	$(BIN)/python examples/prepare.py quickstart

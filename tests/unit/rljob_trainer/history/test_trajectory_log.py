@@ -214,8 +214,10 @@ async def test_log_contains_the_advantages_of_the_updates(make_harness):
         )
         await harness.run()
     rows = {key: row for key, row in harness.trajectories().items() if key[1] == "train"}
-    used = [s.advantage if any(s.loss_mask) else None for samples in harness.updates for s in samples]
-    assert [row["advantage"] for _, row in sorted(rows.items())] == used
+    updated = sorted((row for rows in harness.updates for row in rows), key=lambda row: row.episode)
+    used = [row.advantages[row.loss_mask].mean() if row.loss_mask.any() else None for row in updated]
+    found = [row["advantage"] for _, row in sorted(rows.items())]
+    assert found == [None if each is None else pytest.approx(each) for each in used]
     masked = rows[1, "train", 2, 1]
     assert (masked["advantage"], masked["score"], masked["rewards"][0]["reason"]) == (None, None, "abstained")
     assert all(row["rewards"][0]["attempts"] == 1 for row in rows.values())

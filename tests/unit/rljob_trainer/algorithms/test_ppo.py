@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.algorithms import gae
 from rljob_trainer.algorithms.base import EpisodeRewards, LossInputs
 from rljob_trainer.algorithms.ppo import Ppo, value_loss
+from rljob_trainer.algorithms.registry import build_algorithm
+from tests.support.algorithms import algorithm_spec
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny: threads would only wait for each other on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def build_ppo(**algorithm: Any) -> Ppo:
-    spec = RLJobSpec.model_validate(
-        {
-            "model": {"source": "/m"},
-            "data": {"train": {"source": "/t"}},
-            "rewards": [{"name": "r", "function": {"inline": "x"}}],
-            "algorithm": {"type": "ppo", **algorithm},
-        }
-    )
-    return Ppo(spec)
+    code = build_algorithm(algorithm_spec(type="ppo", **algorithm))
+    assert isinstance(code, Ppo)
+    return code
 
 
 def build_group(seed: int = 0) -> list[EpisodeRewards | None]:
@@ -105,3 +110,34 @@ def test_value_loss_and_gradient_equal_plain_torch(clip):
     assert torch.allclose(gradient, expected_gradient, atol=1e-6)
     assert torch.equal(clipped, gradient == 0)
     assert clipped.any() == (clip is not None), "the case must be met"
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_policy_and_critic_learn_a_task_of_two_turns(level):
+    """Action 2 is rewarded in the first turn, action 1 in the second. The values of both states are known."""
+    draw = torch.Generator().manual_seed(0)
+    policy, critic = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    ppo, turns = build_ppo(gae={"level": level, "lambda": 0.9}), np.array([0, 1], np.int32)
+    mean_rewards = []
+    for _ in range(50):
+        with torch.no_grad():
+            probabilities, values = policy.softmax(1), critic.detach().clone()
+        actions = torch.multinomial(probabilities, 16, replacement=True, generator=draw).T  # [episodes, turns]
+        rewards = (actions == torch.tensor([2, 1])).double().numpy()
+        mean_rewards.append(rewards.sum(1).mean())
+        before = values.double().numpy()
+        (found,) = ppo.advantages([[EpisodeRewards(0.0, of_turns, turns, values=before) for of_turns in rewards]])
+        advantages = torch.tensor(np.concatenate([e.advantages for e in found if e]), dtype=torch.float32)
+        returns = torch.tensor(np.stack([e.returns for e in found if e]), dtype=torch.float32)
+        logprobs = policy.log_softmax(1).expand(16, 2, 3).gather(2, actions[:, :, None]).flatten()
+        inputs = LossInputs(
+            logprobs, logprobs.detach(), logprobs.detach(), advantages, torch.zeros(32, dtype=torch.int64), 1
+        )
+        errors, _ = value_loss(critic.expand(16, 2), values.expand(16, 2), returns, 0.5)
+        loss = ppo.loss(inputs).per_token.mean() + errors.mean()
+        policy_gradient, critic_gradient = torch.autograd.grad(loss, [policy, critic])
+        with torch.no_grad():
+            policy -= 2.0 * policy_gradient
+            critic -= 0.4 * critic_gradient
+    assert np.mean(mean_rewards[-5:]) > 1.8 > 1.2 > np.mean(mean_rewards[:3])
+    assert critic.tolist() == pytest.approx([2, 1], abs=0.2)

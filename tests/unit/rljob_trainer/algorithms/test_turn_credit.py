@@ -6,13 +6,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from rljob_api.manifest.algorithm import TurnRewards
+from rljob_api.manifest.algorithm import AlgorithmType, TurnRewards
 from rljob_trainer.algorithms.base import EpisodeRewards, Floats
+from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.algorithms.turn_credit import one_divisor, returns_to_go, to_tokens, turn_advantages
+from tests.support.algorithms import algorithm_spec
 
 
 def episode(turn_rewards: Sequence[float], score: float = 0.0) -> EpisodeRewards:
@@ -159,13 +162,41 @@ REWARDS: dict[str, tuple[Reward, Reward]] = {
 }
 
 
+def rloo(group: Sequence[EpisodeRewards]) -> Sequence[Floats]:
+    """The advantages of tokens, which are as many as turns here."""
+    (found,) = build_algorithm(algorithm_spec(type="rloo")).advantages([group])
+    return [episode.advantages for episode in found if episode is not None]
+
+
+@pytest.mark.parametrize("estimator", [ours, rloo])
 @pytest.mark.parametrize("name", REWARDS)
-def test_expected_gradient_of_ours_is_the_true_gradient(name):
+def test_expected_gradient_of_ours_is_the_true_gradient(name, estimator):
     every = list(outcomes(LOGITS, *REWARDS[name]))
     assert sum(outcome.probability for outcome in every) == pytest.approx(1)
     true = true_gradient(LOGITS, *REWARDS[name])
-    assert expected_gradient(every, ours, 2) == pytest.approx(true, abs=1e-8)
-    assert expected_gradient(every, ours, 3) == pytest.approx(true, abs=1e-8)
+    assert expected_gradient(every, estimator, 2) == pytest.approx(true, abs=1e-8)
+
+
+def test_expected_gradient_of_ours_is_the_true_gradient_in_larger_groups():
+    every = list(outcomes(LOGITS, *REWARDS["sparse"]))
+    assert expected_gradient(every, ours, 3) == pytest.approx(true_gradient(LOGITS, *REWARDS["sparse"]), abs=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(AlgorithmType) if name != "ppo"])
+def test_turns_without_rewards_change_nothing(name):
+    algorithm = build_algorithm(algorithm_spec(type=name, turnRewards={"discount": 1.0}))
+    turns = [[0, 1, 1], [0], [0, 0, 1, 2]]
+    scores = [1.0, 0.25, -2.0]
+
+    def advantages(turns: Sequence[Sequence[int]]) -> list[list[float]]:
+        group = [
+            EpisodeRewards(score, [0.0] * (max(of_token) + 1), np.array(of_token, np.int32), components=[score, 0.0])
+            for score, of_token in zip(scores, turns, strict=True)
+        ]
+        (found,) = algorithm.advantages([group])
+        return [episode.advantages.tolist() for episode in found if episode is not None]
+
+    assert advantages(turns) == advantages([[0] * len(of_token) for of_token in turns])
 
 
 def test_centering_by_turn_is_biased_when_rewards_depend_on_answers():

@@ -56,14 +56,13 @@ def training_scores(group: Group, spec: RLJobSpec) -> list[float | None]:
 
 def has_signal(group: Group, spec: RLJobSpec) -> bool:
     """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold."""
-    valid = [
-        (score + math.fsum(_turn_rewards(episode)), tuple(_turn_rewards(episode)))
-        for episode, score in zip(group.episodes, training_scores(group, spec), strict=True)
-        if score is not None
-    ]
-    if len({turns for _, turns in valid}) > 1:
+    [rewards] = episode_rewards([group], spec)
+    valid = [each for each in rewards if each is not None]
+    if len({tuple(np.trim_zeros(each.turn_rewards, "b")) for each in valid}) > 1:
         return True
-    return statistics.has_signal([total for total, _ in valid], spec.algorithm.zero_std_threshold)
+    per_reward, threshold = spec.algorithm.advantages.per_reward, spec.algorithm.zero_std_threshold
+    columns = zip(*(each.components if per_reward else [statistics.total_reward(each)] for each in valid), strict=True)
+    return any(statistics.has_signal(column, threshold) for column in columns)
 
 
 def max_replacements(spec: RLJobSpec) -> int:

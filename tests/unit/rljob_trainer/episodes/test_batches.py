@@ -212,6 +212,21 @@ def test_turn_rewards_are_a_signal_and_are_passed_on():
     assert has_signal(group, spec), "the same total, but earned in different turns"
 
 
+def test_equal_turn_rewards_are_not_a_signal():
+    spec = spec_of()
+    a, b = conversation(0, [1], rewards=(1.0,)), conversation(1, [1], [2], rewards=(1.0,))
+    assert not has_signal(scored(Group(0, Prompt(0, "p", [1]), [a, b]), spec.rewards), spec)
+    late = conversation(1, [1], score=2.0)
+    assert has_signal(scored(Group(0, Prompt(0, "p", [1]), [a, late]), spec.rewards), spec), "1 + 1 is 2 at the end"
+
+
+def test_rewards_that_cancel_are_a_signal_if_each_is_normalized_alone():
+    rewards = [reward("a"), reward("b")]
+    group = group_of(rewards, {"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0})
+    assert not has_signal(group, spec_of(rewards))
+    assert has_signal(group, spec_of(rewards, advantages={"perReward": True}))
+
+
 def test_facts_are_put_where_their_tokens_are():
     spec = spec_of(kl={"coefficient": 0.1, "estimator": "k1"})
     group = scored(Group(0, Prompt(0, "p", [1]), [conversation(0, [1, 2], [1]), conversation(1, [1])]), spec.rewards)

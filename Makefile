@@ -169,6 +169,10 @@ bench-autoscale: $(SYNCED) ## A simulated day of rewards: our autoscaler, HPA on
 bench-turn-credit: $(SYNCED) ## Rewards of turns, credited by turn, against the same total at the end (2 minutes)
 	$(BIN)/python bench/turn_credit.py
 
+.PHONY: simulate-schedules
+simulate-schedules: $(SYNCED) ## Predict a step's time by schedule: slow rewards at 7B, and long-tail generation (a minute)
+	$(BIN)/python bench/simulate_schedules.py
+
 .PHONY: bench-schedules
 bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
 	$(BIN)/python examples/prepare.py quickstart

@@ -1,0 +1,1 @@
+"""Simulated jobs under each schedule, for bench/simulate_schedules.py."""

@@ -58,8 +58,9 @@ class Server:
             return answer
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        hangs = self.hangs
         for event in answer:
-            await self.hangs.wait()
+            await hangs.wait()
             await asyncio.sleep(self.seconds_between_events)
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
@@ -107,6 +108,12 @@ async def rollouts(make_client):
     return await make_client()
 
 
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - any state of a client
+            await asyncio.sleep(0.005)
+
+
 def replica_of(client):
     return client.replicas.fleet.replicas[ADDRESS]
 
@@ -143,8 +150,7 @@ async def test_update_during_a_request_does_not_count_as_a_failure(rollouts):
     async with Server(events("g:1", "g:2"), events("g:2")) as server:
         await rollouts.sync(MANIFEST)
         request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
-        while replica_of(rollouts).serves or not server.requests:  # noqa: ASYNC110 - a state of the client
-            await asyncio.sleep(0)
+        await until(lambda: server.requests and not replica_of(rollouts).serves)
         assert replica_of(rollouts).num_failures == 0
         server.weights.version = 2
         await rollouts.sync(MANIFEST.model_copy(update={"version": 2}))
@@ -185,11 +191,25 @@ async def test_request_without_tokens_is_retried_after_the_timeout(make_client):
         await rollouts.sync(MANIFEST)
         server.hangs.clear()
         request = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
-        while not replica_of(rollouts).num_failures:  # noqa: ASYNC110 - a state of the client
-            await asyncio.sleep(0.01)
+        await until(lambda: replica_of(rollouts).num_failures)
         server.hangs.set()
         assert (await request).token_ids == [5]
     assert len(server.requests) >= 2
+
+
+async def test_replica_that_serves_others_stays_in_use_when_a_request_gets_no_token(make_client):
+    rollouts = await make_client(role={"requestTimeoutSeconds": 0.3})
+    async with Server(events("g:1"), events(*["g:1"] * 60)) as server:
+        await rollouts.sync(MANIFEST)
+        server.hangs.clear()
+        queued = asyncio.create_task(rollouts.complete([1], Sampling(), 0))
+        await until(lambda: server.requests)
+        server.hangs, server.seconds_between_events = asyncio.Event(), 0.02
+        server.hangs.set()  # for the second request: it takes 1.2 s
+        other = asyncio.create_task(rollouts.complete([2], Sampling(), 0))
+        await until(lambda: len(server.requests) == 3)
+        assert replica_of(rollouts).num_failures == 0
+        assert len((await other).token_ids) == len((await queued).token_ids) == 60
 
 
 async def test_prompt_that_vllm_rejects_is_a_user_error(rollouts):
@@ -225,7 +245,8 @@ async def test_job_stops_when_no_rollout_can_apply_the_weights(make_client):
     async with Server(events("g:1")) as server:
         server.weights = RolloutWeights(generation="g", version=0, error="weights g:1: no space left")
         with pytest.raises(TransientError, match=rf"g:1 for 0 s: {ADDRESS}: weights g:1: no space left"):
-            await rollouts.sync(MANIFEST)
+            async with asyncio.timeout(10):
+                await rollouts.sync(MANIFEST)
 
 
 async def test_job_waits_for_weights_while_a_rollout_makes_progress(make_client):

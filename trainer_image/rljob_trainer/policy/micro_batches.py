@@ -9,9 +9,9 @@ a whole. Rows without sampled tokens are in none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -80,13 +80,6 @@ class _Tree:
     length: int = 0
 
 
-class _Span(NamedTuple):
-    """The first and the last sampled position. The prompt ends before the first; the last predicts nothing."""
-
-    first: int
-    last: int
-
-
 def has_loss(row: TrainRow, *, without_advantage: bool) -> bool:
     """Return whether a row can have a gradient. `without_advantage`: a KL penalty or an entropy bonus gives one to all
     sampled tokens, as a critic's loss does."""
@@ -105,12 +98,15 @@ def plan_micro_batches(
 ) -> list[RankPlan]:
     """Return one plan per rank, for the rows that can have a gradient (see `has_loss`). `versions`: of the update; None
     for log-probs alone."""
-    chosen = [i for i, row in enumerate(rows) if has_loss(row, without_advantage=without_advantage)]
-    layout = _Layout(rows, num_ranks, micro_batch_tokens, share_prompts, versions or UpdateVersions(0, 0))
-    plans = layout.build(chosen)
+    chosen = {i: row for i, row in enumerate(rows) if has_loss(row, without_advantage=without_advantage)}
+    sampled = {i: np.flatnonzero(row.loss_mask) for i, row in chosen.items()}
+    if any(positions[0] == 0 for positions in sampled.values()):
+        raise ValueError("a row must start with at least one prompt token, got a sampled token")
+    layout = _Layout(chosen, sampled, num_ranks, micro_batch_tokens, share_prompts, versions or UpdateVersions(0, 0))
+    plans = layout.build()
     count = max(map(len, plans))
     for plan in plans:
-        plan.extend(_idle_micro_batch(rows[chosen[0]]) for _ in range(count - len(plan)))
+        plan.extend(_idle_micro_batch(next(iter(chosen.values()))) for _ in range(count - len(plan)))
     return plans
 
 
@@ -139,34 +135,37 @@ def _idle_micro_batch(like: TrainRow) -> MicroBatch:
 
 @dataclass(frozen=True)
 class _Layout:
-    rows: Sequence[TrainRow]
+    rows: Mapping[int, TrainRow]
+    """By index in the call."""
+    sampled: Mapping[int, NDArray[np.int64]]
+    """Positions of each row's sampled tokens. The prompt ends before the first; the last one predicts nothing."""
     num_ranks: int
     micro_batch_tokens: int
     share_prompts: bool
     versions: UpdateVersions
 
-    def build(self, chosen: Sequence[int]) -> list[RankPlan]:
-        """Return the micro-batches of each rank for the `chosen` rows."""
+    def build(self) -> list[RankPlan]:
+        """Return the micro-batches of each rank."""
         loads = [0] * self.num_ranks
         of_rank: list[list[_Tree]] = [[] for _ in range(self.num_ranks)]
-        for tree in sorted(self._trees(chosen), key=lambda tree: (-tree.length, tree.rows)):
+        for tree in sorted(self._trees(), key=lambda tree: (-tree.length, tree.rows)):
             rank = loads.index(min(loads))
             of_rank[rank].append(tree)
             loads[rank] += tree.length
         return [self._micro_batches(trees) for trees in of_rank]
 
-    def _trees(self, chosen: Sequence[int]) -> list[_Tree]:
-        spans = {i: _span(self.rows[i]) for i in chosen}
-        fair_share = -(-sum(span.last for span in spans.values()) // self.num_ranks)
+    def _trees(self) -> list[_Tree]:
+        fair_share = -(-sum(int(positions[-1]) for positions in self.sampled.values()) // self.num_ranks)
         limit = min(TREE_TOKENS, self.micro_batch_tokens, fair_share) if self.share_prompts else 0
         trees: list[_Tree] = []
         open_trees: dict[bytes, _Tree] = {}
-        for i, span in spans.items():
-            prompt = self.rows[i].token_ids[: span.first]
-            key, length = prompt.tobytes(), span.last - span.first
+        for i, positions in self.sampled.items():
+            first, last = int(positions[0]), int(positions[-1])
+            prompt, length = self.rows[i].token_ids[:first], last - first
+            key = prompt.tobytes()
             tree = open_trees.get(key)
             if tree is None or tree.length + length > limit:
-                tree = open_trees[key] = _Tree(prompt, length=span.first)
+                tree = open_trees[key] = _Tree(prompt, length=first)
                 trees.append(tree)
             tree.rows.append(i)
             tree.length += length
@@ -191,8 +190,8 @@ class _Layout:
         lines: list[list[_Tree]] = []
         lengths = np.zeros(len(trees), np.int64)
         for tree in trees:
-            rooms = np.flatnonzero(lengths[: len(lines)] + tree.length <= limit) if tree.length < limit else ()
-            number = int(rooms[0]) if len(rooms) else len(lines)
+            room = lengths[: len(lines)] + tree.length <= limit
+            number = int(room.argmax()) if room.any() else len(lines)
             if number == len(lines):
                 lines.append([])
             lines[number].append(tree)
@@ -220,9 +219,10 @@ class _Layout:
         _write(cells, tree.prompt, 0, number, branch=0)
         column = len(tree.prompt)
         for branch, i in enumerate(tree.rows, start=1):
-            row, (first, last) = self.rows[i], _span(self.rows[i])
-            _write(cells[:, column:], row.token_ids[first:last], first, number, branch)
-            columns = np.flatnonzero(row.loss_mask).astype(np.int32) + (column - 1 - first)
+            positions = self.sampled[i]
+            first, last = int(positions[0]), int(positions[-1])
+            _write(cells[:, column:], self.rows[i].token_ids[first:last], first, number, branch)
+            columns = positions.astype(np.int32) + (column - 1 - first)
             columns[0] = len(tree.prompt) - 1
             placed.append(columns)
             column += last - first
@@ -233,7 +233,7 @@ class _Layout:
     ) -> MicroBatch:
         rows = [self.rows[i] for i in indices]
         counts = [len(columns) for columns in sources]
-        positions = [np.flatnonzero(row.loss_mask) for row in rows]
+        positions = [self.sampled[i] for i in indices]
 
         def sampled(name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
             arrays = (getattr(row, name) for row in rows)
@@ -242,8 +242,12 @@ class _Layout:
         def optional(name: str) -> NDArray[np.float32] | None:
             return None if getattr(rows[0], name) is None else sampled(name)
 
+        token_ids, position_ids, trees, branches = grid
         return MicroBatch(
-            *grid,
+            token_ids=token_ids,
+            position_ids=position_ids,
+            trees=trees,
+            branches=branches,
             row_indices=np.array(indices, np.int32),
             sources=np.concatenate(sources),
             targets=sampled("token_ids", np.int32),
@@ -271,10 +275,3 @@ def _write(cells: NDArray[np.int32], tokens: NDArray[np.int64], position: int, t
 
 def _line_length(line: Sequence[_Tree]) -> int:
     return sum(tree.length for tree in line)
-
-
-def _span(row: TrainRow) -> _Span:
-    sampled = np.flatnonzero(row.loss_mask)
-    if sampled[0] == 0:
-        raise ValueError("a row must start with at least one prompt token, got a sampled token")
-    return _Span(int(sampled[0]), int(sampled[-1]))

@@ -71,14 +71,14 @@ def _scatter(
     rows: Sequence[TrainRow], answers: Sequence[tuple[MicroBatch, NDArray[np.float32] | None]]
 ) -> list[NDArray[np.float32] | None]:
     """Return [tokens] of each row from the [targets] of each micro-batch; None where nothing is known."""
-    if any(values is None for _, values in answers):
+    known = [(batch, values) for batch, values in answers if values is not None]
+    if len(known) < len(answers):
         return [None] * len(rows)
-    scattered: list[NDArray[np.float32] | None] = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-    for batch, values in answers:
+    scattered = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    for batch, values in known:
         bounds = np.searchsorted(batch.rows, np.arange(1, len(batch.row_indices)))
-        for index, positions, of_row in zip(
-            batch.row_indices, np.split(batch.positions, bounds), np.split(values, bounds), strict=True
-        ):
+        of_rows = zip(batch.row_indices, np.split(batch.positions, bounds), np.split(values, bounds), strict=True)
+        for index, positions, of_row in of_rows:
             if index >= 0:
                 scattered[index][positions] = of_row
-    return scattered
+    return [*scattered]

@@ -27,18 +27,18 @@ class PromptLimit:
 
 def find_limit(spec: RLJobSpec, split: str, context_length: int | None) -> PromptLimit:
     """Return the limit of data.train or data.eval. `context_length` is the model's, None if it is unknown."""
-    sampling, name = spec.rollout.sampling, "rollout.sampling.maxTokens"
+    max_tokens, name = spec.rollout.sampling.max_tokens, "rollout.sampling.maxTokens"
     if split != "train" and spec.evaluation.sampling:
-        sampling, name = spec.evaluation.sampling, "evaluation.sampling.maxTokens"
+        max_tokens, name = spec.evaluation.sampling.max_tokens, "evaluation.sampling.maxTokens"
     limits: list[PromptLimit] = []
     if spec.data.max_prompt_tokens is not None:
         limits.append(PromptLimit(spec.data.max_prompt_tokens, "data.maxPromptTokens"))
     if spec.rollout.max_model_len is not None:
-        reason = f"rollout.maxModelLen {spec.rollout.max_model_len} - {name} {sampling.max_tokens}"
-        limits.append(PromptLimit(spec.rollout.max_model_len - sampling.max_tokens, reason))
+        reason = f"rollout.maxModelLen {spec.rollout.max_model_len} - {name} {max_tokens}"
+        limits.append(PromptLimit(spec.rollout.max_model_len - max_tokens, reason))
     elif context_length is not None:
-        reason = f"the model's context {context_length} - {name} {sampling.max_tokens}"
-        limits.append(PromptLimit(context_length - sampling.max_tokens, reason))
+        reason = f"the model's context {context_length} - {name} {max_tokens}"
+        limits.append(PromptLimit(context_length - max_tokens, reason))
     return min(limits, key=lambda limit: limit.num_tokens or 0, default=PromptLimit())
 
 

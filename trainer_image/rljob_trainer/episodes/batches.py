@@ -19,7 +19,7 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards
-from rljob_trainer.algorithms.registry import resolve_settings
+from rljob_trainer.algorithms.registry import build_algorithm, resolve_settings
 from rljob_trainer.algorithms.settings import Settings
 from rljob_trainer.episodes.types import Episode, Group, Segment, TokenFacts, TrainRow
 
@@ -55,9 +55,12 @@ def training_scores(group: Group, spec: RLJobSpec) -> list[float | None]:
 
 
 def has_signal(group: Group, spec: RLJobSpec) -> bool:
-    """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold."""
+    """Return whether the group's episodes differ in what they got, beyond algorithm.zeroStdThreshold. With a critic,
+    one valid episode is enough: it is compared with what the critic expected."""
     [rewards] = episode_rewards([group], spec)
     valid = [each for each in rewards if each is not None]
+    if build_algorithm(spec).needs.values:
+        return bool(valid)
     if len({tuple(np.trim_zeros(each.turn_rewards, "b")) for each in valid}) > 1:
         return True
     per_reward, threshold = spec.algorithm.advantages.per_reward, spec.algorithm.zero_std_threshold

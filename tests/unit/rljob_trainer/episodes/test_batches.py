@@ -212,6 +212,12 @@ def test_turn_rewards_are_a_signal_and_are_passed_on():
     assert has_signal(group, spec), "the same total, but earned in different turns"
 
 
+def test_equal_scores_are_a_signal_for_a_critic():
+    spec = spec_of(type="ppo")
+    assert has_signal(answers(2, 3, scores=[1.0, 1.0]), spec)
+    assert not has_signal(answers(2, 3, scores=[None, None]), spec)
+
+
 def test_equal_turn_rewards_are_not_a_signal():
     spec = spec_of()
     a, b = conversation(0, [1], rewards=(1.0,)), conversation(1, [1], [2], rewards=(1.0,))

@@ -129,24 +129,28 @@ def summarize_lengths(episodes: Sequence[Episode]) -> Record:
 
 
 def summarize_updates(updates: Sequence[UpdateMetrics], *, has_reference: bool) -> Record:
-    """Return the means over a step's updates. The KL is unknown without a reference. What compares the trainer with
-    the rollout is of the first update: later ones differ from the rollout on purpose."""
+    """Return the means over a step's updates; of what is a mean over tokens, those with trained tokens. The KL is
+    unknown without a reference. What compares the trainer with the rollout is of the first update: later ones differ
+    from the rollout on purpose."""
     if not updates:
         return {}
-    names = (
-        *("loss", "policy_loss", "kl", "entropy", "grad_norm", "clip_fraction"),
-        *("corrected_share", "effective_sample_share"),
-    )
-    summary: Record = {name: mean(getattr(update, name) for update in updates) for name in names}
+    num_tokens = sum(update.num_tokens for update in updates)
+    trained = [update for update in updates if update.trained_share > 0]
+    first = next(iter(trained), None)
+    of_update = ("loss", "policy_loss", "grad_norm")
+    of_tokens = ("kl", "entropy", "clip_fraction", "corrected_share", "effective_sample_share")
+    summary: Record = {name: mean(getattr(update, name) for update in updates) for name in of_update}
+    summary |= {name: mean(getattr(update, name) for update in trained) for name in of_tokens}
     return summary | {
         "kl": summary["kl"] if has_reference else None,
         "critic_loss": mean(update.critic_loss for update in updates if update.critic_loss is not None),
-        "logprob_difference": updates[0].logprob_difference,
-        "mismatch_kl": updates[0].mismatch_kl,
-        "mismatch_max": updates[0].mismatch_max,
+        "logprob_difference": first.logprob_difference if first else None,
+        "mismatch_kl": first.mismatch_kl if first else None,
+        "mismatch_max": first.mismatch_max if first else None,
         "num_skipped_updates": sum(update.is_skipped for update in updates),
         "learning_rate": updates[-1].learning_rate,
-        "num_tokens": sum(update.num_tokens for update in updates),
+        "num_tokens": num_tokens,
+        "trained_share": sum(u.trained_share * u.num_tokens for u in updates) / num_tokens if num_tokens else None,
         "num_micro_batches": sum(update.num_micro_batches for update in updates),
     }
 

@@ -112,6 +112,17 @@ def test_mismatch_is_of_the_first_update_and_the_shares_are_of_all():
     assert found["num_skipped_updates"] == 1
 
 
+def test_means_over_tokens_are_of_updates_with_trained_tokens():
+    """A mini-batch whose groups all have equal scores runs no forward pass."""
+    update = UpdateMetrics(0.1, 0.1, 0.0, 1.5, 2.0, 1e-5, 0.0, 0.02, 60, 1, 0.5, trained_share=0.5)
+    idle = UpdateMetrics(0.0, 0.0, 0.0, 0.0, 0.0, 1e-5, 0.0, 0.0, 30, 0, 0.1, trained_share=0.0)
+    found = summarize_updates([idle, update], has_reference=False)
+    assert (found["loss"], found["entropy"], found["logprob_difference"]) == (0.05, 1.5, 0.02)
+    assert (found["num_tokens"], found["trained_share"]) == (90, pytest.approx(1 / 3))
+    unknown = summarize_updates([idle], has_reference=True)
+    assert [unknown[name] for name in ("entropy", "kl", "mismatch_kl", "effective_sample_share")] == [None] * 4
+
+
 def test_loss_of_the_critic_is_unknown_without_one():
     update = UpdateMetrics(0.1, 0.1, 0.0, 1.5, 2.0, 1e-5, 0.0, 0.02, 64, 1, 0.5)
     with_critic = [replace(update, critic_loss=loss) for loss in (0.1, 0.3)]

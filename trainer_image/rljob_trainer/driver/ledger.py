@@ -165,7 +165,7 @@ class Ledger:
             "step": step,
             "time": time.time(),
             **summarize_step(outcome.groups, outcome.updates, list(progress.latency_by_sample.values()), spec),
-            "tokens_per_second": num_tokens / generating if generating else None,
+            "tokens_per_second": num_tokens / generating if generating and num_tokens else None,
             "pause_seconds": mean(weights.pause_seconds for weights in served),
             "transfer_seconds": mean(weights.transfer_seconds for weights in served),
             "weight_version": step,

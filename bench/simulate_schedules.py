@@ -40,6 +40,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "bounded 1": {"type": "bounded", "maxStaleness": 1},
     "bounded 2": {"type": "bounded", "maxStaleness": 2},
     "bounded 4": {"type": "bounded", "maxStaleness": 4},
+    "bounded 6": {"type": "bounded", "maxStaleness": 6},
 }
 SLOTS_PER_POD = 16
 NUM_STEPS, SKIPPED_STEPS = 24, 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
 
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_trainer.policy import checkpoints
+from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.policy import Policy
+from rljob_trainer.policy.sharding import ShardingMode
 from tests.support.policy_scenarios import (
     EVERYTHING,
     FIRST,
@@ -31,6 +33,8 @@ from tests.support.policy_scenarios import (
 
 LORA = {"rank": 4, "alpha": 6}
 SCALE = 1.5
+SMALLEST = ShardingMode(keep_gathered=False, reduce_once=False)
+"""What large models use on GPUs."""
 
 
 def initial_adapter(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -47,6 +51,8 @@ class LoraScenarios(Scenarios):
         self.train_adapters("recomputed", PLAIN, gradient_checkpointing=True)
         self.train_adapters("one-module", PLAIN, lora={**LORA, "targetModules": ["q_proj"]})
         self.train_adapters("everything", EVERYTHING, temperature=0.7, versions=LATER)
+        with mock.patch.object(sharding, "choose_mode", return_value=SMALLEST):
+            self.train_adapters("reduced", EVERYTHING, limit=24, temperature=0.7, versions=LATER)
         self.train_adapters("half", PLAIN, dtype="bfloat16")
         self.publish_adapters()
         self.resume_adapters()

@@ -69,13 +69,14 @@ CASES = {
     "recomputed": (policy_scenarios.PLAIN, MODULES),
     "one-module": (policy_scenarios.PLAIN, ["q_proj"]),
     "everything": (policy_scenarios.EVERYTHING, MODULES),
+    "reduced": (policy_scenarios.EVERYTHING, MODULES),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_equal_those_of_peft(name, folder, outcome):
     algorithm, modules = CASES[name]
-    everything = name == "everything"
+    everything = algorithm is policy_scenarios.EVERYTHING
     trainer = ReferenceTrainer(folder, algorithm, temperature=0.7 if everything else 1.0)
     trainer.model, rows = build_peft(folder, modules), policy_scenarios.build_rows()
     versions = policy_scenarios.LATER if everything else policy_scenarios.FIRST
@@ -106,8 +107,9 @@ def test_a_new_adapter_changes_nothing_and_is_the_same_on_any_number_of_ranks(ou
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_merged_weights_are_those_of_the_model_plus_the_update(num_ranks, folder, outcome):
-    plain = outcome("plain", num_ranks)
+@pytest.mark.parametrize("name", ["plain", "reduced"])
+def test_merged_weights_are_those_of_the_model_plus_the_update(name, num_ranks, folder, outcome):
+    plain = outcome(name, num_ranks)
     base = dict(ReferenceTrainer(folder, policy_scenarios.PLAIN).model.named_parameters())
     assert plain["weights"].keys() == base.keys()
     num_adapted = 0

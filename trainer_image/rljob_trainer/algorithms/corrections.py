@@ -30,8 +30,8 @@ def proximal_shares(versions: NDArray[np.int32], proximal: float, current: float
     the weights at the start of the step did, and updates followed: prox is mu, as in PPO with the rollout's log-probs.
     """
     age = current - versions
-    share = np.divide(proximal - versions, age, out=np.ones(len(versions)), where=age > 0)
-    return np.clip(share, 0, 1).astype(np.float32)
+    shares = np.divide(proximal - versions, age, out=np.ones(len(versions)), where=age > 0)
+    return shares.astype(np.float32)
 
 
 def loglinear_proximal(logprobs: Tensor, rollout_logprobs: Tensor, shares: Tensor) -> Tensor:

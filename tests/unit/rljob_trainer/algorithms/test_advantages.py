@@ -110,6 +110,15 @@ def test_batch_baseline_teaches_which_prompts_are_easy():
     assert tokens == pytest.approx([0.4 / std] * 3 + [-0.6 / std] * 2), "over tokens, whose mean is 0.6"
 
 
+def test_kl_penalty_of_reinforce_plus_plus_is_in_its_returns():
+    spec = algorithm_spec(type="reinforcePlusPlus", kl={"coefficient": 0.1, "estimator": "k1"})
+    group = [rewards_of(1.0, 2, reference_kl=np.array([1.0, 2.0])), rewards_of(0.0, 1, reference_kl=np.array([-1.0]))]
+    [found] = build_algorithm(spec).advantages([group])
+    returns = np.array([1 - 0.3, 1 - 0.2, 0.1])
+    expected = (returns - returns.mean()) / returns.std(ddof=1)
+    assert np.concatenate([each.advantages for each in found]).tolist() == pytest.approx(expected.tolist())
+
+
 def test_batch_baseline_gives_no_advantage_without_differences():
     algorithm = build_algorithm(algorithm_spec(type="reinforcePlusPlus"))
     assert [each.advantages[0] for each in algorithm.advantages([[rewards_of(1.0), rewards_of(1.0)]])[0]] == [0, 0]

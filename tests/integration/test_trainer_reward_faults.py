@@ -23,17 +23,18 @@ import aiohttp
 import pytest
 import yaml
 
-from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
 from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
-from rljob_trainer.episodes.batches import build_samples
+from rljob_trainer.episodes.batches import build_rows, episode_rewards
 from rljob_trainer.episodes.types import Episode, Group, ScoredResult
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
+from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
 
 _DEADLINE_SECONDS = 120
@@ -194,16 +195,19 @@ def check(groups: list[Group], spec: Reward, num_groups: int) -> list[Episode]:
         result = t.results["r"]
         assert result.valid == (t.score is not None)
         assert result.valid or (result.reason and result.message), "invalid, with a reason and a message"
-    samples = iter(build_samples(groups, [spec], Algorithm(group_size=_GROUP_SIZE)))
+    job = algorithm_spec(groupSize=_GROUP_SIZE).model_copy(update={"rewards": [spec]})
+    advantages = build_algorithm(job).advantages(episode_rewards(groups, job))
+    rows = iter(row for of_group in build_rows(groups, advantages, job) for row in of_group)
     for group in groups:
         valid = [t.score for t in group.episodes if t.score is not None]
         mean = sum(valid) / len(valid) if valid else 0.0
         deviation = math.sqrt(sum((v - mean) ** 2 for v in valid) / (len(valid) - 1)) if len(valid) > 1 else 0.0
         for t in group.episodes:
-            sample = next(samples)
-            assert any(sample.loss_mask) == (t.score is not None), "an invalid sample is masked"
-            expected = (t.score - mean) / (deviation + 1e-6) if t.score is not None and deviation else 0.0
-            assert sample.advantage == pytest.approx(expected, abs=1e-9), "from the valid samples only"
+            row = next(rows)
+            assert row.loss_mask.any() == (t.score is not None), "an invalid sample is masked"
+            expected = (t.score - mean) / deviation if t.score is not None and deviation else 0.0
+            found = row.advantages[row.loss_mask].tolist()
+            assert found == pytest.approx([expected] * len(found)), "from the valid samples only"
     return trajectories
 
 

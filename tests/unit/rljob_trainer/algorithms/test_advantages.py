@@ -97,6 +97,9 @@ def test_each_reward_alone_has_the_influence_of_its_weight():
     assert values[1] == pytest.approx(values[2]), "either reward alone is worth the same"
     deviation_of_values = math.sqrt(sum(value**2 for value in values) / 3)
     assert deviation_of_values == pytest.approx(1.0), "over the batch"
+    weighted = build_algorithm(algorithm_spec(weights=(1.0, 3.0), advantages={"perReward": True}))
+    [[neither, first, second, both]] = [[e.advantages[0] for e in group] for group in weighted.advantages([group])]
+    assert first == pytest.approx(-second) == pytest.approx(-both / 2) == pytest.approx(neither / 2), "1 - 3 to 1 + 3"
     [together] = build_algorithm(algorithm_spec(weights=(1.0, 1.0))).advantages([group])
     assert together[1].advantages[0] < 0 < together[2].advantages[0], "the small reward does not count"
 

@@ -20,7 +20,11 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - 
 
 from rljob_api.manifest.algorithm import Algorithm, Optimizer
 from rljob_api.manifest.algorithm import Critic as CriticSettings
-from rljob_trainer.episodes.types import TrainRow, UpdateMetrics
+from rljob_api.wire.protocol import ScoreResult
+from rljob_inputs.prompts import Prompt
+from rljob_trainer.algorithms.registry import build_algorithm
+from rljob_trainer.episodes import batches
+from rljob_trainer.episodes.types import Group, TokenFacts, TrainRow, UpdateMetrics
 from rljob_trainer.policy import checkpoints, sharding
 from rljob_trainer.policy.critic import Critic
 from rljob_trainer.policy.micro_batches import MicroBatch, plan_micro_batches
@@ -28,11 +32,15 @@ from rljob_trainer.policy.model_loading import load_network
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
 from tests.support import policy_scenarios
+from tests.support.algorithms import algorithm_spec
+from tests.support.episodes import episode
 from tests.support.policy_scenarios import FIRST, all_invalid, clone, denominator
 
 SETTINGS = CriticSettings(learning_rate=1e-3, value_clip=0.5)
 HEAD = torch.linspace(-0.3, 0.3, 64)[None]
 BIAS = torch.tensor([0.25])
+PPO = Algorithm(type="ppo", critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-3))
+QUICK_PPO = Algorithm(type="ppo", critic=SETTINGS, optimizer=Optimizer(learning_rate=1e-2))
 REDUCE_OFTEN = sharding.ShardingMode(keep_gathered=False, reduce_once=False)
 CPU = torch.device("cpu")
 
@@ -62,6 +70,7 @@ class Scenarios:
         self.train("unshared", share_prompts=False, mode=REDUCE_OFTEN)
         self.learn()
         self.resume()
+        self.practise()
 
     def critic(self, mode: sharding.ShardingMode | None = None, *, has_head: bool = True) -> Critic:
         network = load_network(str(self.folder / "model"), dtype=torch.float32, attention="sdpa", options={})
@@ -125,9 +134,9 @@ class Scenarios:
         """Train a policy with its critic, with a checkpoint in between; resume from it, and repeat the rest."""
         folder = self.folder / f"checkpoint-{self.num_ranks}"
         policy, resumed = self.policy(), self.policy()
-        values = self.inspect(policy)
+        values = [facts.values for facts in self.inspect(policy, build_rows())]
         first = self.update(policy, build_rows(1))
-        trained = self.inspect(policy)
+        trained = [facts.values for facts in self.inspect(policy, build_rows())]
         checkpoints.save_checkpoint(policy, folder)
         self.update(policy, build_rows(2))
         checkpoints.load_checkpoint(resumed, folder)
@@ -136,26 +145,64 @@ class Scenarios:
                    uninterrupted=full_parameters(policy.critic) | clone(policy.gather_weights()),
                    resumed=full_parameters(resumed.critic) | clone(resumed.gather_weights()))  # fmt: skip
 
-    def policy(self) -> Policy:
-        scenarios = policy_scenarios.Scenarios(self.rank, self.num_ranks, self.folder)
-        optimizer = Optimizer(learning_rate=1e-3, weight_decay=0)
-        return scenarios.policy(Algorithm(type="ppo", critic=SETTINGS, optimizer=optimizer))
+    def policy(self, algorithm: Algorithm = PPO) -> Policy:
+        return policy_scenarios.Scenarios(self.rank, self.num_ranks, self.folder).policy(algorithm)
 
-    def inspect(self, policy: Policy) -> list[Any]:
-        """Return each row's values, as the driver gets them."""
-        rows = build_rows()
+    def practise(self) -> None:
+        """Reward small tokens: sample with the policy's weights, and update with all parts that the driver uses."""
+        policy, sampler = self.policy(QUICK_PPO), AutoModelForCausalLM.from_pretrained(self.folder / "model")
+        spec = algorithm_spec(type="ppo", groupSize=16)
+        code, rewards, losses = build_algorithm(spec), [], []
+        for step in range(12):
+            weights = [policy.gather_weights()]
+            dist.broadcast_object_list(weights)
+            sampler.load_state_dict(weights[0], strict=False)
+            group = sample_group(sampler, seed=step)
+            facts = self.inspect(policy, batches.inspection_rows([group], spec))
+            found = code.advantages(batches.episode_rewards([group], spec, facts))
+            (rows,) = batches.build_rows([group], found, spec, facts)
+            metrics = self.update(policy, rows, batches.denominator([group], spec))
+            rewards.append(sum(episode.score or 0.0 for episode in group.episodes) / len(group.episodes))
+            losses.append(metrics.critic_loss)
+        self.write("practised", rewards=rewards, losses=losses)
+
+    def inspect(self, policy: Policy, rows: list[TrainRow]) -> list[TokenFacts]:
+        """Return what the driver gets."""
         plans = plan_micro_batches(rows, num_ranks=self.num_ranks, micro_batch_tokens=32)
         answers: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(answers, policy.inspect(plans[self.rank]))
-        return [facts.values for facts in scatter_facts(rows, plans, answers)]
+        return scatter_facts(rows, plans, answers)
 
-    def update(self, policy: Policy, rows: list[TrainRow]) -> UpdateMetrics:
+    def update(self, policy: Policy, rows: list[TrainRow], denominator: float = 12) -> UpdateMetrics:
         policy.accumulate(self.plan(rows))
-        return summarize_update(policy.apply(12), UpdateCounts(), 12)
+        return summarize_update(policy.apply(denominator), UpdateCounts(), denominator)
 
     def write(self, name: str, **contents: Any) -> None:
         if self.rank == 0:
             torch.save(contents, self.folder / f"{name}-{self.num_ranks}.pt")
+
+
+def sample_group(model: Any, seed: int) -> Group:
+    """Return 16 episodes of 4 tokens, whose reward is the share of tokens below 64."""
+    draw = torch.Generator().manual_seed(seed)
+    group = Group(0, Prompt(0, "", [5, 6]))
+    tokens = torch.tensor([[5, 6]] * 16)
+    for _ in range(4):
+        with torch.no_grad():
+            chances = model(tokens).logits[:, -1].softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=draw)], dim=1)
+    with torch.no_grad():
+        logprobs = model(tokens).logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])[:, :, 0]
+    for number, ids in enumerate(tokens.tolist()):
+        score = sum(token < 64 for token in ids[2:]) / 4
+        results = {"r0": ScoreResult(id="", valid=True, score=score)}
+        known = [0.0, 0.0, *logprobs[number, 1:].tolist()]
+        group.episodes.append(
+            episode(
+                ids, [0, 0, 1, 1, 1, 1], logprobs=known, version=3, index=(0, 0, number), score=score, results=results
+            )
+        )
+    return group
 
 
 def capture_gradients(critic: Critic) -> dict[str, torch.Tensor]:

@@ -174,6 +174,15 @@ def bounded_error(value: float, before: float, target: float) -> float:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
+def test_policy_and_critic_learn_from_sampled_episodes(num_ranks, outcome):
+    practised = outcome("practised", num_ranks)
+    rewards, losses = practised["rewards"], practised["losses"]
+    assert sum(rewards[:3]) / 3 < 0.4, "one token in four is below 64"
+    assert sum(rewards[-3:]) / 3 > 0.5, rewards
+    assert max(losses) < 0.25, "the values follow the rewards, which rise from 0.25"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_resumed_critic_repeats_the_run_bit_for_bit(num_ranks, outcome):
     resumed = outcome("resumed", num_ranks)
     for key, parameter in resumed["uninterrupted"].items():

@@ -42,6 +42,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "bounded 4": {"type": "bounded", "maxStaleness": 4},
     "bounded 6": {"type": "bounded", "maxStaleness": 6},
 }
+AHEAD = {"bounded 2": 1, "bounded 4": 2, "bounded 6": 3}
+"""Schedules that are also simulated with groups for fewer steps ahead than the bound. The driver does not do this."""
 SLOTS_PER_POD = 16
 NUM_STEPS, SKIPPED_STEPS = 24, 8
 """Of a simulation; the first steps fill the pipeline."""
@@ -127,8 +129,8 @@ def due_seconds(name: str, floor: float, train: float) -> float:
     return floor if name.startswith("bounded") else floor - train / arithmetic.MINI_BATCHES
 
 
-def simulate(shape: Shape, name: str, num_steps: int = NUM_STEPS) -> Simulation:
-    return Simulation(shape, build_schedule(Schedule.model_validate(SCHEDULES[name]))).run(num_steps)
+def simulate(shape: Shape, name: str, num_steps: int = NUM_STEPS, steps_ahead: int | None = None) -> Simulation:
+    return Simulation(shape, build_schedule(Schedule.model_validate(SCHEDULES[name])), steps_ahead).run(num_steps)
 
 
 def summarize(simulation: Simulation, skip: int = SKIPPED_STEPS) -> dict[str, float]:
@@ -227,7 +229,7 @@ def draw(simulations: dict[str, Simulation], bars: dict[str, float], floor: floa
     axes[0].legend(loc="upper right", fontsize=7, ncols=3, framealpha=1.0)
     axes[len(simulations) - 1].set_xlabel("s")
     axis = axes[-1]
-    colors = ["#bdbdbd" if name.startswith("tail") else "#6baed6" for name in bars]
+    colors = ["#6baed6" if name in SCHEDULES else "#bdbdbd" for name in bars]
     axis.bar_label(axis.barh(list(bars), list(bars.values()), color=colors), fmt="%.0f", fontsize=8, padding=2)
     axis.axvline(floor, color="#d94801", lw=1)
     axis.set_title(f"seconds per step; line: {floor:.0f} s, in which the trainer always works", loc="left", fontsize=9)
@@ -283,6 +285,8 @@ def main() -> None:
         for simulation in simulations.values()
         for step in simulation.steps
     )
+    for name, ahead in AHEAD.items():
+        long_tail[f"{name}, {ahead} ahead"] = summarize(simulate(LONG_TAIL, name, steps_ahead=ahead))
     long_tail |= predict_tail_rounds()
     print_long_tail(long_tail, floor)
     shown = ("synchronous", "onPolicy", "bounded 1", "bounded 4")

@@ -86,6 +86,11 @@ class Rollouts:
         self._queue.append((tokens, sample))
         self._fill()
 
+    def remaining(self, now: float) -> dict[int, float]:
+        """Return the tokens that each running sequence still needs."""
+        self._advance(now)
+        return {sample: end - self._decoded for end, sample in self._running}
+
     def pause(self, now: float, seconds: float) -> None:
         self._advance(now)
         self._paused_until = now + seconds

@@ -43,9 +43,9 @@ class Timeline:
 
 
 class Simulation:
-    def __init__(self, shape: Shape, schedule: StepSchedule, seed: int = 0) -> None:
+    def __init__(self, shape: Shape, schedule: StepSchedule, steps_ahead: int | None = None, seed: int = 0) -> None:
         self.shape, self.schedule, self.now = shape, schedule, 0.0
-        self.dispatcher = Dispatcher(shape.groups_per_step, schedule.max_staleness)
+        self.dispatcher = Dispatcher(shape.groups_per_step, schedule.max_staleness, steps_ahead=steps_ahead)
         self.rollouts, self.rewards = Rollouts(shape), RewardSlots(shape.slots)
         self.steps: list[StepRecord] = []
         self.timeline = Timeline()

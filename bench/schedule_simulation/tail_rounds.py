@@ -55,7 +55,7 @@ class TailRounds:
         for group in groups:
             for number, tokens in enumerate(samples[group][0]):
                 rollouts.submit(submitted_at, group * size + number, tokens)
-        trainer_free_at, num_trained, decoded = submitted_at, 0, set()
+        trainer_free_at, num_trained, decoded, now = submitted_at, 0, set(), submitted_at
         while num_trained < shape.groups_per_step:
             if rewards.next_end() <= rollouts.next_end():
                 now = rewards.next_end()
@@ -70,9 +70,10 @@ class TailRounds:
                 sample = rollouts.pop(now)
                 decoded.add(sample)
                 rewards.submit(now, sample, samples[sample // size][1][sample % size])
-        left = [group for group in groups if missing[group]]
-        self.lost_tokens += sum(
-            samples[group][0][number] for group in left for number in range(size) if group * size + number in decoded
-        )
-        self.aborted += left
+        running = rollouts.remaining(now)
+        for group in (group for group in groups if missing[group]):
+            for number, tokens in enumerate(samples[group][0]):
+                sample = group * size + number
+                self.lost_tokens += tokens if sample in decoded else tokens - running.get(sample, tokens)
+            self.aborted.append(group)
         self.now = trainer_free_at + shape.publish_seconds

@@ -41,6 +41,13 @@ def test_sequences_share_the_speed():
     assert drain(rollouts) == [(3.0, 1), (21.0, 0)], "10 / (1 + 2) tokens/s together, then 10 / (1 + 1) alone"
 
 
+def test_remaining_tokens_are_those_of_running_sequences():
+    rollouts = Rollouts(SHAPE)
+    for sample in range(3):
+        rollouts.submit(0.0, sample, 100)
+    assert rollouts.remaining(4.0) == {0: 60.0, 1: 60.0}
+
+
 def test_a_pause_delays_all_sequences():
     rollouts = Rollouts(SHAPE)
     rollouts.submit(0.0, 0, 100)

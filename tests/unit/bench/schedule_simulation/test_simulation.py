@@ -65,10 +65,25 @@ def test_staleness_is_at_most_the_bound(max_staleness):
     assert max(value for step in steps for value in step.staleness) == max_staleness
 
 
+def test_fewer_steps_ahead_give_younger_data():
+    schedule = build_schedule(Schedule.model_validate({"type": "bounded", "maxStaleness": 4}))
+    far, near = (Simulation(SHAPE, schedule, ahead).run(20) for ahead in (None, 3))
+    assert step_seconds(far, 8) == step_seconds(near, 8) == pytest.approx(4 + 1)
+    assert {value for step in far.steps[8:] for value in step.staleness} == {4}
+    assert {value for step in near.steps[8:] for value in step.staleness} == {3}
+
+
 def test_each_schedule_trains_the_same_groups():
     uneven = dataclasses.replace(SHAPE, lengths=Lengths(median=100, sigma=1.0, longest=10_000))
     on_policy, synchronous = (simulate(shape=uneven, type=name) for name in ("onPolicy", "synchronous"))
     assert [sorted(step.tokens) for step in on_policy.steps] == [sorted(step.tokens) for step in synchronous.steps]
+
+
+def test_tail_rounds_lose_what_the_aborted_groups_had():
+    rounds = TailRounds(dataclasses.replace(SHAPE, sequences=5), overcommit=1.5)
+    rounds.run(1)
+    assert rounds.aborted == [4, 5]
+    assert rounds.lost_tokens == pytest.approx(100 + 20), "group 4 was not scored, and group 5 ran for 2 s of rewards"
 
 
 def test_tail_rounds_train_every_group_once():

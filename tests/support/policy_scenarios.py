@@ -46,6 +46,8 @@ EVERYTHING = Algorithm.model_validate(
 )
 
 
+TYPES = ("drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo")
+"""Algorithms besides grpo, and ppo, whose policy loss is grpo's."""
 FIRST = UpdateVersions(proximal=3, current=3)
 """Of the first mini-batch of a step: the proximal policy is the current one."""
 LATER = UpdateVersions(proximal=3, current=3.5)
@@ -176,6 +178,9 @@ class Scenarios:
         self.train("everything-accumulated", EVERYTHING, micro_batch_tokens=24, **everything)
         self.train("everything-split", EVERYTHING, calls=5, **everything)
         self.train("given-reference", EVERYTHING, rows=with_reference(build_rows()), temperature=0.7, versions=LATER)
+        for kind in TYPES:
+            algorithm = Algorithm.model_validate({"type": kind, "optimizer": OPTIMIZER})
+            self.train(kind, algorithm, versions=LATER, level="sequence", calls=3, micro_batch_tokens=24, updates=1)
         self.train("nothing", PLAIN, rows=all_invalid(build_rows()))
         self.skip()
         self.rest()
@@ -229,18 +234,19 @@ class Scenarios:
         versions: UpdateVersions = FIRST,
         level: str = "token",
         calls: int = 1,
+        updates: int = 2,
         micro_batch_tokens: int = 4096,
         share_prompts: bool = True,
         mode: ShardingMode | None = None,
         **settings: Any,
     ) -> None:
-        """Run two updates, each of so many calls of accumulate."""
+        """Run updates, each of so many calls of accumulate."""
         rows = rows or build_rows(level=level)
         with mock.patch.object(sharding, "choose_mode", return_value=mode) if mode else contextlib.nullcontext():
             policy = self.policy(algorithm, **settings)
         gradients, held = capture_gradients(policy), count_unsharded_gradients(policy)
         metrics = []
-        for _ in range(2):
+        for _ in range(updates):
             for start in range(calls):
                 self.accumulate(policy, rows[start::calls], versions, micro_batch_tokens, share_prompts)
             metrics.append(self.apply(policy, denominator(rows, level)))

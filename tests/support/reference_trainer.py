@@ -36,8 +36,7 @@ class ReferenceTrainer:
             new, entropy = self.logprobs(self.model, tokens)
             share = [proximal_share(version, versions) for version in row.versions[1:]]
             proximal = rollout + torch.tensor(share) * (new.detach() - rollout)
-            ratio = torch.exp(new - proximal)
-            gain = torch.minimum(ratio * advantages, ratio.clip(1 - a.clip_low, 1 + a.clip_high) * advantages)
+            gain = policy_gain(a, new, proximal, advantages, mask)
             gain = gain * torch.exp(proximal - rollout).clip(max=a.importance_cap or a.correction.cap)
             if row.reference_logprobs is None:
                 reference = self.logprobs(self.reference, tokens)[0]
@@ -57,6 +56,22 @@ class ReferenceTrainer:
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.algorithm.optimizer.max_grad_norm)
         return loss.item(), {name: p.grad.clone() for name, p in self.model.named_parameters()}, norm.item()
+
+
+def policy_gain(
+    algorithm: Algorithm, new: torch.Tensor, proximal: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:  # all [tokens]
+    """What the algorithm's paper maximises for each token."""
+    ratio, kind = torch.exp(new - proximal), algorithm.type
+    if kind == "rloo":
+        return ratio * advantages
+    if kind == "cispo":
+        return ratio.detach().clip(max=5.0) * advantages * new
+    low, high = {"grpo": (algorithm.clip_low, algorithm.clip_high), "dapo": (0.2, 0.28)}.get(kind, (0.2, 0.2))
+    if kind == "gspo":  # GSPO-token: the sequence's ratio, with each token's own gradient
+        low, high = 3e-4, 4e-4
+        ratio = torch.exp((new - proximal)[mask].mean()).detach() * (new.exp() / new.detach().exp())
+    return torch.minimum(ratio * advantages, ratio.clip(1 - low, 1 + high) * advantages)
 
 
 def proximal_share(version: int, versions: UpdateVersions) -> float:

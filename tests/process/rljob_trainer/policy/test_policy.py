@@ -62,6 +62,7 @@ CASES = {
     "everything-accumulated": "everything",
     "everything-split": "everything",
     "given-reference": "given-reference",
+    **{kind: kind for kind in policy_scenarios.TYPES},
 }
 """Reference computation of each scenario."""
 
@@ -71,7 +72,14 @@ def references(folder: Path) -> dict[str, tuple[float, dict[str, torch.Tensor], 
     plain = ReferenceTrainer(folder, policy_scenarios.PLAIN)
     everything = ReferenceTrainer(folder, policy_scenarios.EVERYTHING, temperature=0.7)
     rows, later = policy_scenarios.build_rows(), policy_scenarios.LATER
+    by_type = {
+        kind: ReferenceTrainer(
+            folder, Algorithm.model_validate({"type": kind, "optimizer": policy_scenarios.OPTIMIZER})
+        ).gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence")
+        for kind in policy_scenarios.TYPES
+    }
     return {
+        **by_type,
         "plain": plain.gradients(rows),
         "without-signal": plain.gradients(policy_scenarios.without_advantages(rows, policy_scenarios.NO_SIGNAL)),
         "everything": everything.gradients(policy_scenarios.build_rows(level="sequence"), later, "sequence"),

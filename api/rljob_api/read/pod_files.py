@@ -1,7 +1,8 @@
 """Read the files that the operator writes for Pods, also those of a newer operator.
 
 After an upgrade of the operator, a running role keeps its image, and a restarted container reads the file again.
-Fields that its version does not know were validated by the operator, so they are left out with a warning.
+Fields that its version does not know were validated by the operator, so they are left out with a warning. A job that an
+earlier version accepted runs on with a warning, too (`Rule.is_ratcheted`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ def load_job_file(path: str | Path) -> RLJob:
         if problems or len(documents) != 1:
             raise
         try:
-            return RLJob.model_validate(drop_unknown_fields(RLJob, documents[0].data, str(path)))
+            job = RLJob.model_validate(drop_unknown_fields(RLJob, documents[0].data, str(path)))
         except ValidationError:
             raise error from None
+        log.warning("the job is used as it is stored, although a new one would be refused:\n%s", error)
+        return job
 
 
 def drop_unknown_fields(model: type[Spec], data: Any, source: str) -> Any:

@@ -31,10 +31,11 @@ def test_fields_of_a_newer_operator_are_left_out_with_a_warning(tmp_path, caplog
     assert all(field in caplog.text for field in ("spec.flux", "spec.model.quantum", "spec.rewards[0].later"))
 
 
-def test_running_job_keeps_a_value_that_is_no_longer_accepted(tmp_path):
+def test_running_job_keeps_a_value_that_is_no_longer_accepted(tmp_path, caplog):
     file = tmp_path / "job.yaml"
     file.write_text(JOB.replace("flux: 7", "rollout: {sampling: {topP: 0.9}}"))
     assert load_job_file(file).spec.rollout.sampling.top_p == 0.9
+    assert "spec.rollout.sampling.topP must be 1 for training" in caplog.text
 
 
 def test_other_errors_are_reported_with_their_line(tmp_path):

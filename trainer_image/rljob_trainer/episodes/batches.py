@@ -155,7 +155,7 @@ def _overlong_penalty(episode: Episode, settings: Settings) -> float:
         return penalty
     longest = int(np.bincount(_turn_of_token(episode), minlength=1).max())
     excess = longest - (settings.max_tokens - settings.buffer_tokens)
-    return penalty * min(1.0, max(0.0, excess / settings.buffer_tokens))
+    return penalty * max(0.0, excess / settings.buffer_tokens)
 
 
 def _rewards_of(

@@ -161,6 +161,17 @@ def test_weight_of_a_token_depends_on_the_loss_level(level, weights):
     assert spec.algorithm.loss.level == level
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_answer_without_tokens_is_in_no_denominator(level):
+    spec = spec_of(loss={"level": level})
+    assert denominator([answers(3, 0)], spec) == denominator([answers(3)], spec)
+
+
+def test_episodes_of_different_groups_have_different_numbers():
+    rows = train([answers(1, 2), answers(1, 2, index=1)], spec_of())
+    assert len({row.episode for of_group in rows for row in of_group}) == 4
+
+
 def test_truncated_answers_train_by_default():
     [rows] = train([answers(2, 10, truncated=[1])], spec_of())
     assert all(row.loss_mask.any() for row in rows)

@@ -144,6 +144,13 @@ def test_turn_rewards_count_in_the_turn_and_not_before_it():
     assert len(alone.advantages) == 2
 
 
+def test_deviation_of_the_batch_includes_what_turns_earned():
+    turns = np.array([0], np.int32)
+    group = [rewards_of(1.0, turn_rewards=[value], turn_of_token=turns) for value in (2.0, 0.0)]
+    [found] = build_algorithm(algorithm_spec(advantages={"normalization": "batch"})).advantages([group])
+    assert [each.advantages[0] for each in found] == pytest.approx([2 / 2**0.5, -2 / 2**0.5]), "3 and 1 deviate by 2^.5"
+
+
 def test_rounding_of_turn_rewards_gives_no_advantage():
     turns = np.array([0], np.int32)
     group = [rewards_of(0.0, turn_rewards=[value], turn_of_token=turns) for value in (0.1 + 0.2, 0.3)]

@@ -74,9 +74,9 @@ class PullerHarness:
     ) -> RolloutWeights:
         record_draining(True)
         await self.drains.get(manifest.key, _open()).wait()
-        record_draining(False)
         if self.load_failures:
             raise self.load_failures.pop()
+        record_draining(False)
         self.loaded.append(manifest.key)
         return RolloutWeights(
             generation=manifest.generation, version=manifest.version, checksum=manifest.checksum, sha256=manifest.sha256
@@ -290,3 +290,4 @@ async def test_error_of_a_load_is_reported_while_the_head_is_reachable(harness: 
         report = harness.state.report("10.0.0.7")
         assert report is not None
         assert "out of memory" in report.error
+        assert not report.is_draining, "nothing waits for requests any longer"

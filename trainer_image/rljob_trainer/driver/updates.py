@@ -115,5 +115,5 @@ class StepUpdates:
         rows = build_rows(groups, advantages, spec, facts)
         for group, of_group in zip(groups, advantages, strict=True):
             for episode, each in zip(group.episodes, of_group, strict=True):
-                episode.advantage = None if each is None else float(each.advantages.mean())
+                episode.advantage = None if each is None or not each.advantages.size else float(each.advantages.mean())
         return [_Prepared(group, each) for group, each in zip(groups, rows, strict=True)]

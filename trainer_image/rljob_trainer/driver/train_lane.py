@@ -127,7 +127,6 @@ class TrainLane:
             self._changed.clear()
             await self._changed.wait()
         for ticket in tickets:
-            del self._rows[ticket.index]
             self._taken[ticket.index] = self._running.pop(ticket.index)
         return [self._taken[ticket.index].task.result() for ticket in tickets]
 
@@ -139,6 +138,8 @@ class TrainLane:
 
     def finish_step(self) -> None:
         self._dispatcher.finish_step()
+        for index in self._taken:
+            del self._rows[index]
         self._taken = {}
         self.is_in_step = False
 

@@ -127,9 +127,10 @@ def shard_units(
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # Token weights are shares of the whole mini-batch, so gradients of the ranks are summed, not averaged.
+            # The loss is a sum over tokens, so gradients of the ranks are summed, not averaged.
             module.set_force_sum_reduction_for_comms(True)
-            module.set_gradient_divide_factor(1.0)
+            if mesh.size() > 1:  # with one rank, FSDP2 would copy each gradient once more to divide it
+                module.set_gradient_divide_factor(1.0)
 
 
 def _decoder_layers(network: nn.Module) -> list[nn.Module]:

@@ -62,8 +62,8 @@ def describe_skipped(count: int) -> str:
         return ""
     return (
         f"spec.algorithm: the gradients of the last {count} updates were not finite, so the model did not change: "
-        "lower algorithm.optimizer.learningRate, set trainer.dtype to float32 or bfloat16, and look for immense rewards in "
-        "`rljob trajectories`"
+        "lower algorithm.optimizer.learningRate, set trainer.dtype to float32 or bfloat16, and look for immense "
+        "rewards in `rljob trajectories`"
     )
 
 

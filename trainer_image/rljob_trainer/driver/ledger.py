@@ -138,7 +138,8 @@ class Ledger:
         history.samples_trained += record["num_samples"] - record["num_masked"]
         history.pause_seconds += [] if record["pause_seconds"] is None else [record["pause_seconds"]]
         history.transfer_seconds += [] if record["transfer_seconds"] is None else [record["transfer_seconds"]]
-        history.logprob_difference += [update.logprob_difference for update in outcome.updates[:1]]
+        measured = [update.logprob_difference for update in outcome.updates if update.trained_share]
+        history.logprob_difference += measured[:1]
         counts = self.steps_without_signal.after(classify_step(record))
         history.steps_without_valid, history.steps_without_advantage = counts
         history.skipped_updates = count_last_skipped(outcome.updates, history.skipped_updates)

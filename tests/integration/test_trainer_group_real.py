@@ -53,7 +53,6 @@ def build_job(model: Path) -> RLJob:
                 "data": {"train": {"source": "/none.jsonl"}},
                 "rewards": [{"name": "r", "function": {"inline": "def compute_score(): ..."}}],
                 "algorithm": {
-                    "type": "ppo",  # uses all that a group has: a reference model, and a critic
                     "groupSize": 4,
                     "kl": {"coefficient": 0.01, "estimator": "k1"},
                     "optimizer": {"learningRate": 1e-3},
@@ -78,8 +77,6 @@ def build_row(completion: list[int], advantage: float) -> TrainRow:
         rollout_logprobs=np.where(sampled, -4.0, 0.0).astype(np.float32),
         advantages=np.where(sampled, advantage, 0.0).astype(np.float32),
         versions=np.where(sampled, 0, NOT_SAMPLED).astype(np.int32),
-        returns=np.where(sampled, advantage, 0.0).astype(np.float32),
-        values=np.zeros(len(sampled), np.float32),
     )
 
 
@@ -175,12 +172,9 @@ async def test_trainer_group_resumes_identically_when_a_rank_dies(pods: Pods, mo
     assert metrics.num_tokens == sum(int(row.loss_mask.sum()) for row in rows)
     assert (metrics.num_micro_batches, metrics.trained_share, metrics.learning_rate) == (2, 1.0, 1e-3)
     assert metrics.grad_norm > 0
-    assert metrics.critic_loss == pytest.approx(0.5), "all values are 0, all targets -1 or 1"
     for row, facts, again in zip(rows, before, await group.inspect(rows), strict=True):
         assert ((facts.reference_logprobs < 0) == row.loss_mask).all()
         assert (facts.reference_logprobs == again.reference_logprobs).all(), "updates do not change the reference"
-        assert (facts.values == 0).all(), "a new critic's head is zero"
-        assert ((again.values != 0) == row.loss_mask).all()
 
     manifest = await group.publish(1)
     assert manifest.key == "g1:1"

@@ -65,6 +65,7 @@ def run_job(schedule: str, plan: Sequence[tuple[str, float]]) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_kill_plan_trains_each_prompt_once(schedule: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -180,7 +181,10 @@ def test_chart_grants_all_permissions_for_the_life_of_a_job(harness, render_char
     (lease,) = client.CoordinationV1Api(admin.core.api_client).list_namespaced_lease(admin.namespace).items
     assert f"--lease-name={lease.metadata.name}" in chart.arguments
     assert lease.spec.holder_identity
-    assert "forbidden" not in harness.log.read_text().lower()
+    # A cluster-wide operator also sees the jobs that other tests left on this API server.
+    lines = harness.log.read_text().lower().splitlines()
+    own = [line for line in lines if admin.namespace in line or not re.search(r"test-[0-9a-f]{8}/", line)]
+    assert "forbidden" not in "\n".join(own)
 
 
 def kubectl_wait(harness: ProcessHarness, condition: str) -> None:

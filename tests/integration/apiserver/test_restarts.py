@@ -111,13 +111,13 @@ async def test_seven_crashes_of_a_trainer_fail_the_job(harness):
     )
 
     async def are_recorded() -> bool:
-        """Events follow the status."""
+        """Events follow the status. The seventh failure ends the job, and Failed names it."""
         events = await harness.events("RoleRestarted")
         message = f"trainer restarted: exit code 137: OOMKilled; counts against backoffLimit (Pods: {name})"
         assert {event["message"] for event in events} <= {message}
-        return sum(event["count"] for event in events) == 7
+        return sum(event["count"] for event in events) == 6
 
-    await harness.until("seven events", are_recorded)
+    await harness.until("six events", are_recorded)
 
 
 async def test_head_that_keeps_failing_leaves_a_suspended_job(harness):

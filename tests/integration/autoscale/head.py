@@ -21,13 +21,12 @@ from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
-from rljob_trainer.episodes.types import Group
+from rljob_trainer.episodes.types import Completion, Group, single_turn
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.forecast import DemandForecaster
-from tests.support.episodes import episode
 
 GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 
@@ -37,7 +36,7 @@ class Agent:
 
     async def run(self, prompt, group, sample, generate):  # type: ignore[no-untyped-def]
         await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
-        return episode(text="text", index=(prompt.index, group, sample))
+        return single_turn(prompt, group, sample, Completion([2], [-1.0], [0], "text", False, "g"))
 
 
 async def run(environment: Environment) -> None:

@@ -199,6 +199,8 @@ class Driver:
             await group.eval.wait_until_generated()
         with group.ledger.publishing():
             manifest = await group.trainer.publish(version)
+        # Before any group of the next step starts: its tokens must not be older than its ticket.
+        self._parts.collector.rollouts.require(manifest)
         await self._board.announce(manifest)
         self._syncing = asyncio.create_task(self._sync(group.ledger, manifest))
         if version == 0 or not group.train.schedule.spans_updates:

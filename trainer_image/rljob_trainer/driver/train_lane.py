@@ -47,10 +47,17 @@ def read_lane_state(history: History, groups_per_step: int) -> LaneState:
 
 
 @dataclass(frozen=True)
+class _Scored:
+    group: Group
+    is_replaceable: bool
+    """Whether another group should train in its place."""
+
+
+@dataclass(frozen=True)
 class _Running:
     ticket: Ticket
     plan: CollectionPlan
-    task: asyncio.Task[Group]
+    task: asyncio.Task[_Scored]
 
 
 class TrainLane:
@@ -128,7 +135,7 @@ class TrainLane:
             await self._changed.wait()
         for ticket in tickets:
             self._taken[ticket.index] = self._running.pop(ticket.index)
-        return [self._taken[ticket.index].task.result() for ticket in tickets]
+        return [self._taken[ticket.index].task.result().group for ticket in tickets]
 
     async def rescore_stale(self, groups: Sequence[Group]) -> None:
         """Rescore what an older version of a reward scored. Call it before the scores are used."""
@@ -172,15 +179,19 @@ class TrainLane:
     def _start(self, ticket: Ticket) -> None:
         group = Group(ticket.index, self._prompts.by_row[self._rows[ticket.index]])
         plan = replace(self._plan, step=ticket.version + 1)
-        task = asyncio.create_task(self._collector.run_group(group, plan, self._read_progress))
+        task = asyncio.create_task(self._run(group, plan))
         self._running[ticket.index] = _Running(ticket, plan, task)
         task.add_done_callback(lambda task: self._record_done(ticket, task))
 
-    def _record_done(self, ticket: Ticket, task: asyncio.Task[Group]) -> None:
+    async def _run(self, group: Group, plan: CollectionPlan) -> _Scored:
+        await self._collector.run_group(group, plan, self._read_progress)
+        return _Scored(group, should_replace(group, self._spec))
+
+    def _record_done(self, ticket: Ticket, task: asyncio.Task[_Scored]) -> None:
         if task.cancelled() or ticket.index not in self._running:
             return
         if task.exception() is None:
-            if self._dispatcher.can_replace() and should_replace(task.result(), self._spec):
+            if task.result().is_replaceable and self._dispatcher.can_replace():
                 self._replace(ticket)
             else:
                 self._dispatcher.record_scored(ticket.index)
@@ -190,7 +201,8 @@ class TrainLane:
         self._dispatcher.replace(ticket.index)
         del self._running[ticket.index], self._rows[ticket.index]
         self.num_replaced += 1
-        self._fill()
+        if self.is_in_step:  # between two steps, the rollouts serve weights that are older than a new ticket
+            self._fill()
 
     def _raise_failure(self) -> None:
         for each in self._running.values():

@@ -128,14 +128,18 @@ class RolloutClient:
                 lease.progressed()
         return reader.finish()
 
-    async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
-        """Use only replicas that serve `manifest`. Wait until one does, and up to _STRAGGLER_SECONDS for the others.
-        TransientError if replicas try, and for unavailable_timeout_seconds none gets nearer."""
-        await self._stop_verifying()
+    def require(self, manifest: WeightManifest) -> None:
+        """From now on, send requests only to replicas that serve `manifest`. Those in flight go on."""
         self._manifest = manifest
-        self.served = {}
+        self.replicas.fleet.required_key = manifest.key
+
+    async def sync(self, manifest: WeightManifest) -> dict[str, RolloutWeights]:
+        """Require `manifest`. Wait until one replica serves it, and up to _STRAGGLER_SECONDS for the others.
+        TransientError if replicas try, and for unavailable_timeout_seconds none gets nearer."""
+        self.require(manifest)
         fleet = self.replicas.fleet
-        fleet.required_key = manifest.key
+        await self._stop_verifying()
+        self.served = {}
         self._verify_all()
         now, since = self.replicas.now, self.replicas.now()
         first_at: float | None = None

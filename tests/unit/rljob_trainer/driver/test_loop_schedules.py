@@ -135,3 +135,24 @@ async def test_evaluation_runs_next_to_training(make_harness):
     assert summary["accuracy_before"] is not None
     kinds = [(line["type"], line["step"]) for line in harness.metrics()]
     assert kinds.index(("step", 1)) < kinds.index(("eval", 0)), "its rewards came after the first step"
+
+
+async def test_no_request_of_a_group_goes_to_weights_before_those_of_its_ticket(make_harness):
+    """Even if the update of the rollouts begins late: the key that requests need is set before groups start."""
+    async with make_harness(schedule=SCHEDULES["bounded 1"]) as harness, harness.driver() as driver:
+        rollouts, seen = driver._parts.collector.rollouts, []
+        complete, sync = rollouts.complete, rollouts.sync
+
+        async def record(*args):
+            version = int(rollouts.replicas.fleet.required_key.rpartition(":")[2])
+            seen.append(version - driver._group.train.finished_steps)
+            return await complete(*args)
+
+        async def sync_late(manifest):
+            await asyncio.sleep(0.02)
+            return await sync(manifest)
+
+        rollouts.complete, rollouts.sync = record, sync_late
+        await asyncio.wait_for(driver.run(), 30)
+    assert seen
+    assert min(seen) == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tests.support import policy_scenarios
 from tests.support.algorithms import algorithm_spec
 from tests.support.episodes import episode
 from tests.support.policy_scenarios import FIRST, all_invalid, clone, denominator
+from tests.support.rank_programs import run_on_ranks
 
 SETTINGS = CriticSettings(learning_rate=1e-3, value_clip=0.5)
 HEAD = torch.linspace(-0.3, 0.3, 64)[None]
@@ -228,20 +228,5 @@ def build_inputs(_: int, folder: Path) -> None:
     policy_scenarios.build_model(folder / "model")
 
 
-def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
-    Scenarios(rank, num_ranks, folder).run()
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    # Fork before torch starts a thread: the imports, which take most of the time, run once.
-    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
-    for num_ranks in (1, 2):
-        torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")
-
-
 if __name__ == "__main__":
-    main()
+    run_on_ranks(build_inputs, Scenarios)

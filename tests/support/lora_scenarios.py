@@ -5,13 +5,10 @@ Writes FOLDER/NAME-RANKS.pt for the test. B begins at random values, since the g
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 - before the fork
@@ -30,6 +27,7 @@ from tests.support.policy_scenarios import (
     build_rows,
     denominator,
 )
+from tests.support.rank_programs import run_on_ranks
 
 LORA = {"rank": 4, "alpha": 6}
 SCALE = 1.5
@@ -117,21 +115,7 @@ class LoraScenarios(Scenarios):
         checkpoints.export_model(policy, self.folder / f"export-{self.num_ranks}", str(self.folder / "model"))
 
 
-def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
-    LoraScenarios(rank, num_ranks, folder).run()
-    dist.destroy_process_group()
-
-
-def main() -> None:
+if __name__ == "__main__":
     import peft  # noqa: F401 - before the fork
 
-    folder = Path(sys.argv[1])
-    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
-    for num_ranks in (1, 2):
-        torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")
-
-
-if __name__ == "__main__":
-    main()
+    run_on_ranks(build_inputs, LoraScenarios)

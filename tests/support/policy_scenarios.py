@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from rljob_trainer.policy.micro_batches import plan_micro_batches
 from rljob_trainer.policy.policy import Policy
 from rljob_trainer.policy.sharding import ShardingMode
 from rljob_trainer.ranks.results import UpdateCounts, scatter_facts, summarize_update
+from tests.support.rank_programs import run_on_ranks
 
 VOCABULARY = 256
 OPTIMIZER = Optimizer(learning_rate=1e-3, max_grad_norm=1.0)
@@ -366,20 +366,5 @@ def build_inputs(_: int, folder: Path) -> None:
     build_tokenizer(folder / "model")
 
 
-def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{num_ranks}", rank=rank, world_size=num_ranks)
-    Scenarios(rank, num_ranks, folder).run()
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    # Fork before torch starts a thread: the imports, which take most of the time, run once.
-    torch.multiprocessing.start_processes(build_inputs, (folder,), 1, start_method="fork")
-    for num_ranks in (1, 2):
-        torch.multiprocessing.start_processes(run_rank, (num_ranks, folder), num_ranks, start_method="fork")
-
-
 if __name__ == "__main__":
-    main()
+    run_on_ranks(build_inputs, Scenarios)

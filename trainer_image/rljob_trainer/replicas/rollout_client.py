@@ -129,7 +129,7 @@ class RolloutClient:
         return reader.finish()
 
     def require(self, manifest: WeightManifest) -> None:
-        """From now on, send requests only to replicas that serve `manifest`. Those in flight go on."""
+        """From now on, send requests only to replicas that serve `manifest`. Those in flight continue."""
         self._manifest = manifest
         self.replicas.fleet.required_key = manifest.key
 

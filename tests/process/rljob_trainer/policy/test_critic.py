@@ -5,10 +5,6 @@ critic_scenarios.py runs each scenario with one rank and with two; each test com
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +12,18 @@ import pytest
 import torch
 
 from rljob_trainer.episodes.types import TrainRow
-from tests.paths import ROOT
 from tests.support import critic_scenarios
 from tests.support.critic_scenarios import BIAS, HEAD
+from tests.support.rank_programs import run_program
 
-PROGRAM = ROOT / "tests" / "support" / "critic_scenarios.py"
-DEADLINE_SECONDS = 400
 NAMES = ["plain", "accumulated", "unshared"]
 CLIP = 0.5
 MAX_NORM = 1.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are tiny: threads would only wait for each other on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("critic")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
-        env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
-    return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
+    return run_program(critic_scenarios.__name__, tmp_path_factory.mktemp("critic"))
 
 
 class PlainCritic:

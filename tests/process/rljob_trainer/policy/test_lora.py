@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +9,16 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from tests.paths import ROOT
 from tests.support import lora_scenarios, policy_scenarios
+from tests.support.rank_programs import run_program
 from tests.support.reference_trainer import ReferenceTrainer
 
-DEADLINE_SECONDS = 300
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lora")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TQDM_DISABLE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", lora_scenarios.__name__, str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
-    return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
+    return run_program(lora_scenarios.__name__, tmp_path_factory.mktemp("lora"))
 
 
 def build_peft(folder: Path, modules: list[str]) -> Any:

@@ -5,49 +5,20 @@ policy_scenarios.py runs each scenario with one rank and with two; each test com
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from rljob_api.manifest.algorithm import Algorithm
-from tests.paths import ROOT
 from tests.support import policy_scenarios
+from tests.support.rank_programs import run_program
 from tests.support.reference_trainer import ReferenceTrainer
-
-PROGRAM = ROOT / "tests" / "support" / "policy_scenarios.py"
-DEADLINE_SECONDS = 400
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are tiny: threads would only wait for each other on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TQDM_DISABLE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
-        env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Callable[[str, int], dict[str, Any]]:
-    return lambda name, num_ranks: torch.load(folder / f"{name}-{num_ranks}.pt", weights_only=False)
+    return run_program(policy_scenarios.__name__, tmp_path_factory.mktemp("policy"))
 
 
 CASES = {

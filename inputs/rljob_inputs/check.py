@@ -14,6 +14,7 @@ from typing import Any
 from rljob_api.errors import RLJobError, TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Data, DataSource
+from rljob_api.manifest.roles import ALL_LINEAR, Lora
 from rljob_api.manifest.scorers import ServedModel
 from rljob_inputs.data.columns import find_problems, read_column
 from rljob_inputs.data.lengths import PromptLimit, find_limit, measure
@@ -25,7 +26,7 @@ from rljob_inputs.hub.repository import HubAccess, MissingRevisionError, Refused
 from rljob_inputs.models import config as configs
 from rljob_inputs.models import tokenizer as tokenizers
 from rljob_inputs.models.files import ModelFiles, open_model
-from rljob_inputs.models.weights import count_parameters, find_weight_problems
+from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
 from rljob_inputs.prompts import Prompt
 
 _MAX_ROWS, _MAX_STREAMED_ROWS = 50_000, 1_000
@@ -162,11 +163,22 @@ def _check_trained_model(job: RLJob, location: str | None, access: HubAccess) ->
         if spec.rollout.max_model_len is None and context and spec.rollout.sampling.max_tokens >= context:
             message = f"leaves no room for a prompt in the model's context of {context} tokens; lower it"
             report.add("spec.rollout.sampling.maxTokens", message)
+    if spec.trainer.lora is not None:
+        _check_lora(report, spec.trainer.lora, model.files)
     vocabulary = configs.text_config(model.config).get("vocab_size")
     if model.tokenizer and isinstance(vocabulary, int) and len(model.tokenizer) > vocabulary:
         message = f"{model.files.place}: the tokenizer has {len(model.tokenizer)} tokens, the model only {vocabulary}"
         report.add("spec.model.source", f"{message}; the tokenizer may belong to another model", is_warning=True)
     return report, model
+
+
+def _check_lora(report: InputsReport, lora: Lora, files: ModelFiles) -> None:
+    existing = find_matrices(files)
+    missing = [name for name in lora.target_modules if name != ALL_LINEAR and name not in existing]
+    if existing and missing:
+        # A warning: some architectures give their modules other names than their files do.
+        message = f"{files.place} has no module called {', '.join(missing)}; it has {', '.join(sorted(existing))}"
+        report.add("spec.trainer.lora.targetModules", message, is_warning=True)
 
 
 def _check_served_model(model: ServedModel, path: str, location: str | None, access: HubAccess) -> InputsReport:

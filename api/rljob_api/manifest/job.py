@@ -206,6 +206,11 @@ class RLJobSpec(PodSettings):
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
 
+    @property
+    def num_optimized_models(self) -> int:
+        """Whole models with an optimizer state. The critic of ppo is as large as the model; adapters are small."""
+        return (self.trainer.lora is None) + (self.algorithm.type == "ppo")
+
 
 class RLJob(Spec):
     """One reinforcement-learning post-training job."""

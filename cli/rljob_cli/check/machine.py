@@ -76,7 +76,7 @@ def _check_disk(job: RLJob, run_dir: Path, machine: Machine, parameters: Mapping
     num_parameters = parameters.get(_MODEL, 0)
     checkpoint = job.spec.checkpoint
     # One more than is kept: the oldest is deleted only when the newest is complete.
-    needed = _num_trained(job, parameters) * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
+    needed = job.spec.num_optimized_models * parameters.get(_MODEL, 0) * _TRAINER_BYTES_PER_PARAMETER * (checkpoint.keep + 1)
     needed += num_parameters * _EXPORT_BYTES_PER_PARAMETER * (1 + checkpoint.export)
     existing = next(parent for parent in (run_dir, *run_dir.parents) if parent.exists())
     free = machine.free_disk_bytes(existing)
@@ -94,7 +94,7 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
     needed = (1.0 + spec.trainer.replicas) * _PROCESS_BYTES
     if not spec.trainer.gpus_per_replica:
         bytes_per_parameter = _TRAINER_BYTES_PER_PARAMETER + _GRADIENT_BYTES_PER_PARAMETER
-        needed += _num_trained(job, parameters) * bytes_per_parameter
+        needed += spec.num_optimized_models * num_parameters * bytes_per_parameter
         if spec.trainer.lora is not None:
             needed += _FROZEN_BYTES_PER_PARAMETER * num_parameters
     if not spec.rollout.gpus_per_replica:
@@ -110,12 +110,6 @@ def _check_memory(job: RLJob, machine: Machine, parameters: Mapping[str, int]) -
         have = _show_bytes(machine.available_memory_bytes)
         message = f"the job needs about {_show_bytes(needed)} of memory, {have} are available; use fewer replicas"
         yield Finding("", message, is_warning=True)
-
-
-def _num_trained(job: RLJob, parameters: Mapping[str, int]) -> int:
-    """Return the parameters with an optimizer state. ppo's critic has as many as the model; LoRA's are few."""
-    num_models = (job.spec.trainer.lora is None) + (job.spec.algorithm.type == "ppo")
-    return parameters.get(_MODEL, 0) * num_models
 
 
 def _show_bytes(num_bytes: float) -> str:

@@ -57,16 +57,21 @@ def count_parameters(files: ModelFiles, dtype: str | None = None) -> int:
     """Return the number of parameters; 0 if it is unknown. `dtype` is that of config.json, for weights on the Hub."""
     names = _matching(files, "*.safetensors")
     if files.folder is not None and names:
-        total = 0
-        for name in names:
-            try:
-                header = read_header(files.folder / name)
-            except UserError:
-                continue
-            total += sum(math.prod(entry["shape"]) for tensor, entry in header.items() if tensor != "__metadata__")
-        return total
+        return sum(math.prod(entry["shape"]) for header in _readable_headers(files) for entry in header.values())
     num_bytes = sum(files.sizes[name] for name in names or _matching(files, "*.bin"))
     return num_bytes // _BYTES_PER_PARAMETER.get(dtype or "", _DEFAULT_BYTES_PER_PARAMETER)
+
+
+def find_matrices(files: ModelFiles) -> set[str]:
+    """Return the last parts of the names of modules that have a matrix as weight, such as q_proj; empty if unknown."""
+    names: set[str] = set()
+    for header in _readable_headers(files):
+        names |= {
+            tensor.split(".")[-2]
+            for tensor, entry in header.items()
+            if tensor.endswith(".weight") and len(entry["shape"]) == 2
+        }
+    return names
 
 
 def read_header(path: Path) -> Header:
@@ -91,6 +96,18 @@ def read_header(path: Path) -> Header:
     if size < expected:
         raise UserError(f"{path} is truncated: it has {size} of {expected} bytes; {_COPY_AGAIN}")
     return header
+
+
+def _readable_headers(files: ModelFiles) -> Iterator[Header]:
+    """Yield the tensors of each complete file."""
+    if files.folder is None:
+        return
+    for name in _matching(files, "*.safetensors"):
+        try:
+            header = read_header(files.folder / name)
+        except UserError:
+            continue
+        yield {tensor: entry for tensor, entry in header.items() if tensor != "__metadata__"}
 
 
 def _matching(files: ModelFiles, pattern: str) -> list[str]:

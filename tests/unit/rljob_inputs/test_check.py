@@ -116,6 +116,13 @@ def test_models_that_cannot_be_used_are_found_by_their_config(folder, config, se
     assert message in errors(check(folder, **sections))[path]
 
 
+def test_modules_for_lora_that_the_model_lacks_are_a_warning(folder):
+    write_weights(folder / "model/model.safetensors", {"model.0.q_proj.weight": [2, 2]})
+    assert "spec.trainer.lora.targetModules" not in warnings(check(folder, trainer={"lora": {}}))
+    report = check(folder, trainer={"lora": {"targetModules": ["q_proj", "q_prj"]}})
+    assert "no module called q_prj; it has q_proj" in warnings(report)["spec.trainer.lora.targetModules"]
+
+
 def test_broken_folders_are_found(folder):
     model = folder / "model"
     write_weights(model / "model.safetensors", {"embed": [300, 2]}, 300)

@@ -87,7 +87,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         await server.start(environment.address)
         stack.push_async_callback(server.close)
 
-        check_disk_space(run_dir, Path(environment.model), keep=job.spec.checkpoint.keep)
+        check_disk_space(run_dir, Path(environment.model), job.spec)
         ray_head = RayHead(environment.address)
         stack.push_async_callback(ray_head.close)
         board.waits_for("reads the data and starts Ray")

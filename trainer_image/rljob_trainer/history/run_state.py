@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import Lane
 from rljob_trainer.history.versions import find_versions
 
@@ -201,10 +202,12 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise
 
 
-def check_disk_space(run_dir: Path, model: Path, *, keep: int) -> None:
+def check_disk_space(run_dir: Path, model: Path, spec: RLJobSpec) -> None:
     """Raise UserError if the checkpoints do not fit. The size of a model that is not a local folder is unknown."""
+    keep = spec.checkpoint.keep
     num_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else 0
-    checkpoint = num_bytes // 2 * _BYTES_PER_PARAMETER  # nearly all models are stored with 2 bytes per parameter
+    # Nearly all models are stored with 2 bytes per parameter.
+    checkpoint = spec.num_optimized_models * num_bytes // 2 * _BYTES_PER_PARAMETER
     existing = len(_complete_checkpoints(run_dir))
     needed = checkpoint * max(1, keep + 1 - existing) + 2 * num_bytes  # the export, and the published weights
     free = shutil.disk_usage(run_dir).free

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rljob_inputs.models.files import ModelFiles, open_model
-from rljob_inputs.models.weights import count_parameters, find_weight_problems
+from rljob_inputs.models.weights import count_parameters, find_matrices, find_weight_problems
 from tests.support.model_folder import write_model, write_weights
 
 
@@ -57,3 +57,10 @@ def test_parameters_on_the_hub_are_estimated_from_sizes():
     files = ModelFiles("hf://o/m", {"a.safetensors": 400, "b.safetensors": 200}, lambda name: None, None)
     assert count_parameters(files, "float32") == 150
     assert count_parameters(files, None) == 300
+
+
+def test_modules_with_a_matrix_are_found_by_the_last_part_of_their_names(tmp_path):
+    shapes = {"model.0.q_proj.weight": [2, 2], "model.1.q_proj.weight": [2, 2], "norm.weight": [2], "q.bias": [2]}
+    write_weights(write_model(tmp_path) / "model.safetensors", shapes)
+    assert find_matrices(open_model(str(tmp_path), None)) == {"q_proj"}
+    assert not find_matrices(ModelFiles("hf://o/m", {"a.safetensors": 400}, lambda name: None, None))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ from rljob_trainer.history.run_state import (
     save_checkpoint,
     trajectory_file,
 )
+
+from tests.support.driver_harness import make_job
 
 
 async def save_nothing(folder):
@@ -117,14 +120,26 @@ async def test_full_disk_is_a_user_error(tmp_path, error):
         await save_checkpoint(tmp_path, History(step=2), fails, keep=2)
 
 
-def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("num_models", "spec"),
+    [
+        (1, {}),
+        (2, {"algorithm": {"type": "ppo"}}),  # the critic is as large
+        (0, {"trainer": {"lora": {}}}),
+    ],
+)
+def test_job_whose_checkpoints_do_not_fit_is_rejected(tmp_path, monkeypatch, num_models, spec):
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"0" * 2_000_000)
-    check_disk_space(tmp_path, model, keep=2)
-    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})())
+    needed = 3 * num_models * 12_000_000 + 2 * 2_000_000  # with the export and what is published
+    job = make_job(checkpoint={"keep": 2}, **spec)
+    free = SimpleNamespace(free=needed)
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: free)
+    check_disk_space(tmp_path, model, job.spec)
+    free.free = needed - 1
     with pytest.raises(UserError, match=r"GiB free, but 2 checkpoints"):
-        check_disk_space(tmp_path, model, keep=2)
+        check_disk_space(tmp_path, model, job.spec)
 
 
 async def test_broken_driver_file_error_contains_the_folder_to_remove(tmp_path):

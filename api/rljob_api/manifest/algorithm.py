@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rljob_api.manifest.base import Rule, Spec
+from rljob_api.manifest.base import Rule, Spec, yaml_fields
 
 AlgorithmType = Literal["grpo", "drGrpo", "dapo", "rloo", "reinforcePlusPlus", "gspo", "cispo", "ppo"]
 Normalization = Literal["group", "batch", "none"]
@@ -163,6 +163,28 @@ def _keeps_default(python_name: str, field: str, replacement: str, cel_value: st
     )
 
 
+def _is_of_ppo(field: str, defaults: Spec) -> Rule:
+    """Return the rule that only ppo reads a part of the algorithm. Stored objects have its defaults."""
+    names = {name: python for name, (python, _) in yaml_fields(type(defaults)).items()}
+    values = {name: getattr(defaults, python) for name, python in names.items()}
+
+    def find_changed(algorithm: Algorithm) -> str:
+        part = getattr(algorithm, field)
+        return ", ".join(name for name, python in names.items() if getattr(part, python) != values[name])
+
+    unchanged = " && ".join(
+        f"(!has(self.{field}.{name}) || self.{field}.{name} == {value!r})" for name, value in values.items()
+    )
+    return Rule(
+        (field, "type"),
+        "is for type ppo alone",
+        "remove it, or set type: ppo",
+        lambda algorithm: algorithm.type == "ppo" or getattr(algorithm, field) == defaults,
+        f"!has(self.{field}) || (has(self.type) && self.type == 'ppo') || ({unchanged})",
+        find_changed,
+    )
+
+
 class Algorithm(Spec):
     """GRPO and its relatives: see docs/algorithms.md. Immutable."""
 
@@ -171,6 +193,8 @@ class Algorithm(Spec):
         _keeps_default("clip_high", "clipHigh", "loss.clipHigh", "0.2"),
         _keeps_default("loss_level", "lossLevel", "loss.level", "'token'"),
         _keeps_default("normalization", "normalization", "advantages.normalization", "'group'"),
+        _is_of_ppo("gae", Gae()),
+        _is_of_ppo("critic", Critic()),
         Rule(
             ("importanceCap", "correction.type"),
             "is the cap of correction.type truncate",

@@ -159,6 +159,8 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
         "RLJob",
         {"algorithm": {"type": "rloo", "advantages": {"perReward": True}}},
     ),
+    ("Algorithm", "is for type ppo alone", "RLJob", {"algorithm": {"gae": {"level": "turn"}}}),
+    ("Algorithm", "is for type ppo alone", "RLJob", {"algorithm": {"type": "rloo", "critic": {"beta1": 0.8}}}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 

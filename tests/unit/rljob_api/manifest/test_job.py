@@ -59,6 +59,8 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": {"type": "reinforcePlusPlus", "advantages": {"normalization": "none"}}}, "must be batch or null"),
     ({"algorithm": {"type": "ppo", "advantages": {"normalization": "group"}}}, "must be batch, none or null with ppo"),
     ({"algorithm": {"type": "drGrpo", "advantages": {"perReward": True}}}, "needs a type that divides"),
+    ({"algorithm": {"gae": {"level": "turn", "lambda": 0.9}}}, "gae is for type ppo alone, got level, lambda"),
+    ({"algorithm": {"type": "rloo", "critic": {"learningRate": 1e-4}}}, "critic is for type ppo alone, got learningRate"),
     ({"trainer": {"lora": {"rank": 0}}}, "greater than or equal to 1"),
     ({"trainer": {"lora": {"rank": 1024}}}, "less than or equal to 512"),
     ({"trainer": {"lora": {"dropout": 1}}}, "less than 1"),

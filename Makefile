@@ -176,7 +176,12 @@ simulate-schedules: $(SYNCED) ## Predict a step's time by schedule: slow rewards
 .PHONY: bench-schedules
 bench-schedules: $(SYNCED) ## The demo with each schedule on three seeds: held-out accuracy before and after (an hour)
 	$(BIN)/python examples/prepare.py quickstart
-	$(BIN)/python bench/schedules.py
+	$(BIN)/python bench/learning.py schedules
+
+.PHONY: bench-algorithms
+bench-algorithms: $(SYNCED) ## The demo with each algorithm: held-out accuracy before and after (25 minutes)
+	$(BIN)/python examples/prepare.py quickstart
+	$(BIN)/python bench/learning.py algorithms
 
 .PHONY: bench-overlap
 bench-overlap: $(SYNCED) ## What slow rewards cost a step with each schedule, autoscaled or with fixed slots (40 minutes)

@@ -1,8 +1,9 @@
-"""The demo with each schedule and several seeds: does learning hold when tokens are stale?
+"""The demo with each schedule, or with each algorithm: does it learn, and do stale tokens change that?
 
-Variants: synchronous, onPolicy, bounded with maxStaleness 1, 2 and 4, and bounded 4 without importance weights. Prints
-the held-out accuracy before and after, writes docs/images/schedules-learning.png, and as the last line one JSON object.
-A run takes about three minutes on 2 cores: --seeds and --steps shorten the whole.
+`schedules`: synchronous, onPolicy, bounded with maxStaleness 1, 2 and 4, and bounded 4 without importance weights, with
+three seeds. `algorithms`: each `algorithm.type` with the settings of the demo and one seed. Prints the held-out
+accuracy before and after, writes docs/images/NAME-learning.png, and as the last line one JSON object. A run takes two
+to three minutes on 2 cores: --seeds, --steps and --only shorten the whole, and --resume keeps the runs that have ended.
 """
 
 from __future__ import annotations
@@ -13,52 +14,56 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 from run_job import read_records, run_quickstart
 
+from rljob_api.manifest.algorithm import AlgorithmType
+
 ROOT = Path(__file__).parents[1]
-PLOT_PATH = ROOT / "docs/images/schedules-learning.png"
+_ROW_FILE = "row.json"
 
 
 def bounded(max_staleness: int) -> dict[str, object]:
     return {"schedule.type": "bounded", "schedule.maxStaleness": max_staleness}
 
 
-VARIANTS: dict[str, dict[str, object]] = {
+SCHEDULES: dict[str, dict[str, object]] = {
     "synchronous": {"schedule.type": "synchronous"},
-    "on_policy": {"schedule.type": "onPolicy"},
-    "bounded_1": bounded(1),
-    "bounded_2": bounded(2),
-    "bounded_4": bounded(4),
-    "bounded_4_uncorrected": bounded(4) | {"algorithm.correction.type": "none"},
+    "onPolicy": {"schedule.type": "onPolicy"},
+    "bounded 1": bounded(1),
+    "bounded 2": bounded(2),
+    "bounded 4": bounded(4),
+    "bounded 4, no correction": bounded(4) | {"algorithm.correction.type": "none"},
 }
-LABELS = {
-    "synchronous": "synchronous",
-    "on_policy": "onPolicy",
-    "bounded_1": "bounded 1",
-    "bounded_2": "bounded 2",
-    "bounded_4": "bounded 4",
-    "bounded_4_uncorrected": "bounded 4, no correction",
-}
+ALGORITHMS: dict[str, dict[str, object]] = {name: {"algorithm.type": name} for name in get_args(AlgorithmType)}
+VARIANTS = {"schedules": SCHEDULES, "algorithms": ALGORITHMS}
+SEEDS = {"schedules": [0, 1, 2], "algorithms": [0]}
 _NUMBERS = ("staleness_mean", "mismatch_kl", "effective_sample_share", "corrected_share")
 """Means over all steps of a variant, to see how far off-policy it was."""
 
 
 def run_variant(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the demo once. Raise CalledProcessError if it fails."""
-    overrides = VARIANTS[name] | {"schedule.seed": seed}
+    folder = arguments.dir / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    kept = folder / _ROW_FILE
+    if arguments.resume and kept.exists():
+        row: dict[str, Any] = json.loads(kept.read_text())
+        return row
+    overrides = VARIANTS[arguments.what][name] | {"schedule.seed": seed}
     if arguments.steps:
         overrides["schedule.steps"] = arguments.steps
-    row = run_quickstart(arguments.dir / f"{name}-{seed}", overrides)
+    row = run_quickstart(folder, overrides)
     steps = read_records(Path(row.pop("summary")), "step")
     numbers = {key: [step[key] for step in steps if step.get(key) is not None] for key in _NUMBERS}
     means = {key: statistics.mean(values) if values else None for key, values in numbers.items()}
     staleness = [step.get("staleness_max") or 0 for step in steps]
     rewards = [step["reward"] for step in steps]
-    return {"seed": seed, **row, **means, "staleness_max": max(staleness), "rewards": rewards}
+    row = {"seed": seed, **row, **means, "staleness_max": max(staleness), "rewards": rewards}
+    kept.write_text(json.dumps(row))
+    return row
 
 
 def run_all(names: list[str], arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
@@ -87,12 +92,12 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def print_table(results: Mapping[str, list[dict[str, Any]]]) -> None:
-    header = ("schedule", "before", "after, by seed", "mean", "staleness mean, max", "mismatch KL", "effective sample")
+    header = ("variant", "before", "after, by seed", "mean", "staleness mean, max", "mismatch KL", "effective sample")
     table = Table(*header, title="Held-out accuracy of the quickstart, greedy, exact")
     for name, rows in results.items():
         after = [row["exact_after"] for row in rows]
         table.add_row(
-            LABELS[name],
+            name,
             f"{statistics.mean(row['exact_before'] for row in rows):.3f}",
             ", ".join(f"{value:.3f}" for value in after),
             f"{statistics.mean(after):.3f}",
@@ -123,10 +128,10 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
         curves = zip(*(row["rewards"] for row in rows), strict=False)
         known = [[value for value in values if value is not None] for values in curves]
         means = [statistics.mean(values) if values else float("nan") for values in known]
-        right.plot(range(1, len(means) + 1), means, ".-", lw=1.2, label=LABELS[name], color=line.get_color())
+        right.plot(range(1, len(means) + 1), means, ".-", lw=1.2, label=name, color=line.get_color())
     before = statistics.mean(row["exact_before"] for rows in results.values() for row in rows)
     left.axhline(before, color="#969696", lw=1, ls="--", label="before")
-    left.set_xticks(range(len(results)), [LABELS[name].replace(", ", ",\n") for name in results], fontsize=7)
+    left.set_xticks(range(len(results)), [name.replace(", ", ",\n") for name in results], fontsize=7)
     left.set_ylabel("held-out accuracy (exact), by seed and mean")
     left.set_ylim(0, 1)
     left.legend(fontsize=7)
@@ -143,15 +148,22 @@ def draw(results: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("what", choices=list(VARIANTS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2 for schedules, 0 for algorithms")
     parser.add_argument("--steps", type=int, help="steps per run; default: the demo's")
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), help="variants to run")
-    parser.add_argument("--plot", type=Path, default=PLOT_PATH)
-    parser.add_argument("--dir", type=Path, default=ROOT / "runs/bench-schedules")
+    parser.add_argument("--only", nargs="+", help="variants to run")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
+    parser.add_argument("--plot", type=Path, help="default: docs/images/NAME-learning.png")
+    parser.add_argument("--dir", type=Path, help="default: runs/bench-NAME")
     arguments = parser.parse_args()
-    results = run_all(arguments.only or list(VARIANTS), arguments)
+    names = arguments.only or list(VARIANTS[arguments.what])
+    if unknown := set(names) - VARIANTS[arguments.what].keys():
+        parser.error(f"--only: {', '.join(sorted(unknown))}; there are: {'; '.join(VARIANTS[arguments.what])}")
+    arguments.seeds = arguments.seeds or SEEDS[arguments.what]
+    arguments.dir = arguments.dir or ROOT / f"runs/bench-{arguments.what}"
+    results = run_all(names, arguments)
     print_table(results)
-    draw(results, arguments.plot)
+    draw(results, arguments.plot or ROOT / f"docs/images/{arguments.what}-learning.png")
     print(json.dumps({name: summarize(rows) for name, rows in results.items()}))
 
 

@@ -6,11 +6,13 @@ because spec itself has none and the API server fills in the defaults of its fie
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
+from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
 from rljob_api.manifest.pod_settings import PodSettings
@@ -74,6 +76,21 @@ _RULES: Final = (
         lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
         "",  # x-kubernetes-list-type: map enforces it
         lambda spec: _find_duplicates([reward.name for reward in spec.rewards]),
+    ),
+    Rule(
+        ("agent.tools", "rewards"),
+        "must have names that no reward has: both are services of the job",
+        "rename one of them",
+        lambda spec: not {tool.name for tool in spec.agent.tools} & {reward.name for reward in spec.rewards},
+        "!has(self.agent.tools) || !self.agent.tools.exists(tool, self.rewards.exists(r, r.name == tool.name))",
+        lambda spec: ", ".join({tool.name for tool in spec.agent.tools} & {reward.name for reward in spec.rewards}),
+    ),
+    Rule(
+        ("data.format", "agent.type"),
+        "must be chat with agent.type loop, whose turns are chat messages",
+        "set data.format: chat",
+        lambda spec: spec.agent.type != "loop" or spec.data.format == "chat",
+        "self.agent.type != 'loop' || self.data.format == 'chat'",
     ),
     Rule(
         ("rewards",),
@@ -173,6 +190,21 @@ _IMMUTABLE: Final = (
 )
 
 
+USER_SERVICE: Final = "user"
+"""Name of the service of spec.agent.user."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What one Deployment serves: a reward, the simulated user, or functions that the policy calls."""
+
+    kind: Literal["reward", "user", "tool"]
+    path: str
+    """In the job: spec.rewards[0], spec.agent.user."""
+    reward: Reward
+    """Its settings; for a user and a tool, in the form of a reward."""
+
+
 class RLJobSpec(PodSettings):
     """Desired state of an RLJob."""
 
@@ -188,7 +220,7 @@ class RLJobSpec(PodSettings):
     hub: Hub = Hub()
     algorithm: Algorithm = Algorithm()
     schedule: Schedule = Schedule()
-    agent: sections.SingleTurnAgent = sections.SingleTurnAgent()
+    agent: Agent = Agent()
     head: HeadRole = HeadRole()
     trainer: TrainerRole = TrainerRole()
     rollout: RolloutRole = RolloutRole()
@@ -205,6 +237,19 @@ class RLJobSpec(PodSettings):
     count; a restart does. The count starts again after a suspension or a retry. Null: no deadline."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=sections.MAX_SECONDS)
     """Seconds after the end when the RLJob is deleted. Null: never."""
+
+    @property
+    def services(self) -> list[Service]:
+        """All that RLJob deploys, or reaches by URL, besides head, trainer and rollout."""
+        user, tools = self.agent.user, self.agent.tools
+        return [
+            *(Service("reward", f"spec.rewards[{index}]", reward) for index, reward in enumerate(self.rewards)),
+            *([Service("user", "spec.agent.user", user.as_reward(USER_SERVICE))] if user else []),
+            *(
+                Service("tool", f"spec.agent.tools[{index}]", tool.as_reward(tool.name))
+                for index, tool in enumerate(tools)
+            ),
+        ]
 
     @property
     def num_optimized_models(self) -> int:

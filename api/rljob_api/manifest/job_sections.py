@@ -72,13 +72,6 @@ class Data(Spec):
     """Whether to shuffle each epoch, with schedule.seed."""
 
 
-class SingleTurnAgent(Spec):
-    """The agent loop: one prompt, one completion."""
-
-    type: Literal["singleTurn"] = "singleTurn"
-    """Type of agent loop."""
-
-
 class Evaluation(Spec):
     """Evaluation on data.eval. It has its own lane."""
 

@@ -30,8 +30,8 @@ class ConfigMapKeyRef(Spec):
     """Key that holds the function's source."""
 
 
-class FunctionReward(Spec):
-    """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
+class PythonFunction(Spec):
+    """Python source of the user, run in isolated worker processes: exactly one of inline, file, configMapKeyRef and
     module."""
 
     RULES: ClassVar = (base.exactly_one("inline", "file", "configMapKeyRef", "module"),)
@@ -58,16 +58,6 @@ class FunctionReward(Spec):
     """Arguments of an entry point that returns the function, such as `get_soft_overlong_punishment` of TRL, or of the
     constructor of a class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a
     class is created without arguments."""
-    signature: Signature = "auto"
-    """Convention of the function. auto: detected from its parameter names. docs/rewards.md lists the forms of each
-    project. With scope group, arguments are lists with one element per sample. plain: any of prompt, completion (or
-    response), ground_truth (or answer), as strings."""
-    columns: Annotated[
-        dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
-    ] = {}
-    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source,
-    extra_info, extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
-    ground_truth}`."""
     kwargs: FreeForm = {}
     """Additional keyword arguments of each call; with scope sampleThenGroup, of the class's constructor."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
@@ -90,6 +80,22 @@ class FunctionReward(Spec):
     network: bool = False
     """Whether the function may open network connections. If false, sockets fail, and the NetworkPolicy of the reward's
     Pods blocks egress."""
+
+
+class FunctionReward(PythonFunction):
+    """A Python function, run in worker processes of the reward server: exactly one of inline, file, configMapKeyRef and
+    module."""
+
+    signature: Signature = "auto"
+    """Convention of the function. auto: detected from its parameter names. docs/rewards.md lists the forms of each
+    project. With scope group, arguments are lists with one element per sample. plain: any of prompt, completion (or
+    response), ground_truth (or answer), as strings."""
+    columns: Annotated[
+        dict[str, Annotated[str, Field(pattern=_COLUMN_PATTERN, max_length=256)]], Field(max_length=64)
+    ] = {}
+    """What parameters get, by name, where no convention fits: prompt, completion, ground_truth, data_source,
+    extra_info, extra_info.KEY (a column of the data), prompt_ids or completion_ids. Example: `{text: completion, gold:
+    ground_truth}`."""
 
 
 class HttpReward(Spec):

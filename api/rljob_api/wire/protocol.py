@@ -125,6 +125,76 @@ class GroupResult(Wire):
     """[samples] In the order of the request. If the whole group failed, all samples have the same reason."""
 
 
+class CallRequest(Wire):
+    """One call of a function that an agent uses: of the simulated user, or of a tool."""
+
+    id: str = Field(min_length=1, max_length=256)
+    """Unique per call. A retry has the same id."""
+    lane: Lane = "train"
+    function: str = Field(default="", max_length=256)
+    """Name of the tool's function. Empty for the simulated user."""
+    arguments: dict[str, Any]
+    """For a tool: what the policy wrote. For the simulated user: the fields of UserCall."""
+
+
+class CallResult(Wire):
+    """The outcome of a call: valid with a JSON value, or invalid with a reason."""
+
+    id: str
+    valid: bool
+    value: Any = None
+    """For a tool: what the function returned, as text. For the simulated user: the fields of UserReply."""
+    reason: InvalidReason | None = None
+    message: str = ""
+    """Human-readable: the exception's last line, or the cause. At most 2,000 characters."""
+    queue_seconds: float = 0.0
+    execute_seconds: float = 0.0
+    version: str = ""
+    """Digest of the source and its settings."""
+
+
+class UserCall(Wire):
+    """What the simulated user knows when it is its turn."""
+
+    messages: list[Message]
+    """The conversation so far. The last message is the policy's answer."""
+    state: dict[str, Any] = {}
+    """What the user returned at its last turn of this episode. Empty at its first. Calls share nothing else: each may
+    run in another process."""
+    turn: int = 0
+    """Number of its earlier turns in this episode."""
+    episode: str = ""
+    """Identifies the episode."""
+    prompt: str | list[Message]
+    ground_truth: Any = None
+    """Value of the answer column."""
+    data_source: str = ""
+    extra_info: dict[str, Any] = {}
+    """Other columns of the row."""
+
+
+class UserReply(Wire):
+    """The simulated user's turn."""
+
+    text: str | None = None
+    """Its message. Null: it ends the conversation."""
+    reward: FiniteFloat | None = None
+    """Of the policy's last answer. Null: none, which is not 0."""
+    state: dict[str, Any] = {}
+    """For its next turn."""
+    info: dict[str, Any] = {}
+    """For the trajectory log."""
+
+
+class ToolSchema(Wire):
+    """A function that the policy may call, as chat templates and OpenAI's API describe it."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str = ""
+    parameters: dict[str, Any]
+    """JSON schema of the arguments: an object."""
+
+
 class WeightVersion(Wire):
     """Identifies weights."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api.manifest.job_sections import SingleTurnAgent
+from rljob_api.manifest.agent import Agent
 from rljob_trainer.agents.base import AgentLoop
 from rljob_trainer.agents.single_turn import SingleTurn
 
 __all__ = ["AgentLoop", "build_agent"]
 
 
-def build_agent(spec: SingleTurnAgent) -> AgentLoop:
+def build_agent(spec: Agent) -> AgentLoop:
     return {"singleTurn": SingleTurn}[spec.type]()

@@ -11,12 +11,14 @@ denominator; a token has a log-probability and a weight version.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_api.wire.protocol import ScoreResult
+from rljob_api.wire.protocol import Message, ScoreResult
 from rljob_inputs.prompts import Prompt
 
 NOT_SAMPLED = -1
@@ -84,6 +86,21 @@ def empty_segment() -> Segment:
     return Segment([], [], [], [], [])
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """One call that the policy wrote."""
+
+    id: str
+    """Unique within the episode."""
+    name: str
+    """Of the function."""
+    arguments: dict[str, Any] | None
+    """None: what the policy wrote is not a JSON object."""
+    error: str = ""
+    """Why it failed; empty if it has a result."""
+    seconds: float = 0.0
+
+
 @dataclass
 class Turn:
     """One answer of the policy."""
@@ -94,6 +111,24 @@ class Turn:
     """Whether it hit the token limit."""
     reward: float | None = None
     """What the environment or the simulated user gave for this turn; None: nothing."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+class EpisodeEnd(enum.StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"
+    """An answer without tool calls, and no simulated user."""
+    USER = "user"
+    """The simulated user ended the conversation."""
+    MAX_TURNS = "max_turns"
+    """maxAssistantTurns or maxUserTurns."""
+    TRUNCATED = "truncated"
+    """An answer hit the token limit."""
+    CONTEXT = "context"
+    """The next prompt would leave no room for an answer."""
+    FAILED = "failed"
+    """The episode is invalid: see Episode.failure."""
 
 
 @dataclass
@@ -116,6 +151,13 @@ class Episode:
     """When it ended, on the monotonic clock."""
     advantage: float | None = None
     """Mean of what the update used for its tokens; None for evaluation and for a masked episode."""
+    messages: list[Message] = field(default_factory=list)
+    """The whole conversation, with the prompt. Empty for a prompt without a chat template."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the simulated user returned last."""
+    end: EpisodeEnd = EpisodeEnd.ANSWERED
+    failure: str = ""
+    """Why it is invalid: no reward scores it, and it does not train. Empty for a valid episode."""
 
     @property
     def text(self) -> str:

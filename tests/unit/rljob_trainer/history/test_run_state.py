@@ -18,7 +18,6 @@ from rljob_trainer.history.run_state import (
     save_checkpoint,
     trajectory_file,
 )
-
 from tests.support.driver_harness import make_job
 
 

@@ -1,4 +1,4 @@
-"""Prepares what an example needs: `python examples/prepare.py quickstart|chat|gsm8k|tiny`.
+"""Prepares what an example needs: `python examples/prepare.py quickstart|chat|feedback|...`.
 
 Owns `.models/` at the repository's root. The datasets of the examples are in git (see make_sums.py).
 Invariant: a model's folder appears by one rename, so an existing one is complete, and a second call does nothing.
@@ -131,6 +131,8 @@ MODEL_OF_EXAMPLE = {
     "gsm8k": SMOLLM2,
     "judge": SMOLLM2,
     "length": SMOLLM2,
+    "feedback": SMOLLM2,
+    "calculator": SMOLLM2,
     "retrieval": SMOLLM2,
     "tiny": TINY,
 }

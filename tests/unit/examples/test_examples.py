@@ -29,7 +29,9 @@ def score(example: str, completion: str, truth: str, truncated: bool = False) ->
 
 def test_all_examples_exist() -> None:
     assert [folder.name for folder in FOLDERS] == [
+        "calculator",
         "chat",
+        "feedback",
         "gsm8k",
         "judge",
         "length",
@@ -128,6 +130,64 @@ def test_length_penalty_is_relative_to_the_groups_right_answers() -> None:
     assert scores(("31", 2), ("so 31", 6), ("thus 31", 10), ("3", 1)) == [1.0, 0.75, 0.5, 0.0]
     assert scores(("so 31", 9), ("12", 1)) == [1.0, 0.0], "no right answer is shorter"
     assert scores(("12", 1), ("no idea", 9)) == [0.0, 0.0]
+
+
+def test_products_in_git_equal_the_output_of_their_script_and_do_not_overlap() -> None:
+    make_products = load_module(EXAMPLES / "make_products.py")
+    splits = make_products.split_pairs()
+    for name, pairs in zip(("train", "eval"), splits, strict=True):
+        text = (EXAMPLES / "calculator" / "data" / f"{name}.jsonl").read_text()
+        assert text == "".join(map(make_products.build_row, pairs))
+        assert all(row["answer"] == str(row["a"] * row["b"]) for row in map(json.loads, text.splitlines()))
+    train, held_out = ({frozenset(pair) for pair in pairs} for pairs in splits)
+    assert not train & held_out
+
+
+def test_single_turn_variant_differs_from_the_feedback_example_by_its_agent_alone() -> None:
+    loop, single = (
+        load_job(EXAMPLES / "feedback" / name).spec.model_dump() for name in ("rljob.yaml", "single-turn.yaml")
+    )
+    assert {name for name in loop if loop[name] != single[name]} == {"agent"}
+    assert (loop["agent"]["type"], single["agent"]["type"]) == ("loop", "singleTurn")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reward"),
+    [
+        ("17 + 14 = 31.", None, 0.0),
+        ("40", "40 is too high. Try again.", -0.1),
+        ("17 + 14 = 30", "30 is too low. Try again.", -0.1),
+        ("no idea", "That is not a number. Reply with the number only.", -0.2),
+    ],
+)
+def test_user_of_the_feedback_example_compares_the_last_number(answer: str, text: str | None, reward: float) -> None:
+    state = {"tries": 1}
+    messages = [{"role": "user", "content": "What is 17 + 14?"}, {"role": "assistant", "content": answer}]
+    result = load_module(EXAMPLES / "feedback" / "user.py").respond(messages, state, answer="31")
+    assert result[:2] == (text, reward)
+    assert state == {"tries": 2}
+
+
+def test_feedback_reward_scores_the_last_answer_and_shows_the_first() -> None:
+    compute_score = load_module(EXAMPLES / "feedback" / "reward.py").compute_score
+    turns = [{"text": "30", "reward": -0.1, "tool_calls": []}, {"text": "31", "reward": 0.0, "tool_calls": []}]
+    conversation = compute_score("", "31", "31", {"truncated": False, "turns": turns})
+    assert conversation == {"score": 1.25, "last": True, "first": False, "turns": 2}
+    assert compute_score("", "no", "31", {"truncated": True}) == {
+        "score": 0.0,
+        "last": False,
+        "first": False,
+        "turns": 1,
+    }
+
+
+@pytest.mark.parametrize(("error", "text", "expected"), [("", "3053", 1.6), ("", "12", 0.6), ("no", "3053", 1.1)])
+def test_calculator_reward_counts_calls_that_worked(error: str, text: str, expected: float) -> None:
+    call = {"name": "multiply", "arguments": {"a": 43, "b": 71}, "error": error}
+    turns = [{"text": "", "tool_calls": [call]}, {"text": text, "tool_calls": []}]
+    module = load_module(EXAMPLES / "calculator" / "reward.py")
+    assert module.compute_score("", text, "3053", {"turns": turns})["score"] == pytest.approx(expected)
+    assert load_module(EXAMPLES / "calculator" / "tools.py").multiply(43, 71) == 3053
 
 
 def test_tiny_reward_has_a_signal() -> None:

@@ -15,6 +15,8 @@ API_VERSION: Final = "rljob.dev/v1alpha1"
 LABEL_JOB = "rljob.dev/job"
 LABEL_ROLE = "rljob.dev/role"
 LABEL_REWARD = "rljob.dev/reward"
+LABEL_AGENT = "rljob.dev/agent"
+"""On children of the role agent: the name of the service, `user` or that of the tool."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob-operator"
 LABEL_REWARD_MODEL = "rljob.dev/reward-model"
@@ -43,7 +45,7 @@ ENV_HEAD = "RLJOB_HEAD"
 ENV_ROLLOUT_SERVICE = "RLJOB_ROLLOUT_SERVICE"
 """Headless Service of the ready rollout replicas."""
 ENV_REWARD_SERVICES = "RLJOB_REWARD_SERVICES"
-"""JSON object: reward name -> host name of its headless Service, for rewards with Pods."""
+"""JSON object: name -> host name of its headless Service, for rewards with Pods, the simulated user and tools."""
 ENV_REWARD_TOKENS = "RLJOB_REWARD_TOKENS"
 """Optional JSON object: reward name -> environment variable with the token of its RewardModel."""
 ENV_RAY_PORT = "RLJOB_RAY_PORT"
@@ -106,6 +108,12 @@ MAX_COMPONENTS = 1000
 MAX_RESULT_BYTES = 64 << 10
 """Of one sample's result as JSON. Longer ones are invalid, and never parsed."""
 
+# Bounds of a call's value.
+MAX_TOOL_RESULT_CHARACTERS = 1_000_000
+"""Of what a tool returned. The rest is cut off."""
+MAX_USER_REPLY_BYTES = 1 << 20
+"""Of a UserReply as JSON: its state travels with every later call of the episode. Longer ones are invalid."""
+
 
 class UrlPath(enum.StrEnum):
     """HTTP paths. All except READY, LIVE and METRICS require the token."""
@@ -125,8 +133,10 @@ class UrlPath(enum.StrEnum):
     """Reward: ScoreRequest -> ScoreResult."""
     SCORE_GROUP = "/v1/score-group"
     """Reward: GroupRequest -> GroupResult."""
+    CALL = "/v1/call"
+    """Simulated user, tools: CallRequest -> CallResult."""
     INFO = "/v1/info"
-    """Reward: name, signature, scope, slots, version of the function."""
+    """Reward: name, signature, scope, slots, version of the function. Tools: also `tools`, a list of ToolSchema."""
 
 
 class ExitCode(enum.IntEnum):

@@ -99,6 +99,9 @@ class ToolCall:
     error: str = ""
     """Why it failed; empty if it has a result."""
     seconds: float = 0.0
+    """From its start to its result, with waits and retries."""
+    tool: str = ""
+    """Name of the tool in the job. Empty: no tool has a function of this name, or the call was not made."""
 
 
 @dataclass
@@ -112,6 +115,38 @@ class Turn:
     reward: float | None = None
     """What the environment or the simulated user gave for this turn; None: nothing."""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    user_seconds: float | None = None
+    """How long the simulated user's reply took, with waits and retries; None: it was not asked."""
+    user_info: dict[str, Any] = field(default_factory=dict)
+    """What the simulated user returned for the log."""
+    advantage: float | None = None
+    """Mean of what the update used for the turn's tokens; None for evaluation and for a masked episode."""
+
+
+@dataclass(frozen=True)
+class ContextBreak:
+    """Why a conversation continues in a new segment."""
+
+    cause: str
+    """A few words, the same for all breaks of a kind."""
+    difference: str = ""
+    """The first text that differs between what the model saw and what the template renders now."""
+
+
+@dataclass(frozen=True)
+class EpisodeFailure:
+    """Why an episode is invalid."""
+
+    service: str
+    """What failed: the name of a service (user, or a tool's), or agent."""
+    path: str
+    """Its field in the job: spec.agent.user."""
+    reason: str
+    """An InvalidReason, or context: the prompt leaves no room for an answer."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}: {self.message}"
 
 
 class EpisodeEnd(enum.StrEnum):
@@ -156,8 +191,10 @@ class Episode:
     state: dict[str, Any] = field(default_factory=dict)
     """What the simulated user returned last."""
     end: EpisodeEnd = EpisodeEnd.ANSWERED
-    failure: str = ""
-    """Why it is invalid: no reward scores it, and it does not train. Empty for a valid episode."""
+    failure: EpisodeFailure | None = None
+    """Why it is invalid: no reward scores it, and it does not train. None for a valid episode."""
+    breaks: list[ContextBreak] = field(default_factory=list)
+    """[segments - 1] Why each segment after the first one was needed."""
 
     @property
     def text(self) -> str:
@@ -190,7 +227,8 @@ def single_turn(prompt: Prompt, group: int, sample: int, completion: Completion)
     segment.append_context(prompt.token_ids)
     segment.append_sampled(completion, turn=0)
     turn = Turn(completion.text, completion.truncated)
-    return Episode(prompt.index, group, sample, [segment], [turn], completion.generation)
+    end = EpisodeEnd.TRUNCATED if completion.truncated else EpisodeEnd.ANSWERED
+    return Episode(prompt.index, group, sample, [segment], [turn], completion.generation, end=end)
 
 
 @dataclass

@@ -1,5 +1,22 @@
 """The trajectory log: every sample with all of its scores, in one Parquet file per step and lane.
 
+Columns of a conversation. With agent.type singleTurn, all but the first two are null:
+
+    end        why it ended: answered, user, max_turns, truncated, context, failed (EpisodeEnd)
+    failure    why it is invalid, with the field of the job: `spec.agent.user: timeout: ...`; null for a valid one
+    messages   JSON list of all chat messages, prompt first
+    state      JSON object that the simulated user returned last
+    turns      one entry for each answer of the policy: text, reward (null: none), advantage (mean of its tokens; null:
+               not trained), truncated, user_seconds, user_info (JSON; null: none), and tool_calls: id, name, tool (of
+               the job; null: no such function), arguments (JSON object; null: not JSON), error (null: it has a result),
+               seconds
+    segments   the sequences of tokens that are trained, one after the other: num_tokens, cause and difference (why it
+               does not continue the one before: null for the first), spans. A span is a run of tokens of one kind:
+               start, end (tokens, end excluded), turn (index into turns; -1: context, which the policy did not
+               sample), text (with special tokens). Spans with turn >= 0 are trained, if `advantage` is not null.
+
+`completion` is the last answer. `prompt` has the messages of the data.
+
 Invariants: a file is complete or does not exist; a repeated step replaces its file; an invalid result has a reason and
 no score; an unknown value is null.
 """
@@ -9,9 +26,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +37,7 @@ import pyarrow.parquet as pq
 
 from rljob_api.wire.protocol import Lane, ScoreResult
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Episode, Group, ScoredResult
+from rljob_trainer.episodes.types import ContextBreak, Episode, Group, ScoredResult, Segment, ToolCall, Turn
 from rljob_trainer.history.run_state import disk_errors, list_trajectory_files, rename_durably, trajectory_file
 
 log = logging.getLogger(__name__)
@@ -45,6 +62,36 @@ _REWARD = pa.struct(
         ("latency_seconds", pa.float64()),
     ]
 )
+_TOOL_CALL = pa.struct(
+    [
+        ("id", pa.string()),
+        ("name", pa.string()),
+        ("tool", pa.string()),
+        ("arguments", pa.string()),
+        ("error", pa.string()),
+        ("seconds", pa.float64()),
+    ]
+)
+_TURN = pa.struct(
+    [
+        ("text", pa.string()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("truncated", pa.bool_()),
+        ("user_seconds", pa.float64()),
+        ("user_info", pa.string()),
+        ("tool_calls", pa.list_(_TOOL_CALL)),
+    ]
+)
+_SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("turn", pa.int32()), ("text", pa.string())])
+_SEGMENT = pa.struct(
+    [
+        ("num_tokens", pa.int32()),
+        ("cause", pa.string()),
+        ("difference", pa.string()),
+        ("spans", pa.list_(_SPAN)),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
@@ -63,16 +110,27 @@ SCHEMA = pa.schema(
         ("score", pa.float64()),
         ("advantage", pa.float64()),
         ("rewards", pa.list_(_REWARD)),
+        ("end", pa.string()),
+        ("failure", pa.string()),
+        ("messages", pa.string()),
+        ("state", pa.string()),
+        ("turns", pa.list_(_TURN)),
+        ("segments", pa.list_(_SEGMENT)),
     ],
     metadata={"rljob.trajectories": FORMAT},
 )
 
 
+Decode = Callable[[list[int]], str]
+"""Token ids to text, with special tokens."""
+
+
 class TrajectoryLog:
     """Accepts samples immediately, and writes them in order in a separate thread."""
 
-    def __init__(self, run_dir: Path, max_mib: int) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, max_mib: int, decode: Decode | None = None) -> None:
+        """`decode`: None, if no sample is a conversation."""
+        self._run_dir, self._decode = run_dir, decode
         self._max_bytes = max_mib << 20
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trajectory-log")
         self._pending: list[Future[None]] = []
@@ -97,7 +155,7 @@ class TrajectoryLog:
         path = trajectory_file(self._run_dir, step, lane)
         with disk_errors(path):
             try:
-                write_file(path, lane, step, groups)
+                write_file(path, lane, step, groups, self._decode)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 # Samples that do not fit the schema are a bug here, and no reason to lose a training run.
                 log.exception("cannot write %s: this step is missing in the trajectory log", path)
@@ -113,9 +171,9 @@ class TrajectoryLog:
                 total -= num_bytes
 
 
-def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group]) -> None:
+def write_file(path: Path, lane: Lane, step: int, groups: Sequence[Group], decode: Decode | None = None) -> None:
     """Write one step's samples atomically, in the order of the data."""
-    rows = (describe_sample(lane, step, group.prompt, e) for group in groups for e in group.episodes)
+    rows = (describe_sample(lane, step, group.prompt, e, decode) for group in groups for e in group.episodes)
     table = pa.Table.from_batches(_convert(rows), schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
@@ -128,7 +186,12 @@ def _convert(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(some, schema=SCHEMA)
 
 
-def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode) -> dict[str, Any]:
+def describe_sample(
+    lane: Lane, step: int, prompt: Prompt, episode: Episode, decode: Decode | None = None
+) -> dict[str, Any]:
+    breaks = [None, *episode.breaks]
+    segments = [_describe_segment(*pair, decode) for pair in zip(episode.segments, breaks, strict=True)]
+    is_conversation = bool(episode.messages)
     return {
         "step": step,
         "lane": lane,
@@ -146,6 +209,50 @@ def describe_sample(lane: Lane, step: int, prompt: Prompt, episode: Episode) -> 
         "score": episode.score,
         "advantage": episode.advantage,
         "rewards": [_describe_result(name, result) for name, result in episode.results.items()],
+        "end": str(episode.end),
+        "failure": _text(str(episode.failure)) if episode.failure else None,
+        "messages": _text(episode.messages) if is_conversation else None,
+        "state": _text(episode.state) if is_conversation else None,
+        "turns": [_describe_turn(turn) for turn in episode.turns] if is_conversation else None,
+        "segments": segments if is_conversation else None,
+    }
+
+
+def _describe_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "text": _text(turn.text),
+        "reward": turn.reward,
+        "advantage": turn.advantage,
+        "truncated": turn.truncated,
+        "user_seconds": turn.user_seconds,
+        "user_info": _text(turn.user_info) if turn.user_info else None,
+        "tool_calls": [_describe_call(call) for call in turn.tool_calls],
+    }
+
+
+def _describe_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "name": _text(call.name),
+        "tool": call.tool or None,
+        "arguments": None if call.arguments is None else _text(call.arguments),
+        "error": _text(call.error) if call.error else None,
+        "seconds": call.seconds,
+    }
+
+
+def _describe_segment(segment: Segment, reason: ContextBreak | None, decode: Decode | None) -> dict[str, Any]:
+    spans, start = [], 0
+    for turn, tokens in groupby(segment.turns):
+        end = start + sum(1 for _ in tokens)
+        text = _text(decode(segment.token_ids[start:end])) if decode else None
+        spans.append({"start": start, "end": end, "turn": turn, "text": text})
+        start = end
+    return {
+        "num_tokens": len(segment.token_ids),
+        "cause": reason.cause if reason else None,
+        "difference": _text(reason.difference) if reason else None,
+        "spans": spans,
     }
 
 

@@ -1,6 +1,7 @@
 """The trajectory log: rows; complete files within the limit, written in a thread; one history after deaths."""
 
 import asyncio
+import json
 import random
 import threading
 
@@ -10,7 +11,17 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import InvalidReason, ScoreResult
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Group, ScoredResult
+from rljob_trainer.episodes.types import (
+    ContextBreak,
+    Episode,
+    EpisodeEnd,
+    EpisodeFailure,
+    Group,
+    ScoredResult,
+    Segment,
+    ToolCall,
+    Turn,
+)
 from rljob_trainer.history import trajectory_log
 from rljob_trainer.history.run_state import list_trajectory_files, trajectory_file
 from rljob_trainer.history.trajectory_log import TrajectoryLog
@@ -41,6 +52,16 @@ async def write(folder, *groups, step=3, lane="train", max_mib=1):
     return pq.read_table(path).to_pylist() if path.exists() else None
 
 
+def turn(text, **fields):
+    empty = {"reward": None, "advantage": None, "truncated": False, "user_seconds": None, "user_info": None}
+    return {"text": text, **empty, "tool_calls": [], **fields}
+
+
+def segment(num_tokens, spans, cause=None, difference=None):
+    named = [dict(zip(("start", "end", "turn", "text"), span, strict=True)) for span in spans]
+    return {"num_tokens": num_tokens, "cause": cause, "difference": difference, "spans": named}
+
+
 async def test_row_contains_everything_about_a_sample(tmp_path):
     result = valid(
         1.0, components={"exact": 1.0}, version="v1", attempts=2, queue_seconds=0.5, execute_seconds=0.25,
@@ -52,11 +73,47 @@ async def test_row_contains_everything_about_a_sample(tmp_path):
         "step": 3, "lane": "train", "group": 0, "sample": 0, "prompt_index": 7, "data_source": "gsm8k",
         "prompt": "6 x 7?", "ground_truth": "42", "completion": "42", "truncated": False, "num_tokens": 4,
         "num_sampled_tokens": 2, "weights": "g:3", "score": 1.0, "advantage": 0.5,
+        "end": "answered", "failure": None, "messages": None, "state": None,
+        "turns": None, "segments": None,
     }  # fmt: skip
     assert reward == {
         "name": "correct", "valid": True, "score": 1.0, "components": [("exact", 1.0)], "reason": None, "message": "",
         "version": "v1", "attempts": 2, "queue_seconds": 0.5, "execute_seconds": 0.25, "latency_seconds": 3.0,
     }  # fmt: skip
+
+
+async def test_conversation_has_turns_calls_and_spans_of_each_segment(tmp_path):
+    call = ToolCall("0", "add", {"a": 1}, seconds=0.5, tool="calculator")
+    unknown = ToolCall("1", "subtract", None, error="there is no function subtract")
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "b"}]
+    conversation = Episode(
+        7, 0, 0,
+        [Segment([1, 2, 3, 4, 5], [0, 1, 0, 1, 1], [0.0] * 5, [0] * 5, [-1, 0, -1, 1, 1]),
+         Segment([6, 7], [0, 1], [0.0] * 2, [0] * 2, [-1, 2])],
+        [Turn("a", tool_calls=[call, unknown]),
+         Turn("b", reward=-0.5, user_seconds=0.25, user_info={"n": 1}),
+         Turn("c")],
+        messages=messages, state={"turn": 1}, end=EpisodeEnd.FAILED,
+        failure=EpisodeFailure("user", "spec.agent.user", "timeout", "took 9 s"),
+        breaks=[ContextBreak("history rewritten", "<think>")],
+    )  # fmt: skip
+    log = TrajectoryLog(tmp_path, 1, decode=lambda token_ids: "".join(map(str, token_ids)))
+    log.record("train", 3, [group_of(conversation)])
+    await log.close()
+    [row] = pq.read_table(trajectory_file(tmp_path, 3, "train")).to_pylist()
+    assert (row["end"], row["failure"]) == ("failed", "spec.agent.user: timeout: took 9 s")
+    assert (row["messages"], row["state"]) == (json.dumps(messages), '{"turn": 1}')
+    add = {"id": "0", "name": "add", "tool": "calculator", "arguments": '{"a": 1}', "error": None, "seconds": 0.5}
+    subtract = {"id": "1", "name": "subtract", "tool": None, "arguments": None, "seconds": 0.0}
+    assert row["turns"] == [
+        turn("a", tool_calls=[add, {**subtract, "error": "there is no function subtract"}]),
+        turn("b", reward=-0.5, user_seconds=0.25, user_info='{"n": 1}'),
+        turn("c"),
+    ]
+    assert row["segments"] == [
+        segment(5, [(0, 1, -1, "1"), (1, 2, 0, "2"), (2, 3, -1, "3"), (3, 5, 1, "45")]),
+        segment(2, [(0, 1, -1, "6"), (1, 2, 2, "7")], "history rewritten", "<think>"),
+    ]
 
 
 async def test_invalid_result_has_a_reason_and_no_score(tmp_path):

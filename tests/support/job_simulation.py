@@ -23,6 +23,17 @@ def make_job(**spec):
     return RLJob.model_validate({"metadata": {"name": "gsm8k", "uid": "u1", "generation": 1}, "spec": base | spec})
 
 
+def make_agent_job(user=None, tool=None, **spec):
+    """The job with a simulated user, and a tool named calculator."""
+    agent = {
+        "type": "loop",
+        "user": {"function": {"inline": "def respond(): ..."}} | (user or {}),
+        "tools": [{"name": "calculator", "function": {"inline": "def add(): ..."}} | (tool or {})],
+    }
+    data = {"train": {"source": "/data/train.jsonl"}, "format": "chat"}
+    return make_job(**{"data": data, "agent": agent} | spec)
+
+
 class JobSimulation:
     """Applies the plans of a job to its objects, stores its status, and counts the writes of each reconcile."""
 

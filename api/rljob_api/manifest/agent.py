@@ -6,7 +6,7 @@ each entry of tools.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,10 @@ class AgentFunction(Role):
 class SimulatedUser(AgentFunction):
     """A user that answers the policy, rewards its turns and ends the conversation: a function or class `respond`. See
     docs/agents.md."""
+
+
+USER_SERVICE: Final = "user"
+"""Name of the service of spec.agent.user."""
 
 
 class Tool(AgentFunction):
@@ -93,6 +97,22 @@ class Agent(Spec):
             "add agent.user or agent.tools, or set type: singleTurn",
             lambda agent: agent.type != "loop" or agent.user is not None or bool(agent.tools),
             "!has(self.type) || self.type != 'loop' || has(self.user) || (has(self.tools) && self.tools.size() > 0)",
+        ),
+        Rule(
+            ("tools",),
+            "must have different names",
+            "rename one of them",
+            lambda agent: len({tool.name for tool in agent.tools}) == len(agent.tools),
+            "",  # x-kubernetes-list-type: map enforces it
+            lambda agent: base.find_duplicates("tools", [tool.name for tool in agent.tools]),
+        ),
+        Rule(
+            ("tools",),
+            f"must not be named {USER_SERVICE}, which is the service of agent.user",
+            "choose another name",
+            lambda agent: all(tool.name != USER_SERVICE for tool in agent.tools),
+            f"!has(self.tools) || self.tools.all(tool, tool.name != '{USER_SERVICE}')",
+            lambda agent: ", ".join(f"tools[{i}]" for i, tool in enumerate(agent.tools) if tool.name == USER_SERVICE),
         ),
     )
 

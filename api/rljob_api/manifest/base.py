@@ -68,6 +68,12 @@ class Rule:
     API server checks only changed values, if the rule belongs to a type without other fields that may change alone."""
 
 
+def find_duplicates(field: str, names: list[str]) -> str:
+    """`acc in rewards[0] and rewards[2]`."""
+    places = {name: [f"{field}[{i}]" for i, other in enumerate(names) if other == name] for name in names}
+    return ", ".join(f"{name} in {' and '.join(found)}" for name, found in places.items() if len(found) > 1)
+
+
 def exactly_one(*fields: str, remedy: str = "set one and remove the others") -> Rule:
     """Return the rule that exactly one of these optional fields (in camelCase) is set."""
 

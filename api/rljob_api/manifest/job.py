@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
-from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.agent import USER_SERVICE, Agent
 from rljob_api.manifest.algorithm import Algorithm
-from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, list_map
+from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, find_duplicates, list_map
 from rljob_api.manifest.pod_settings import PodSettings
-from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.reward import PythonFunction, Reward
 from rljob_api.manifest.roles import HeadRole, RolloutRole, TrainerRole
 from rljob_api.manifest.schedule import Schedule
 from rljob_api.manifest.sources import Hub
@@ -38,12 +38,6 @@ def _prompt_and_completion_fit(spec: RLJobSpec) -> bool:
 def _evaluation_fits(spec: RLJobSpec) -> bool:
     limit, sampling = spec.rollout.max_model_len, spec.evaluation.sampling
     return limit is None or sampling is None or sampling.max_tokens < limit
-
-
-def _find_duplicates(names: list[str]) -> str:
-    """`acc in rewards[0] and rewards[2]`."""
-    places = {name: [f"rewards[{i}]" for i, other in enumerate(names) if other == name] for name in names}
-    return ", ".join(f"{name} in {' and '.join(found)}" for name, found in places.items() if len(found) > 1)
 
 
 _RULES: Final = (
@@ -75,7 +69,7 @@ _RULES: Final = (
         "rename one of them",
         lambda spec: len({reward.name for reward in spec.rewards}) == len(spec.rewards),
         "",  # x-kubernetes-list-type: map enforces it
-        lambda spec: _find_duplicates([reward.name for reward in spec.rewards]),
+        lambda spec: find_duplicates("rewards", [reward.name for reward in spec.rewards]),
     ),
     Rule(
         ("agent.tools", "rewards"),
@@ -83,7 +77,15 @@ _RULES: Final = (
         "rename one of them",
         lambda spec: not {tool.name for tool in spec.agent.tools} & {reward.name for reward in spec.rewards},
         "!has(self.agent.tools) || !self.agent.tools.exists(tool, self.rewards.exists(r, r.name == tool.name))",
-        lambda spec: ", ".join({tool.name for tool in spec.agent.tools} & {reward.name for reward in spec.rewards}),
+        lambda spec: ", ".join(sorted({t.name for t in spec.agent.tools} & {r.name for r in spec.rewards})),
+    ),
+    Rule(
+        ("rewards", "agent.user"),
+        f"must not be named {USER_SERVICE}, which is the service of agent.user",
+        "choose another name",
+        lambda spec: spec.agent.user is None or all(reward.name != USER_SERVICE for reward in spec.rewards),
+        f"!has(self.agent.user) || self.rewards.all(reward, reward.name != '{USER_SERVICE}')",
+        lambda spec: ", ".join(f"rewards[{i}]" for i, r in enumerate(spec.rewards) if r.name == USER_SERVICE),
     ),
     Rule(
         ("data.format", "agent.type"),
@@ -174,8 +176,13 @@ def _group_sizes(spec: str) -> str:
     return f"{spec}.rewards.map(r, {_IN_GROUP}, r.replicas)"
 
 
+def _agent_sizes(spec: str) -> str:
+    user = f"(has({spec}.agent.user) ? [{spec}.agent.user.replicas] : [])"
+    return f"{user} + (has({spec}.agent.tools) ? {spec}.agent.tools.map(t, t.replicas) : [])"
+
+
 _IMMUTABLE: Final = (
-    *map(_unchanged, ("model", "data.train", "algorithm")),
+    *map(_unchanged, ("model", "data.train", "algorithm", "agent.type")),
     *(_unchanged(f"schedule.{field}") for field in ("type", "promptsPerStep", "miniBatches", "maxStaleness", "seed")),
     *map(_unchanged_optional, ("managedBy", "trainer.lora")),
     *map(_unchanged_unless_suspended, ("trainer.replicas", "trainer.gpusPerReplica")),
@@ -187,11 +194,12 @@ _IMMUTABLE: Final = (
         _KUEUE_MESSAGE.replace("immutable", "immutable in its replicas (except for autoscaled rewards)"),
         f"{_FREE_UNDER_KUEUE} || {_group_sizes('self')} == {_group_sizes('oldSelf')}",
     ),
+    ClusterRule(
+        "agent",
+        _KUEUE_MESSAGE.replace("immutable", "immutable in the replicas of its user and tools"),
+        f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
+    ),
 )
-
-
-USER_SERVICE: Final = "user"
-"""Name of the service of spec.agent.user."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +258,14 @@ class RLJobSpec(PodSettings):
                 for index, tool in enumerate(tools)
             ),
         ]
+
+    @property
+    def functions(self) -> dict[str, PythonFunction]:
+        """The Python of the user that the job runs, by path: spec.rewards[0].function, spec.agent.user.function."""
+        found = {f"spec.rewards[{index}].function": reward.function for index, reward in enumerate(self.rewards)}
+        found |= {"spec.agent.user.function": self.agent.user.function if self.agent.user else None}
+        found |= {f"spec.agent.tools[{index}].function": tool.function for index, tool in enumerate(self.agent.tools)}
+        return {path: function for path, function in found.items() if function is not None}
 
     @property
     def num_optimized_models(self) -> int:

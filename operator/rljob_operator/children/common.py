@@ -6,14 +6,14 @@ job's name only, so the same job always owns the same objects.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import yaml
 
 from rljob_api import API_VERSION
-from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward
+from rljob_api.manifest.job import RLJob, Service
 from rljob_api.read import scalars
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
@@ -28,6 +28,11 @@ HEAD = "head"
 TRAINER = "trainer"
 ROLLOUT = "rollout"
 REWARD = "reward"
+AGENT = "agent"
+"""The Pods of the simulated user and of the tools."""
+SERVING = (REWARD, AGENT)
+"""The roles with a name: one per service of the job. They run a reward server, and user code in it."""
+_NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
 
 ANNOTATION_CONFIG_HASH = "rljob.dev/config-hash"
 """On Pod templates: digest of what the role reads at its start. Pods are replaced only when that changes."""
@@ -41,13 +46,30 @@ def child_name(owner: Owner, suffix: str) -> str:
     return f"{owner.metadata.name}-{suffix}"
 
 
-def reward_name(job: RLJob, reward: Reward) -> str:
-    return child_name(job, f"{REWARD}-{reward.name}")
+def role_of_service(service: Service) -> str:
+    return REWARD if service.kind == "reward" else AGENT
 
 
-def build_selector(job: RLJob, role: str, reward: Reward | None = None) -> dict[str, str]:
-    labels = {contract.LABEL_JOB: job.metadata.name, contract.LABEL_ROLE: role}
-    return labels | ({contract.LABEL_REWARD: reward.name} if reward else {})
+def service_name(job: RLJob, service: Service) -> str:
+    """JOB-reward-NAME, JOB-agent-NAME: a DNS label, since a job's name has at most 40 characters and a service's 15."""
+    return child_name(job, f"{role_of_service(service)}-{service.reward.name}")
+
+
+def build_selector(job: RLJob, role: str, name: str = "") -> dict[str, str]:
+    """The labels of a role's Pods; with a name, of one service's."""
+    return {contract.LABEL_JOB: job.metadata.name} | build_role_labels(role, name)
+
+
+def build_role_labels(role: str, name: str = "") -> dict[str, str]:
+    return {contract.LABEL_ROLE: role} | ({_NAME_LABELS[role]: name} if name else {})
+
+
+def read_role_name(labels: Mapping[str, str], role: str = "") -> str:
+    """The role's name in the status, from the labels of a child: head, reward-correct, agent-user. `role` replaces the
+    label of the role."""
+    role = role or labels.get(contract.LABEL_ROLE) or ""
+    name = labels.get(_NAME_LABELS.get(role, ""))
+    return f"{role}-{name}" if name else role
 
 
 def build_child(

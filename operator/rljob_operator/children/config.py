@@ -22,6 +22,7 @@ _NOT_READ_OF_JOB: dict[str, Any] = {
     **dict.fromkeys((*POD_SETTINGS, "scheduling"), True),
     **dict.fromkeys(("head", "trainer", "rollout"), _NOT_READ_OF_ROLE),
     "rewards": {"__all__": _NOT_READ_OF_ROLE},
+    "agent": {"user": _NOT_READ_OF_ROLE, "tools": {"__all__": _NOT_READ_OF_ROLE}},
 }
 
 
@@ -38,7 +39,7 @@ def build_job_config(job: RLJob) -> Manifest:
 
 
 def build_reward_config(service: RewardService) -> Manifest:
-    """ConfigMap of a reward. Source code in a user's ConfigMap is mounted from there."""
+    """ConfigMap of a reward's server. Source code in a user's ConfigMap is mounted from there."""
     reward = _mask_autoscaled_replicas(service.reward)
     data = {FILE_REWARD: to_yaml(reward.to_manifest(exclude=_NOT_READ_OF_ROLE, exclude_defaults=True))}
     if service.reward.function and service.reward.function.inline is not None:

@@ -12,9 +12,9 @@ from rljob_api.manifest.base import Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.roles import Role
-from rljob_api.wire.contract import ANNOTATION_RESTART, LABEL_REWARD
+from rljob_api.wire.contract import ANNOTATION_RESTART
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import HEAD, REWARD, TRAINER
+from rljob_operator.children.common import HEAD, TRAINER, read_role_name
 
 RETRY_FIELDS = frozenset({"backoffLimit", "backoffWindowSeconds"})
 """Fields of a role that only the operator's decisions read."""
@@ -50,7 +50,7 @@ def read_configuration(
 
 def read_restart_request(owner: Owner, role: str, labels: dict[str, str]) -> str:
     """The values of the annotations that request a restart of all roles, and of this one; empty without a request."""
-    name = f"{REWARD}-{labels[LABEL_REWARD]}" if LABEL_REWARD in labels else role
+    name = read_role_name(labels, role)
     values = (owner.metadata.annotations.get(key) for key in (ANNOTATION_RESTART, f"{ANNOTATION_RESTART}-{name}"))
     return " ".join(filter(None, values))
 
@@ -63,5 +63,5 @@ def read_scheduling(owner: Owner) -> Manifest:
     scheduling = read_settings(spec.scheduling, {"timeoutSeconds"})
     if spec.scheduling.gang != "kueue":
         return scheduling
-    rewards = [None if reward.autoscaling else reward.replicas for reward in spec.rewards]
-    return scheduling | {"replicas": [spec.trainer.replicas, spec.rollout.replicas, *rewards]}
+    services = [None if each.reward.autoscaling else each.reward.replicas for each in spec.services]
+    return scheduling | {"replicas": [spec.trainer.replicas, spec.rollout.replicas, *services]}

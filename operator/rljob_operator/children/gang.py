@@ -5,7 +5,7 @@ running workload keeps its own (`keep_gang`), because a changed template would r
 """
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardBase
+from rljob_api.manifest.reward import Reward, RewardBase
 from rljob_api.manifest.roles import Role
 from rljob_api.wire.contract import SCHEDULING_GATE
 from rljob_operator.backend import Manifest
@@ -44,9 +44,13 @@ def is_outside_gang(job: RLJob, role: Role) -> bool:
 def count_gang_pods(job: RLJob) -> int:
     """Pods that start together. Rewards served elsewhere have none."""
     spec = job.spec
-    rewards = [reward for reward in spec.rewards if reward.is_served and not is_outside_gang(job, reward)]
-    of_rewards = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in rewards]
-    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(of_rewards)
+    members = [role for role in _find_served(job) if not is_outside_gang(job, role)]
+    of_services = [r.autoscaling.min_replicas if r.autoscaling else r.replicas for r in members]
+    return 1 + spec.trainer.replicas + spec.rollout.replicas + sum(of_services)
+
+
+def _find_served(job: RLJob) -> list[Reward]:
+    return [service.reward for service in job.spec.services if service.reward.is_served]
 
 
 def build_gang_metadata(job: RLJob, role: Role) -> tuple[dict[str, str], dict[str, str]]:
@@ -94,7 +98,7 @@ def _common_priority(job: RLJob, defaults: Defaults) -> str | None:
     Pods'."""
     spec, name = job.spec, "priorityClassName"
     common = spec.priority_class_name or defaults.priority_class_name
-    roles = [spec.head, spec.trainer, spec.rollout, *(reward for reward in spec.rewards if reward.is_served)]
+    roles = [spec.head, spec.trainer, spec.rollout, *_find_served(job)]
     first, *others = [(role.template.get("spec") or {}).get(name, common) for role in roles]
     return first if isinstance(first, str) and all(other == first for other in others) else None
 

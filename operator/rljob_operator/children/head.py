@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.schedule import MUTABLE_SCHEDULE_FIELDS
@@ -23,7 +24,7 @@ from rljob_operator.children.common import (
     build_selector,
     child_name,
     digest,
-    reward_name,
+    service_name,
 )
 from rljob_operator.children.configuration import RETRY_FIELDS
 from rljob_operator.defaults import Defaults
@@ -89,7 +90,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
     data = job.spec.data
-    services = {reward.name: reward_name(job, reward) for reward in job.spec.rewards if reward.is_served}
+    services = {each.reward.name: service_name(job, each) for each in job.spec.services if each.reward.is_served}
     services |= reward_refs.build_services(job, models)
     env = {
         contract.ENV_ROLLOUT_SERVICE: child_name(job, ROLLOUT),
@@ -103,14 +104,26 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
     """What restarts the driver when it changes: all that it reads except for what it reloads (schedule) or discovers
     (replicas), and the fields of the head's Pod, because the template of a Job is immutable."""
     spec = job.spec
-    read = pods.read_settings(spec, _NOT_READ)
+    read = pods.read_settings(spec, {*_NOT_READ, "agent"})
     return read | {
         "schedule": pods.read_settings(spec.schedule, set(MUTABLE_SCHEDULE_FIELDS)),
         "trainer": pods.read_settings(spec.trainer, pods.POD_FIELDS) | {"numRanks": spec.trainer.num_ranks},
         "rollout": pods.read_settings(spec.rollout, pods.POD_FIELDS),
         "rewards": [pods.read_settings(reward, _not_read(reward)) for reward in spec.rewards],
         "head": pods.read_settings(spec.head, RETRY_FIELDS),
+        **_read_agent(spec.agent),
     }
+
+
+def _read_agent(agent: Agent) -> dict[str, Any]:
+    """Nothing for the default: the digests of jobs with single turns stay. The functions are read by their servers."""
+    settings = pods.read_settings(agent, {"user", "tools"})
+    not_read = pods.POD_FIELDS | _READ_BY_REWARD
+    if agent.user:
+        settings["user"] = pods.read_settings(agent.user, not_read)
+    if agent.tools:
+        settings["tools"] = [pods.read_settings(tool, not_read) for tool in agent.tools]
+    return {"agent": settings} if settings else {}
 
 
 def _not_read(reward: Reward) -> frozenset[str]:

@@ -1,9 +1,10 @@
 """NetworkPolicies, closed by default, and PodDisruptionBudgets.
 
 Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
-rollouts, head -> rewards, rollouts -> head and trainers (weights). Open beyond it: DNS, what the spec names (hf://, an
-http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from labelled namespaces. Reward
-functions are user code: they reach nothing, unless function.network is set, or requirements need the package index.
+rollouts, head -> rewards, simulated user and tools, rollouts -> head and trainers (weights). Open beyond it: DNS, what
+the spec names (hf://, an http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from
+labelled namespaces. Functions are user code: they reach nothing, unless function.network is set, or requirements need
+the package index.
 Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
 """
 
@@ -17,7 +18,16 @@ from rljob_api.manifest.roles import Role
 from rljob_api.manifest.sources import Hub
 from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
-from rljob_operator.children.common import HEAD, REWARD, ROLLOUT, TRAINER, build_child, build_selector, child_name
+from rljob_operator.children.common import (
+    AGENT,
+    HEAD,
+    REWARD,
+    ROLLOUT,
+    TRAINER,
+    build_child,
+    build_selector,
+    child_name,
+)
 from rljob_operator.children.reward import RewardService, build_model_selector, find_services, hub_of
 from rljob_operator.children.reward_refs import served_models
 
@@ -45,11 +55,13 @@ _DNS: Manifest = {"ports": [{"protocol": protocol, "port": port} for port in _DN
 def build_network_policies(
     job: RLJob, models: Mapping[str, RewardModel], operator_namespace: str | None = None
 ) -> list[Manifest]:
-    """One policy per role and per served reward. The head's also opens egress to the RewardModels in `models`, and
+    """One policy per role and per service. The head's also opens egress to the RewardModels in `models`, and
     ingress from the operator; if its namespace is unknown, from any."""
+    services = find_services(job)
     head, trainer, rollout = (_peer(build_selector(job, role)) for role in (HEAD, TRAINER, ROLLOUT))
-    rewards = [_peer(build_selector(job, REWARD))]
-    rewards += [_peer(build_model_selector(name)) for name in served_models(job, models)]
+    servers = [_peer(build_selector(job, REWARD))]
+    servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
+    servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
     group = [head, trainer]
     operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
 
@@ -65,7 +77,7 @@ def build_network_policies(
                 _open("from", [rollout], PORT_DRIVER),
                 _open("from", [operator, _MONITORING], PORT_DRIVER),
             ],
-            [{"to": group}, _open("to", [rollout], PORT_ROLLOUT), _open("to", rewards, PORT_REWARD)],
+            [{"to": group}, _open("to", [rollout], PORT_ROLLOUT), _open("to", servers, PORT_REWARD)],
             _head_urls(job),
         ),
         build(
@@ -80,12 +92,12 @@ def build_network_policies(
             [_open("to", [head], PORT_DRIVER), _open("to", [trainer], PORT_WEIGHTS)],
             [*_hub_urls(job), job.spec.model.source, *_env_urls(job.spec.rollout)],
         ),
-        *(build_reward_policy(service, head) for service in find_services(job)),
+        *(build_reward_policy(service, head) for service in services),
     ]
 
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
-    """The policy of a reward's Pods. `head` selects the Pods that may request scores."""
+    """The policy of a reward's, user's or tool's Pods. `head` selects the Pods that may send requests."""
     ingress = [_open("from", [head], PORT_REWARD), _open("from", [_MONITORING], PORT_REWARD)]
     egress = _build_reward_egress(service.reward, hub_of(service.owner))
     return _build_policy(service.owner, service.name, service.selector, ingress, egress)

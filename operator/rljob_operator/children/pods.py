@@ -119,7 +119,7 @@ def build_workload(
         spec = spec | {"selector": {"matchLabels": parts.labels}}
     api_version = "batch/v1" if kind == "Job" else "apps/v1"
     spec = spec | {"template": _build_pod_template(owner, parts)}
-    uses_hub = parts.role != common.REWARD or parts.sidecar is not None
+    uses_hub = parts.role not in common.SERVING or parts.sidecar is not None
     configuration = read_configuration(owner, parts.role, parts.spec, parts.labels, parts.config, uses_hub=uses_hub)
     workload = common.build_child(api_version, kind, owner, name, parts.labels, spec=spec)
     return [
@@ -209,7 +209,9 @@ def _fill_resources(spec: Manifest, parts: PodParts) -> Manifest:
     """The Pod's spec with the default requests and limits of the containers that RLJob builds. What the job says about
     a resource, in `resources` or in the template, of the container or of the whole Pod, replaces both defaults."""
     defaults = parts.defaults.resources
-    by_container = {parts.role: getattr(defaults, parts.role), VLLM_CONTAINER: defaults.vllm}
+    # An agent's Pods run the server of a reward.
+    of_role = getattr(defaults, common.REWARD if parts.role == common.AGENT else parts.role)
+    by_container = {parts.role: of_role, VLLM_CONTAINER: defaults.vllm}
     lists = {name: spec[name] for name in ("containers", "initContainers") if spec.get(name)}
     whole = _as_mapping(spec.get("resources"))
     return spec | {

@@ -1,8 +1,9 @@
-"""The reward services: a Deployment and a headless Service per function, model and judge, of a job or a RewardModel.
+"""The reward servers: a Deployment and a headless Service per function, model and judge, of a job or a RewardModel, and
+per simulated user and tool of a job's agent.
 
 They run user code, so they get the least: no job file, no service-account token, a read-only root, and scratch space
 that is deleted with the Pod. An http reward has no children. Invariant: the children of a job's reward and of a
-RewardModel differ only in names, labels and token.
+RewardModel differ only in names, labels and token; those of a reward and of an agent also in `--serves`.
 """
 
 import math
@@ -16,7 +17,14 @@ from rljob_api.manifest.sources import Hub
 from rljob_api.wire import contract
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children import pods, reward_refs, reward_vllm
-from rljob_operator.children.common import REWARD, build_selector, child_name, digest, reward_name
+from rljob_operator.children.common import (
+    REWARD,
+    build_selector,
+    child_name,
+    digest,
+    role_of_service,
+    service_name,
+)
 from rljob_operator.defaults import Defaults
 
 _STARTUP_SECONDS = 300
@@ -29,15 +37,15 @@ _MAX_SURGE = "25%"
 """Rounded up, so at least one Pod."""
 _DISK = "ephemeral-storage"
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
-_SCORING = (REWARD, reward_vllm.CONTAINER)
-"""Containers whose images are part of the version; containers that a template adds do not score."""
+_SERVES = {"reward": (), "user": ("--serves", "user"), "tool": ("--serves", "tools")}
+"""Arguments of the server by the kind of service. That of a reward never changes: a changed command restarts Pods."""
 _NAME_IN_SERVER = "rewardmodel"
 """RewardModel names may exceed the 15 characters of a reward's name. Pod labels distinguish models."""
 
 
 @dataclass(frozen=True)
 class RewardService:
-    """One reward that the operator serves."""
+    """One reward, simulated user or tool that the operator serves."""
 
     owner: Owner
     reward: Reward
@@ -48,20 +56,26 @@ class RewardService:
     """The name of all its children."""
     selector: dict[str, str]
     token_secret: str
+    role: str = REWARD
+    """Also the name of the server's container."""
+    arguments: tuple[str, ...] = ()
+    """Of the server, besides those of every one."""
 
 
 def find_services(job: RLJob) -> list[RewardService]:
     return [
         RewardService(
             owner=job,
-            reward=reward,
-            path=f"spec.rewards[{index}]",
-            name=reward_name(job, reward),
-            selector=build_selector(job, REWARD, reward),
+            reward=service.reward,
+            path=service.path,
+            name=service_name(job, service),
+            selector=build_selector(job, role_of_service(service), service.reward.name),
             token_secret=child_name(job, "token"),
+            role=role_of_service(service),
+            arguments=_SERVES[service.kind],
         )
-        for index, reward in enumerate(job.spec.rewards)
-        if reward.is_served
+        for service in job.spec.services
+        if service.reward.is_served
     ]
 
 
@@ -93,7 +107,7 @@ def build_reward(service: RewardService, token: str, defaults: Defaults) -> list
     spec = {"replicas": service.reward.replicas, "strategy": strategy}
     parts = _build_parts(service, token, defaults)
     children = pods.build_workload(service.owner, "Deployment", service.name, parts, spec)
-    _add_images_env(children[1]["spec"]["template"])
+    _add_images_env(children[1]["spec"]["template"], service.role)
     return children
 
 
@@ -105,12 +119,13 @@ def _build_update_strategy(owner: Owner) -> Manifest:
     return {"maxSurge": _MAX_SURGE, "maxUnavailable": 0}
 
 
-def _add_images_env(template: Manifest) -> None:
-    """Pass the images to the server, which makes them part of its version. They come from the merged template: the user
-    may have changed or removed them. The API server rejects a container without an image."""
-    spec = template["spec"]
-    scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in _SCORING]
-    server = next(container for container in scoring if container["name"] == REWARD)
+def _add_images_env(template: Manifest, role: str) -> None:
+    """Pass the images to the server, which makes them part of its version: its own and that of the model, not those of
+    containers that a template adds. They come from the merged template: the user may have changed or removed them. The
+    API server rejects a container without an image."""
+    spec, names = template["spec"], (role, reward_vllm.CONTAINER)
+    scoring = [c for c in [*spec.get("initContainers", []), *spec["containers"]] if c["name"] in names]
+    server = next(container for container in scoring if container["name"] == role)
     images = " ".join(container.get("image") or "" for container in scoring)
     server["env"] = (server.get("env") or []) + pods.build_env({contract.ENV_REWARD_IMAGES: images})
 
@@ -119,7 +134,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
     reward = service.reward
     disk: Manifest = {"sizeLimit": reward.resources.limits.get(_DISK) or defaults.reward_scratch_size}
     return pods.PodParts(
-        role=REWARD,
+        role=service.role,
         spec=reward,
         spec_path=service.path,
         image=defaults.reward_image,
@@ -127,6 +142,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         command=[
             *("python", "-m", "rljob_reward", "--config", f"{contract.PATH_CONFIG}/{contract.FILE_REWARD}"),
             *("--grace", str(math.ceil(reward.timeout_seconds))),
+            *service.arguments,
         ],
         labels=service.selector,
         config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},

@@ -12,7 +12,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardBase
 from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD, REWARD, TRAINER
+from rljob_operator.children.common import HEAD, SERVING, TRAINER
 from rljob_operator.plan import active_time, conditions, observed_job
 from rljob_operator.plan.failures import Failures, count_charged
 from rljob_operator.plan.observed_job import ObservedJob, RoleView
@@ -111,7 +111,7 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
             if end["exitCode"] == int(ExitCode.USER):
                 # Head, trainers and rollouts name the field in their message; the traceback of a function does not.
                 kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
-                remedy = f"; fix {role.path}.{kind}" if role.kind == REWARD else ""
+                remedy = f"; fix {role.path}.{kind}" if role.kind in SERVING else ""
                 return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, end) + remedy)
     return None
 

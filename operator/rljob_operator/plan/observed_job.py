@@ -13,18 +13,21 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Role
 from rljob_api.manifest.status import MAX_IMAGE_LENGTH
-from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_REWARD, LABEL_ROLE, MANAGED_BY
+from rljob_api.wire.contract import LABEL_MANAGED_BY, LABEL_ROLE, MANAGED_BY
 from rljob_api.wire.termination import ERROR_PREFIX
 from rljob_api.wire.text import clean_text
 from rljob_operator.backend import ChildKey, Manifest, ObservedState, Owner
 from rljob_operator.children.common import (
     ANNOTATION_JOB_UID,
     HEAD,
-    REWARD,
     ROLLOUT,
+    SERVING,
     TRAINER,
     WORKLOAD_KINDS,
+    build_role_labels,
     child_name,
+    read_role_name,
+    role_of_service,
 )
 from rljob_operator.children.pods import VLLM_CONTAINER
 
@@ -41,11 +44,11 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failure)(: |$)")
 @dataclass(frozen=True)
 class RoleView:
     name: str
-    """head, trainer, rollout, or reward-NAME."""
+    """head, trainer, rollout, reward-NAME or agent-NAME."""
     kind: str
-    """head, trainer, rollout or reward."""
+    """head, trainer, rollout, reward or agent."""
     path: str
-    """In the manifest: spec.rewards[0]."""
+    """In the manifest: spec.rewards[0], spec.agent.user."""
     spec: Role
     desired: int
     pods: tuple[Manifest, ...]
@@ -111,10 +114,9 @@ def find_images(children: Mapping[ChildKey, Manifest]) -> dict[str, str]:
     for key, child in children.items():
         labels = labels_of(child)
         if key.kind in WORKLOAD_KINDS and (role := labels.get(LABEL_ROLE)):
-            name = f"{role}-{labels[LABEL_REWARD]}" if LABEL_REWARD in labels else role
             containers = child["spec"]["template"]["spec"].get("containers") or []
             found = [container.get("image") or "" for container in containers if container["name"] == role]
-            images[name] = "".join(found)[:MAX_IMAGE_LENGTH]
+            images[read_role_name(labels)] = "".join(found)[:MAX_IMAGE_LENGTH]
     return images
 
 
@@ -164,22 +166,22 @@ def find_controller(manifest: Manifest) -> Manifest:
 
 
 def _roles(job: RLJob, pods: list[Manifest], terminating: list[Manifest]) -> Iterator[RoleView]:
-    def view(role: str, path: str, spec: Role, desired: int, reward: str = "") -> RoleView:
-        labels = {LABEL_ROLE: role} | ({LABEL_REWARD: reward} if reward else {})
+    def view(role: str, path: str, spec: Role, desired: int, service: str = "") -> RoleView:
+        labels = build_role_labels(role, service)
 
         def of_role(pods: list[Manifest]) -> tuple[Manifest, ...]:
             return tuple(sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of))
 
-        name = f"{role}-{reward}" if reward else role
+        name = read_role_name(labels)
         return RoleView(name, role, path, spec, desired, of_role(pods), of_role(terminating))
 
     spec = job.spec
     yield view(HEAD, "spec.head", spec.head, 1)
     yield view(TRAINER, "spec.trainer", spec.trainer, spec.trainer.replicas)
     yield view(ROLLOUT, "spec.rollout", spec.rollout, spec.rollout.replicas)
-    for index, reward in enumerate(spec.rewards):
-        if reward.is_served:
-            yield view(REWARD, f"spec.rewards[{index}]", reward, reward.replicas, reward.name)
+    for service in spec.services:
+        if (reward := service.reward).is_served:
+            yield view(role_of_service(service), service.path, reward, reward.replicas, reward.name)
 
 
 def name_of(manifest: Manifest) -> str:
@@ -199,7 +201,7 @@ def own_container_statuses(pod: Manifest) -> list[Manifest]:
     """The statuses of the main container and of RLJob's vLLM sidecar, without containers of others: a mesh's proxy, or
     what the user's template adds."""
     role = labels_of(pod).get(LABEL_ROLE, "")
-    names = {role, VLLM_CONTAINER} if role == REWARD else {role}
+    names = {role, VLLM_CONTAINER} if role in SERVING else {role}
     return [status for status in container_statuses(pod) if status.get("name") in names]
 
 

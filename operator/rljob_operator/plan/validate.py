@@ -51,7 +51,7 @@ def find_role_paths(owner: RLJob | RewardModel) -> dict[str, RolePath]:
         child_name(owner, name): RolePath(f"spec.{name}", role, name)
         for name, role in ((HEAD, owner.spec.head), (TRAINER, owner.spec.trainer), (ROLLOUT, owner.spec.rollout))
     }
-    return roles | {service.name: RolePath(service.path, service.reward, REWARD) for service in find_services(owner)}
+    return roles | {each.name: RolePath(each.path, each.reward, each.role) for each in find_services(owner)}
 
 
 def find_model_problems(model: RewardModel) -> list[str]:
@@ -76,21 +76,21 @@ def find_model_child_problems(model: RewardModel, children: list[Manifest]) -> l
 def find_spec_problems(job: RLJob) -> list[str]:
     """All problems except for sizes. Those need the built children (find_size_problems), a large part of the time of a
     reconcile."""
-    rewards = [(f"spec.rewards[{index}]", reward) for index, reward in enumerate(job.spec.rewards)]
+    services = [(service.path, service.reward) for service in job.spec.services]
     return [
-        *_source_problems(job, rewards),
-        *chain.from_iterable(starmap(find_url_problems, rewards)),
-        *chain.from_iterable(starmap(find_template_problems, _roles(job, rewards))),
+        *_source_problems(job, services),
+        *chain.from_iterable(starmap(find_url_problems, services)),
+        *chain.from_iterable(starmap(find_template_problems, _roles(job, services))),
         *_scheduling_problems(job),
     ]
 
 
-def _source_problems(job: RLJob, rewards: list[tuple[str, Reward]]) -> Iterator[str]:
+def _source_problems(job: RLJob, services: list[tuple[str, Reward]]) -> Iterator[str]:
     data = job.spec.data
     sources = {"spec.model.source": job.spec.model.source, "spec.data.train.source": data.train.source}
     if data.eval:
         sources["spec.data.eval.source"] = data.eval.source
-    for path, reward in rewards:
+    for path, reward in services:
         sources |= find_model_sources(path, reward)
     yield from find_source_problems(sources)
 
@@ -143,10 +143,10 @@ def find_template_problems(path: str, role: Role) -> Iterator[str]:
         yield f"{path}.template.spec.containers must not be null: it would delete what the operator builds; remove it"
 
 
-def _roles(job: RLJob, rewards: list[tuple[str, Reward]]) -> Iterator[tuple[str, Role]]:
+def _roles(job: RLJob, services: list[tuple[str, Reward]]) -> Iterator[tuple[str, Role]]:
     """Every role with Pods that the operator creates, with its path in the manifest."""
     yield from (("spec.head", job.spec.head), ("spec.trainer", job.spec.trainer), ("spec.rollout", job.spec.rollout))
-    yield from ((path, reward) for path, reward in rewards if reward.is_served)
+    yield from ((path, reward) for path, reward in services if reward.is_served)
 
 
 def _scheduling_problems(job: RLJob) -> Iterator[str]:

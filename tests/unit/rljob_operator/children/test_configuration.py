@@ -8,10 +8,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from rljob_api.manifest.agent import Tool
 from rljob_api.manifest.base import Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import LocalObjectReference
-from rljob_api.manifest.reward import RewardModel
+from rljob_api.manifest.reward import PythonFunction, RewardModel
 from rljob_api.manifest.roles import Toleration
 from rljob_api.manifest.sources import Hub
 from rljob_operator.children import WORKLOAD_KINDS, pods
@@ -23,7 +24,7 @@ from rljob_operator.children.rollout import build_rollout
 from rljob_operator.children.trainer import build_trainer
 from rljob_operator.defaults import DEFAULTS
 from tests.paths import ROOT
-from tests.support.job_simulation import make_job
+from tests.support.job_simulation import make_agent_job, make_job
 
 DATA = ROOT / "tests" / "data" / "configuration"
 RESTARTS_ALL = (
@@ -100,7 +101,11 @@ def other_value(name: str, annotation: Any, value: Any) -> Any:
         case dict():
             return value | {"OTHER": 1.0 if "float" in str(annotation) else "1"}
         case list():
-            item = {"tolerations": Toleration(operator="Exists"), "image_pull_secrets": LocalObjectReference(name="x")}
+            item = {
+                "tolerations": Toleration(operator="Exists"),
+                "image_pull_secrets": LocalObjectReference(name="x"),
+                "tools": Tool(name="other", function=PythonFunction(inline="x = 1")),
+            }
             return [*value, item.get(name, "other")]
         case str():
             choices = [c for c in typing.get_args(annotation) if isinstance(c, str)]
@@ -127,7 +132,7 @@ def find_changes(part: Spec, path: tuple[Any, ...] = ()) -> list[tuple[str, Any]
         value, here = getattr(part, name), (*path, alias)
         if isinstance(value, Spec):
             found += find_changes(value, here)
-        elif isinstance(value, list) and value and isinstance(value[0], Spec) and name == "rewards":
+        elif isinstance(value, list) and value and isinstance(value[0], Spec) and name in ("rewards", "tools"):
             found += [change for i, each in enumerate(value) for change in find_changes(each, (*here, str(i)))]
         elif (changed := other_value(name, field.annotation, value)) is not None:
             found.append((".".join(here), changed))
@@ -147,7 +152,7 @@ def changed_spec(owner, path: str, value: Any):
 
 def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse():
     paths = set()
-    for owner in load_with_new_fields():
+    for owner in [*load_with_new_fields(), make_agent_job()]:
         before = build_workloads(owner)
         for path, value in find_changes(owner.spec):
             if "scheduling." in path or path.endswith(("source", "name")):
@@ -160,6 +165,7 @@ def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse()
             assert changed_names(before, after, read_configuration) == templates, f"{owner.kind} {path}: {value}"
             paths.add(path)
     assert {"trainer.image", "hub.endpoint", "checkpoint.persistentVolumeClaim.claimName", "priorityClassName"} <= paths
+    assert {"agent.maxUserTurns", "agent.user.function.inline", "agent.tools.0.env", "agent.tools.0.onError"} <= paths
     assert len(paths) > 150
 
 

@@ -1,0 +1,91 @@
+"""Whether the next prompt may continue the tokens of the last one, and with which text. Pure, on texts alone."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from rljob_api.wire.protocol import Message
+
+_SHOWN_BEFORE, _SHOWN_AFTER = 20, 80
+"""Characters around the first difference."""
+
+
+class BreakCause(enum.StrEnum):
+    """Why a new segment began: what the chat template does."""
+
+    HEADER = "header"
+    """It writes the start of an answer in the history otherwise than the header after which the policy answers."""
+    ANSWER = "answer"
+    """It leaves a part of the last answer out of the history, or ends it otherwise: for example, it drops reasoning."""
+    HISTORY = "history"
+    """It writes earlier messages otherwise once later ones follow: for example, it drops reasoning before the last
+    message of the user."""
+
+
+@dataclass(frozen=True)
+class Break:
+    turn: int
+    """The first turn of the new segment."""
+    cause: BreakCause
+    expected: str
+    """Text of the earlier tokens from shortly before the first difference."""
+    found: str
+    """What the template writes there now."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The last prompt and its answer, as texts."""
+
+    prompt: str
+    """What the template wrote for the prompt, with the header of the answer."""
+    body: str
+    """What was sampled, without the token that ended it."""
+    end: str
+    """The token that ended it. Empty: the answer was cut off, or a stop string ended it."""
+    message: Message
+    """The answer as the template gets it."""
+    closed: str
+    """What the template writes for the conversation up to this answer, without a header."""
+    tail: str
+    """What the template writes after the body of an answer."""
+    unsampled: str
+    """The part of the tail that follows `end`."""
+
+
+def find_following(answered: Answered, text: str, turn: int) -> str | Break:
+    """Return what follows the sampled tokens in `text`, the next prompt, or why it does not continue the last one."""
+    literal = answered.prompt + answered.body + answered.tail
+    if text.startswith(literal):
+        return answered.unsampled + text[len(literal) :]
+    if not answered.closed.startswith(answered.prompt):
+        return _break(turn, BreakCause.HEADER, answered.prompt, answered.closed)
+    written = answered.closed[len(answered.prompt) :]
+    if not written.endswith(answered.tail) or not _keeps(written, answered.message):
+        return _break(turn, BreakCause.ANSWER, literal, answered.closed)
+    if not text.startswith(answered.closed):
+        return _break(turn, BreakCause.HISTORY, answered.closed, text)
+    return answered.unsampled + text[len(answered.closed) :]
+
+
+def _keeps(written: str, message: Message) -> bool:
+    """Whether `written` has all of the message. White space, and how calls are printed, may differ."""
+    content = message.get("content")
+    names = [call["function"]["name"] for call in message.get("tool_calls") or []]
+    squeezed = _squeeze(written)
+    return _squeeze(content if isinstance(content, str) else "") in squeezed and all(
+        _squeeze(name) in squeezed for name in names
+    )
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _break(turn: int, cause: BreakCause, expected: str, found: str) -> Break:
+    pairs = enumerate(zip(expected, found, strict=False))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    start = max(0, first - _SHOWN_BEFORE)
+    stop = start + _SHOWN_BEFORE + _SHOWN_AFTER
+    return Break(turn, cause, expected[start:stop], found[start:stop])

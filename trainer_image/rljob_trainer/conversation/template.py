@@ -1,0 +1,108 @@
+"""A tokenizer with its chat template: messages to text, text to token ids and back.
+
+Leaves the conversation to conversation.py. Invariant: without tools, the ids of `encode(render(messages))` are those of
+`rljob_inputs.data.prompts.tokenize` for the same messages and tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from rljob_api.errors import UserError
+from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_trainer.conversation.tool_calls import ToolFormat, find_format
+
+
+class TemplateError(UserError):
+    """The chat template refuses these messages."""
+
+
+class ChatTemplate:
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer`: of transformers. Raise TemplateError if it has no chat template."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise TemplateError(
+                "spec.agent: the model has no chat template, which conversations need; "
+                "use an instruction-tuned model, or set agent.type: singleTurn"
+            )
+        self._tokenizer = tokenizer
+        self._special: dict[int, bool] = {}
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        """Return the text of a conversation. `generate`: with the header after which the policy answers."""
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [_with_parsed_arguments(message) for message in messages],
+                tools=[_describe(tool) for tool in tools] or None,
+                add_generation_prompt=generate,
+                tokenize=False,
+            )
+        except Exception as error:  # jinja2's own, and whatever the template raises
+            roles = ", ".join(str(message.get("role")) for message in messages[-8:])
+            raise TemplateError(
+                f"the chat template of the model fails for messages that end with the roles {roles}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        # Half a surrogate pair, which JSON can have and no tokenizer takes.
+        return text.encode(errors="replace").decode()
+
+    def encode(self, text: str) -> list[int]:
+        """Return token ids. Special tokens in the text are recognized; none are added."""
+        return [int(token_id) for token_id in self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text, with special tokens."""
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is left out of the text of a completion."""
+        if token_id not in self._special:
+            self._special[token_id] = not self._tokenizer.decode([token_id], skip_special_tokens=True)
+        return self._special[token_id]
+
+    @cached_property
+    def source(self) -> str:
+        """The template for conversations with tools, in jinja."""
+        return str(self._tokenizer.get_chat_template(tools=[{"type": "function"}]))
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls. UserError if that is unknown."""
+        return find_format(self.source)
+
+
+def load_template(model: str, revision: str | None, *, trust_remote_code: bool = False) -> ChatTemplate:
+    """`model`: a folder or the name of a repository. Raise UserError if its tokenizer cannot be loaded."""
+    from transformers import AutoTokenizer  # seconds to import
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers and its hub client raise dozens of types
+        raise UserError(f"spec.model.source: cannot load the tokenizer of {model}: {error}") from error
+    return ChatTemplate(tokenizer)
+
+
+def _describe(tool: ToolSchema) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump()}
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    """Return the message with arguments as objects: templates print them as JSON, and OpenAI's API has them as text."""
+    calls = message.get("tool_calls")
+    if not calls or not any(isinstance(call.get("function", {}).get("arguments"), str) for call in calls):
+        return message
+    return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
+
+
+def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", {})
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

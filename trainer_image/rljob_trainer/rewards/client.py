@@ -1,12 +1,11 @@
 """The client of one reward: a sample or a group to valid scores, or to invalid results with a reason.
 
-Owns retries, the deadline and statistics; `transport` makes each attempt. Invariants: a failure is never a zero; only
-an executed attempt with an invalid result uses up a retry; every request has an end.
+Owns statistics and demand; `transport` makes the attempts. Invariants: a failure is never a zero; every request has an
+end.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -19,21 +18,22 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import ENV_REWARD_SERVICES, ENV_REWARD_TOKENS, ENV_TOKEN
 from rljob_api.wire.discovery import resolve
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, RewardDemand, ScoreRequest, ScoreResult
+from rljob_api.wire.protocol import GroupRequest, RewardDemand, ScoreRequest, ScoreResult
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.rewards.forecast import DemandForecast
-from rljob_trainer.rewards.messages import RewardCall, is_final
-from rljob_trainer.rewards.transport import PendingRequest, RewardTransport, num_valid
+from rljob_trainer.rewards.messages import RewardCall
+from rljob_trainer.rewards.transport import Requests, Transport
 from rljob_trainer.rewards.version_tracker import VersionTracker
 
-_IN_FLIGHT_PER_SLOT = 2
+IN_FLIGHT_PER_SLOT = 2
 """Requests that a replica holds per slot, so that the next one is ready when an execution ends. All others wait in the
 driver: a replica that appears during a burst gets its share."""
 _IN_FLIGHT_PER_ENDPOINT = 1024
 """The limit for an external endpoint, whose slots are unknown: each request is a connection."""
-_UNAVAILABLE_SECONDS = 600.0
+UNAVAILABLE_SECONDS = 600.0
+"""Without any answer of a replica for so long, the job ends with an infrastructure error."""
 _NUM_LATENCIES = 2048
 """Newest samples from which the autoscaler takes the latency: it notices soon that a scorer has become slow."""
 
@@ -41,8 +41,6 @@ _NUM_LATENCIES = 2048
 class RewardClient:
     def __init__(self, reward: Reward, session: aiohttp.ClientSession) -> None:
         self.reward = reward
-        self.in_flight: set[PendingRequest] = set()
-        """Requests that have no result yet: one per sample, or one per group."""
         self.num_rescored = 0
         """Samples that were rescored because the reward's version changed in the middle of a step."""
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)
@@ -52,15 +50,22 @@ class RewardClient:
         self.replicas = ReplicaPool(
             f"reward {reward.name}",
             _discovery(reward),
-            max_in_flight=_IN_FLIGHT_PER_ENDPOINT if is_external else _IN_FLIGHT_PER_SLOT * reward.slots,
+            max_in_flight=_IN_FLIGHT_PER_ENDPOINT if is_external else IN_FLIGHT_PER_SLOT * reward.slots,
             # A long execution is not a sign of failure.
-            unavailable_timeout_seconds=max(_UNAVAILABLE_SECONDS, 2 * reward.timeout_seconds),
+            unavailable_timeout_seconds=max(UNAVAILABLE_SECONDS, 2 * reward.timeout_seconds),
             # The operator may scale these to zero.
             allow_empty=reward.autoscaling is not None or reward.reward_model_ref is not None,
             readiness_lags=False,
         )
         self.versions = None if is_external else VersionTracker(self.replicas, session, headers)
-        self.transport = RewardTransport(reward, session, headers, self.replicas, self.versions)
+        where = f"spec.rewards: {reward.name}"
+        self.transport = Transport[ScoreResult](reward, where, session, headers, self.replicas, self.versions)
+        retries = reward.failure_policy.retries
+        self.requests = Requests(
+            self.transport, self.replicas, retries=retries, deadline_seconds=reward.deadline_seconds
+        )
+        self.in_flight = self.requests.in_flight
+        """Requests that have no result yet: one per sample, or one per group."""
         self.hedges, self.num_requests = self.transport.hedges, self.transport.num_requests
         self.replicas.on_tick = self._tick
 
@@ -81,14 +86,8 @@ class RewardClient:
 
     async def score(self, request: ScoreRequest | GroupRequest) -> list[ScoredResult]:
         """Score the samples together.  [samples]  Raise UserError with failJob, TransientError without any response."""
-        now = time.monotonic()
-        pending = PendingRequest(RewardCall(request, self._protocol), started_at=now, waits_since=now)
-        self.in_flight.add(pending)
-        try:
-            results = await self._run_within_deadline(pending)
-        finally:
-            self.in_flight.discard(pending)
-        if pending.num_executions and not pending.is_group_step:
+        results, pending = await self.requests.run(RewardCall(request, self._protocol))
+        if pending.num_executions and not pending.call.is_short:
             self._latencies.append(pending.execute_seconds)
         for result in results:
             if not result.valid and self.reward.failure_policy.action == "failJob":
@@ -101,11 +100,10 @@ class RewardClient:
 
     def statistics(self) -> dict[str, float]:
         """Return the current value of each metric `rljob_reward_NAME`."""
-        waits_since = [pending.waits_since for pending in self.in_flight if pending.sent_at is None]
         return {
-            "in_flight": sum(len(pending.call.samples) for pending in self.in_flight),
-            "waiting": len(waits_since),
-            "waiting_oldest_seconds": time.monotonic() - min(waits_since) if waits_since else 0.0,
+            "in_flight": sum(pending.call.num_results for pending in self.in_flight),
+            "waiting": self.requests.num_waiting(),
+            "waiting_oldest_seconds": self.requests.longest_wait_seconds(),
             "replicas": len(self.replicas.fleet.replicas),
             "hedges": self.hedges.num_hedges if self.hedges else 0,
             "hedge_wins": self.hedges.num_wins if self.hedges else 0,
@@ -118,7 +116,7 @@ class RewardClient:
             forecast = forecast.in_groups()
         ordered, now = sorted(self._latencies), time.monotonic()
         mean = sum(ordered) / len(ordered) if ordered else None
-        executions = [pending for pending in self.in_flight if not pending.is_group_step]
+        executions = [pending for pending in self.in_flight if not pending.call.is_short]
         sent_at = [pending.sent_at for pending in executions if pending.sent_at is not None]
         measured = {
             "window_seconds": forecast.window_seconds(mean),
@@ -134,7 +132,7 @@ class RewardClient:
         """Return the age of the oldest request and what is missing; empty if nothing is in flight."""
         if not self.in_flight:
             return ""
-        oldest = time.monotonic() - min(pending.started_at for pending in self.in_flight)
+        oldest = self.requests.oldest_seconds()
         fleet, missing = self.replicas.fleet, ""
         if not fleet.replicas:
             missing = ", no replica exists" + (" yet" if self.replicas.allow_empty else "")
@@ -144,39 +142,6 @@ class RewardClient:
                 f", no replica serves version {version}" if version else ", no replica has reported its version yet"
             )
         return f"({self.reward.name}), oldest {oldest:.1f} s{missing}"
-
-    async def _run_within_deadline(self, pending: PendingRequest) -> list[ScoreResult]:
-        seconds = self.reward.deadline_seconds
-        try:
-            async with asyncio.timeout(seconds) as scope:
-                return await self._run_attempts(pending)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        # If no replica responded, the cause is the servers and not the time.
-        is_unreachable = pending.num_failures == pending.num_requests > 0
-        reason = InvalidReason.UNREACHABLE if is_unreachable else InvalidReason.DEADLINE
-        message = f"no result within {seconds:g} s and {pending.num_requests} requests; waited for {pending.waits_for}"
-        return pending.call.fail(reason, message)
-
-    async def _run_attempts(self, pending: PendingRequest) -> list[ScoreResult]:
-        """Make attempts until one is final or no retry is left. Return the results with the most valid samples."""
-        num_invalid, best = 0, list[ScoreResult]()
-        while True:
-            pending.waits_for, pending.waits_since = "a replica", time.monotonic()
-            async with self.replicas.lease(pending.tried) as lease:
-                pending.sent_at, pending.waits_for = time.monotonic(), f"the response of {lease.address}"
-                try:
-                    results = await self.transport.attempt(lease, pending)
-                finally:
-                    pending.sent_at = None
-            if results is None:
-                continue
-            if num_valid(results) >= num_valid(best):
-                best = results
-            num_invalid += not is_final(results)
-            if is_final(results) or num_invalid > self.reward.failure_policy.retries:
-                return best
 
     def _tick(self) -> None:
         if self.versions:
@@ -189,7 +154,12 @@ def _discovery(reward: Reward) -> Callable[[], list[str]]:
     if reward.http is not None:
         url = reward.http.url
         return lambda: [url]
-    host = json.loads(os.environ[ENV_REWARD_SERVICES])[reward.name]
+    return discover_service(reward.name)
+
+
+def discover_service(name: str) -> Callable[[], list[str]]:
+    """Return a function that finds the addresses of a service's ready replicas."""
+    host = json.loads(os.environ[ENV_REWARD_SERVICES])[name]
     return lambda: resolve(host)
 
 

@@ -1,5 +1,7 @@
 """Requests to rewards and their responses: one sample or one group, in RLJob's protocol or OpenRLHF's. Pure.
 
+`Call` is what the transport needs of a request, of whatever kind.
+
 Invariant: a response gives each sample one result, or invalid results with a reason if it breaks the protocol.
 """
 
@@ -9,10 +11,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from rljob_api.wire.contract import UrlPath
-from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, ScoreRequest, ScoreResult
+from rljob_api.wire.contract import MAX_RESULT_BYTES, UrlPath
+from rljob_api.wire.protocol import GroupRequest, GroupResult, InvalidReason, Lane, ScoreRequest, ScoreResult
 from rljob_api.wire.retry_after import parse_retry_after
 
 _FINAL_REASONS = (InvalidReason.ABSTAINED, InvalidReason.BAD_REQUEST)
@@ -20,6 +22,47 @@ _DEFAULT_RETRY_AFTER_SECONDS = 1.0
 _MIN_RETRY_AFTER_SECONDS = 0.05
 
 _TOKEN_FIELDS = {"prompt_ids", "completion_ids"}
+_MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
+"""A result with its id, version and message."""
+
+
+class Outcome(Protocol):
+    """What every result of a server has: of a sample, or of a function's call."""
+
+    @property
+    def valid(self) -> bool: ...
+    @property
+    def reason(self) -> InvalidReason | None: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def execute_seconds(self) -> float: ...
+    @property
+    def version(self) -> str: ...
+
+
+R = TypeVar("R", bound=Outcome)
+
+
+class Call(Protocol[R]):
+    """One request. Retries and hedges send the same one."""
+
+    @property
+    def lane(self) -> Lane: ...
+    @property
+    def num_results(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def max_response_bytes(self) -> int: ...
+    @property
+    def is_short(self) -> bool:
+        """Whether it is no execution of the user's function on a sample, so neither hedged nor measured."""
+        ...
+
+    def encode(self, *, with_tokens: bool = False) -> bytes: ...
+    def read(self, text: str, seconds: float) -> list[R]: ...
+    def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[R]: ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +75,23 @@ class RewardCall:
     @property
     def samples(self) -> list[ScoreRequest]:
         return self.request.samples if isinstance(self.request, GroupRequest) else [self.request]
+
+    @property
+    def lane(self) -> Lane:
+        return self.request.lane
+
+    @property
+    def num_results(self) -> int:
+        return len(self.samples)
+
+    @property
+    def max_response_bytes(self) -> int:
+        return _MAX_RESPONSE_BYTES_PER_SAMPLE * len(self.samples)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is the second half of sampleThenGroup."""
+        return isinstance(self.request, GroupRequest) and self.request.results is not None
 
     @property
     def path(self) -> str:
@@ -103,7 +163,7 @@ class RewardCall:
         return [invalid(sample.id, reason, message, seconds) for sample in self.samples]
 
 
-def is_final(results: Sequence[ScoreResult]) -> bool:
+def is_final(results: Sequence[Outcome]) -> bool:
     """Return whether a retry is useless. The same function on the same text abstains again."""
     return all(result.valid or result.reason in _FINAL_REASONS for result in results)
 

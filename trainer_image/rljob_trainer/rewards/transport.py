@@ -1,6 +1,10 @@
-"""One attempt at a reward: sends a request to a replica, perhaps hedges it, and interprets the response.
+"""Requests to the replicas of one service, such as a reward: attempts, hedges, retries, the deadline.
 
-Invariant: each attempt has an end, and a failure is never a score of zero.
+    Requests.run      until a result is final, no retry is left, or the deadline passes
+    Transport.attempt one request to a replica, perhaps with a hedge, and its response
+
+Invariants: each request has an end; a failure is never a score of zero; only an executed attempt with an invalid result
+uses up a retry.
 """
 
 from __future__ import annotations
@@ -10,17 +14,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 import aiohttp
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import MAX_RESULT_BYTES, PORT_REWARD
-from rljob_api.wire.protocol import GroupRequest, InvalidReason, Lane, ScoreResult
+from rljob_api.wire.contract import PORT_REWARD
+from rljob_api.wire.protocol import InvalidReason, Lane
 from rljob_trainer.replicas.hedging import HedgeTracker, InFlightRequest
 from rljob_trainer.replicas.http import CONNECT_SECONDS
 from rljob_trainer.replicas.pool import ReplicaLease, ReplicaPool
-from rljob_trainer.rewards.messages import RewardCall, busy_seconds, is_final
+from rljob_trainer.rewards.messages import Call, Outcome, R, busy_seconds, is_final
 from rljob_trainer.rewards.version_tracker import VersionTracker
 
 _MIN_QUEUE_SECONDS = 600.0
@@ -30,17 +35,12 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 _USER_ERROR_STATUSES = (401, 403, 404, 405)
 _MALFORMED_STATUS = 422
 """From our servers: a request that breaks the protocol. From others, perhaps the data of one sample."""
-_MAX_RESPONSE_BYTES_PER_SAMPLE = 2 * MAX_RESULT_BYTES
-"""A result with its id, version and message."""
 _JSON = {"Content-Type": "application/json"}
-
-Attempt = list[ScoreResult] | None
-"""Results of all samples of the request; None if this replica could not return any and another one is needed."""
 
 
 @dataclass(eq=False)
-class PendingRequest:
-    call: RewardCall
+class PendingRequest(Generic[R]):
+    call: Call[R]
     started_at: float
     waits_since: float
     """When it last started to wait for a replica."""
@@ -55,39 +55,44 @@ class PendingRequest:
     num_executions: int = 0
     execute_seconds: float = 0.0
 
-    @property
-    def is_group_step(self) -> bool:
-        """Whether it is the second half of sampleThenGroup: short, and no execution for autoscaling."""
-        return isinstance(self.call.request, GroupRequest) and self.call.request.results is not None
 
+class Transport(Generic[R]):
+    """An attempt has the results of all samples of the request; None if this replica could not return any and another
+    one is needed."""
 
-class RewardTransport:
     def __init__(
         self,
         reward: Reward,
+        where: str,
         session: aiohttp.ClientSession,
         headers: Mapping[str, str],
         replicas: ReplicaPool,
         versions: VersionTracker | None,
+        *,
+        may_be_malformed: bool = False,
     ) -> None:
+        """`where`: the service in messages to the user, such as spec.rewards: NAME. `may_be_malformed`: requests have
+        JSON that the policy wrote, so a server may reject one of them."""
         self.num_requests: Counter[Lane] = Counter()
         """Sent so far, including retries and hedges."""
+        self._where = where
         self.hedges = HedgeTracker(reward.hedging) if reward.hedging else None
-        self._name = reward.name
         self._is_external = reward.http is not None
+        self._may_be_malformed = may_be_malformed or self._is_external
         # Two requests per slot: the second waits for the whole execution of the first.
         queue_seconds = 0.0 if self._is_external else max(_MIN_QUEUE_SECONDS, reward.timeout_seconds)
         self.timeout_seconds = reward.timeout_seconds + queue_seconds
         """Maximum time from sending a request to its response."""
         self._session, self._headers, self._replicas, self._versions = session, headers, replicas, versions
 
-    async def attempt(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
+    async def attempt(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
         """Send a request, and a hedge if it becomes due; return the first final results."""
-        if self.hedges is None or pending.is_group_step:
+        if self.hedges is None or pending.call.is_short:
             return await self._send(lease, pending)
         request = InFlightRequest(lease.address, time.monotonic(), asyncio.get_running_loop().create_future())
         self.hedges.record_sent(request)
-        first, second = asyncio.create_task(self._send(lease, pending)), None
+        first = asyncio.create_task(self._send(lease, pending))
+        second: asyncio.Task[list[R] | None] | None = None
         try:
             await asyncio.wait((first, request.second), return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
@@ -121,7 +126,7 @@ class RewardTransport:
             self.hedges.record_hedged(request)
             request.second.set_result(lease)
 
-    async def _send(self, lease: ReplicaLease, pending: PendingRequest) -> Attempt:
+    async def _send(self, lease: ReplicaLease, pending: PendingRequest[R]) -> list[R] | None:
         sent_at, call = time.monotonic(), pending.call
         try:
             body = call.encode(with_tokens=self._versions is not None and self._versions.reads_tokens)
@@ -130,7 +135,7 @@ class RewardTransport:
             return call.fail(InvalidReason.BAD_REQUEST, f"the sample cannot be sent as JSON: {error}")
         pending.tried.add(lease.address)
         pending.num_requests += 1
-        self.num_requests[call.request.lane] += 1
+        self.num_requests[call.lane] += 1
         try:
             async with self._session.post(
                 lease.address if self._is_external else f"http://{lease.address}:{PORT_REWARD}{call.path}",
@@ -138,7 +143,7 @@ class RewardTransport:
                 headers={**self._headers, **_JSON},
                 timeout=aiohttp.ClientTimeout(total=self.timeout_seconds, sock_connect=CONNECT_SECONDS),
             ) as response:
-                text = await _read_text(response, _MAX_RESPONSE_BYTES_PER_SAMPLE * len(call.samples))
+                text = await _read_text(response, call.max_response_bytes)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             pending.num_failures += 1
             # Without a connection nothing was executed.
@@ -150,7 +155,7 @@ class RewardTransport:
                 lease.failed(message)
                 return None
             lease.done()
-            results: Attempt = call.fail(InvalidReason.TIMEOUT, message, time.monotonic() - sent_at)
+            results: list[R] | None = call.fail(InvalidReason.TIMEOUT, message, time.monotonic() - sent_at)
         else:
             results = self._interpret(lease, call, response, text, time.monotonic() - sent_at)
         if results is not None:
@@ -161,15 +166,15 @@ class RewardTransport:
         return results
 
     def _interpret(
-        self, lease: ReplicaLease, call: RewardCall, response: aiohttp.ClientResponse, text: str, seconds: float
-    ) -> Attempt:
+        self, lease: ReplicaLease, call: Call[R], response: aiohttp.ClientResponse, text: str, seconds: float
+    ) -> list[R] | None:
         """Return the results in a response. Raise UserError for one that a retry cannot change."""
         status = response.status
         if status == 429:
             lease.busy(busy_seconds(response.headers.get("Retry-After")))
             return None
-        if status in _USER_ERROR_STATUSES or (status == _MALFORMED_STATUS and not self._is_external):
-            raise UserError(f"spec.rewards: {self._name}: {lease.address} returned {status}: {text[:500]}")
+        if status in _USER_ERROR_STATUSES or (status == _MALFORMED_STATUS and not self._may_be_malformed):
+            raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
         if status in _UNAVAILABLE_STATUSES or (status >= 500 and not self._is_external):
             lease.failed(f"{status} {text[:200]}")
             return None
@@ -180,16 +185,85 @@ class RewardTransport:
             lease.done()
             return call.fail(InvalidReason.BAD_RETURN, f"the response is too long for a result: {text[:200]}", seconds)
         results = call.read(text, seconds)
-        if self._versions is not None:
+        if not self._is_external:
             cancelled = [result for result in results if result.reason is InvalidReason.CANCELLED]
             if cancelled:  # the server shut down first: not an attempt of the function
                 lease.failed(cancelled[0].message)
                 return None
-            if not all(self._versions.record_result(lease.address, result.version) for result in results):
-                lease.done()
-                return None
+        if self._versions is not None and not all(
+            self._versions.record_result(lease.address, result.version) for result in results
+        ):
+            lease.done()
+            return None
         lease.done()
         return results
+
+
+class Requests(Generic[R]):
+    """Runs requests to their end, and knows those that have none yet."""
+
+    def __init__(
+        self, transport: Transport[R], replicas: ReplicaPool, *, retries: int, deadline_seconds: float
+    ) -> None:
+        self.in_flight: set[PendingRequest[R]] = set()
+        self._transport, self._replicas = transport, replicas
+        self._retries, self._deadline_seconds = retries, deadline_seconds
+
+    async def run(self, call: Call[R]) -> tuple[list[R], PendingRequest[R]]:
+        """Return the results and how they came about. Raise UserError for a response that no retry can change, and
+        TransientError if no replica has answered for long."""
+        now = time.monotonic()
+        pending = PendingRequest(call, started_at=now, waits_since=now)
+        self.in_flight.add(pending)
+        try:
+            return await self._run_within_deadline(pending), pending
+        finally:
+            self.in_flight.discard(pending)
+
+    def num_waiting(self) -> int:
+        return sum(pending.sent_at is None for pending in self.in_flight)
+
+    def longest_wait_seconds(self) -> float:
+        """Return the age of the oldest wait for a replica; 0 if no request waits for one."""
+        waits_since = [pending.waits_since for pending in self.in_flight if pending.sent_at is None]
+        return time.monotonic() - min(waits_since) if waits_since else 0.0
+
+    def oldest_seconds(self) -> float:
+        """Return the age of the oldest request; 0 without requests."""
+        return time.monotonic() - min((pending.started_at for pending in self.in_flight), default=time.monotonic())
+
+    async def _run_within_deadline(self, pending: PendingRequest[R]) -> list[R]:
+        seconds = self._deadline_seconds
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                return await self._run_attempts(pending)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        # If no replica responded, the cause is the servers and not the time.
+        is_unreachable = pending.num_failures == pending.num_requests > 0
+        reason = InvalidReason.UNREACHABLE if is_unreachable else InvalidReason.DEADLINE
+        message = f"no result within {seconds:g} s and {pending.num_requests} requests; waited for {pending.waits_for}"
+        return pending.call.fail(reason, message)
+
+    async def _run_attempts(self, pending: PendingRequest[R]) -> list[R]:
+        """Make attempts until one is final or no retry is left. Return the results with the most valid samples."""
+        num_invalid, best = 0, list[R]()
+        while True:
+            pending.waits_for, pending.waits_since = "a replica", time.monotonic()
+            async with self._replicas.lease(pending.tried) as lease:
+                pending.sent_at, pending.waits_for = time.monotonic(), f"the response of {lease.address}"
+                try:
+                    results = await self._transport.attempt(lease, pending)
+                finally:
+                    pending.sent_at = None
+            if results is None:
+                continue
+            if num_valid(results) >= num_valid(best):
+                best = results
+            num_invalid += not is_final(results)
+            if is_final(results) or num_invalid > self._retries:
+                return best
 
 
 async def _read_text(response: aiohttp.ClientResponse, max_bytes: int) -> str:
@@ -200,9 +274,9 @@ async def _read_text(response: aiohttp.ClientResponse, max_bytes: int) -> str:
     return body.decode(errors="replace")  # the parser reports what is not text
 
 
-async def _first_final(tasks: Sequence[asyncio.Task[Attempt]]) -> Attempt:
+async def _first_final(tasks: Sequence[asyncio.Task[list[R] | None]]) -> list[R] | None:
     """Return the first final results; if there are none, the results with the most valid samples."""
-    best: Attempt = None
+    best: list[R] | None = None
     for next_done in asyncio.as_completed(tasks):
         results = await next_done
         if results is None:
@@ -214,5 +288,5 @@ async def _first_final(tasks: Sequence[asyncio.Task[Attempt]]) -> Attempt:
     return best
 
 
-def num_valid(results: list[ScoreResult]) -> int:
+def num_valid(results: Sequence[Outcome]) -> int:
     return sum(result.valid for result in results)

@@ -254,7 +254,7 @@ async def test_data_that_the_server_cannot_read_is_not_sent_again():
 
 
 async def test_unavailable_replicas_raise_a_transient_error(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.rewards.client._UNAVAILABLE_SECONDS", 0.5)
+    monkeypatch.setattr("rljob_trainer.rewards.client.UNAVAILABLE_SECONDS", 0.5)
     with pytest.raises(TransientError, match="no replica has answered"):
         await score(reward(timeoutSeconds=0.2))
 
@@ -327,7 +327,7 @@ async def test_replica_that_appears_during_a_burst_gets_its_share():
 
 
 async def test_samples_wait_while_scaled_to_zero(monkeypatch):
-    monkeypatch.setattr("rljob_trainer.rewards.client._UNAVAILABLE_SECONDS", 0.0)
+    monkeypatch.setattr("rljob_trainer.rewards.client.UNAVAILABLE_SECONDS", 0.0)
     write_hosts([])
     scaled = reward(timeoutSeconds=0.001, slots=2, autoscaling={"minReplicas": 0, "maxReplicas": 2})
     async with SlowServers() as servers, open_session() as session, asyncio.TaskGroup() as tasks:

@@ -253,8 +253,13 @@ def trajectories(
     min_score: Annotated[float | None, typer.Option(help="Only samples with at least this score.")] = None,
     max_score: Annotated[float | None, typer.Option(help="Only samples with at most this score.")] = None,
     group: Annotated[int | None, typer.Option(help="Only this group of its step.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, json all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Maximum rows; 0: all. Default: text 20, conversations 5, json all.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Conversations: the text of each span of tokens, and which were trained.")
+    ] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Parent of the run folders.")] = _RUNS,
     output: Annotated[Format, typer.Option("-o", "--output", help="json: one object per line.")] = "text",
 ) -> None:
@@ -263,7 +268,10 @@ def trajectories(
     from rljob_cli.trajectories.log import Filter
 
     selected = Filter(step, lane, reward, invalid, min_score, max_score, group)
-    raise typer.Exit(trajectories_command(run, selected, directory=directory, limit=limit, full=full, output=output))
+    code = trajectories_command(
+        run, selected, directory=directory, limit=limit, full=full, output=output, tokens=tokens
+    )
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -8,35 +8,56 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_cli.exits import guard
 from rljob_cli.output import print_json
+from rljob_cli.tables import show
 from rljob_cli.trajectories import tables
 from rljob_cli.trajectories.comparison import Pair, choose_lane, choose_steps, compare
+from rljob_cli.trajectories.conversation import LEGEND, build_conversation, is_conversation
 from rljob_cli.trajectories.log import Filter, Row, find_log, list_rewards, read_rows
 
-_TABLE_LIMIT = 20
+_TABLE_LIMIT, _CONVERSATION_LIMIT = 20, 5
 
 
 @guard
 def trajectories_command(
-    arguments: list[str], filter_: Filter, *, directory: Path, limit: int | None, full: bool, output: str
+    arguments: list[str],
+    filter_: Filter,
+    *,
+    directory: Path,
+    limit: int | None,
+    full: bool,
+    output: str,
+    tokens: bool = False,
 ) -> int:
     if filter_.lane not in (None, "train", "eval"):
         raise UserError(f"--lane must be train or eval, got {filter_.lane}")
-    if limit is None:
-        limit = _TABLE_LIMIT if output == "text" else 0
     if arguments[0] == "diff":
+        limit = (_TABLE_LIMIT if output == "text" else 0) if limit is None else limit
         if len(arguments) != 3:
             raise UserError(f"diff takes two runs, got {len(arguments) - 1}")
         return _diff(arguments[1:], filter_, directory, limit or None, full, output)
     if len(arguments) != 1:
         raise UserError("pass one run, or: diff RUN_A RUN_B")
-    return _show(find_log(arguments[0], directory), filter_, limit or None, full, output)
-
-
-def _show(folder: Path, filter_: Filter, limit: int | None, full: bool, output: str) -> int:
+    folder = find_log(arguments[0], directory)
     rows = _require_reward(folder, filter_, read_rows(folder, filter_))
     if output == "json":
-        return _print_lines(islice(rows, limit))
-    tables.print_samples(list(islice(rows, limit)), full=full, has_more=next(rows, None) is not None)
+        return _print_lines(islice(rows, limit or None))
+    return _show(rows, limit, full, tokens)
+
+
+def _show(rows: Iterator[Row], limit: int | None, full: bool, tokens: bool) -> int:
+    """Print conversations one after the other, and single answers as a table."""
+    first = next(rows, None)
+    rows = iter(()) if first is None else chain([first], rows)
+    if first is None or not is_conversation(first):
+        limit = _TABLE_LIMIT if limit is None else limit
+        tables.print_samples(list(islice(rows, limit or None)), full=full, has_more=next(rows, None) is not None)
+        return 0
+    limit = _CONVERSATION_LIMIT if limit is None else limit
+    for row in islice(rows, limit or None):
+        show(build_conversation(row, full=full, tokens=tokens))
+    show(LEGEND)
+    if next(rows, None) is not None:
+        show(f"the first {limit}; more with --limit (0: all)")
     return 0
 
 

@@ -11,6 +11,8 @@ from rljob_cli.run.runfolder import FILE_JOB
 
 Row = dict[str, Any]
 _FORMAT_KEY, _FORMAT = b"rljob.trajectories", b"1"
+_LATER_COLUMNS: Row = {"end": None, "failure": None, "messages": None, "state": None, "turns": [], "segments": []}
+"""Columns that older logs lack."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Filter:
         """Whether a row is selected; the file's name has already decided on `step` and `lane`."""
         if self.group is not None and row["group"] != self.group:
             return False
+        if row["failure"]:  # no reward has scored it
+            return self.reward is None and self.min_score is None and self.max_score is None
         rewards = [reward for reward in row["rewards"] if self.reward in (None, reward["name"])]
         if not rewards or (self.invalid and all(reward["valid"] for reward in rewards)):
             return False
@@ -127,7 +131,7 @@ def read_file(path: Path) -> Iterator[Row]:
 
 def _plain(row: Row) -> Row:
     rewards = [{**reward, "components": dict(reward["components"] or [])} for reward in row["rewards"] or []]
-    return {**row, "rewards": rewards}
+    return {**_LATER_COLUMNS, **row, "rewards": rewards}
 
 
 def curves_of(row: Row) -> dict[str, float]:

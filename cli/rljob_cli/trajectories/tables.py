@@ -40,7 +40,7 @@ def print_samples(rows: Sequence[Row], *, full: bool, has_more: bool) -> None:
         console.print(f"the first {len(rows)}; more with --limit (0: all)")
 
 
-def describe_reward(reward: Row | None) -> Text:
+def describe_reward(reward: Row | None, separator: str = "\n") -> Text:
     """Return a reward's score, components and latency, or why the result is invalid."""
     if reward is None:
         return Text("-")
@@ -52,7 +52,7 @@ def describe_reward(reward: Row | None) -> Text:
     attempts = reward["attempts"] or 0
     latency = reward["latency_seconds"] if reward["latency_seconds"] is not None else reward["execute_seconds"]
     lines.append(f"{seconds(latency)}{f', {attempts} attempts' if attempts > 1 else ''}")
-    return Text("\n".join(lines), style="" if reward["valid"] else "red")
+    return Text(separator.join(lines), style="" if reward["valid"] else "red")
 
 
 def print_comparison(
@@ -126,10 +126,10 @@ def format_prompt(prompt: str) -> str:
     except ValueError:
         return prompt
     is_chat = all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages)
-    return "\n".join(f"{m['role']}: {_format_content(m['content'])}" for m in messages) if is_chat else prompt
+    return "\n".join(f"{m['role']}: {format_content(m['content'])}" for m in messages) if is_chat else prompt
 
 
-def _format_content(content: Any) -> str:
+def format_content(content: Any) -> str:
     """Return the text of a message, whose parts may be listed; parts without text stay JSON."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

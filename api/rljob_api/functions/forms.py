@@ -86,13 +86,13 @@ class UnknownPlan(NamedTuple):
 Plan = CallPlan | ObjectPlan | SeveralPlan | UnknownPlan
 
 
-def plan_factory(factory: Description, spec: FunctionSpec) -> None:
-    """Raise FormError if the entry point cannot be called with function.factoryArgs."""
+def check_factory(factory: Description, given: Mapping[str, Any]) -> None:
+    """Raise FormError if the entry point cannot be called with `given`, which is function.factoryArgs."""
     if isinstance(factory, (Several, Other)):
         what = "a list" if isinstance(factory, Several) else f"a {factory.what}"
         raise FormError(f"{factory.name} is {what}, but function.factoryArgs calls it; remove factoryArgs")
     if isinstance(factory, Function):
-        _check_call(factory, spec.factory_args or {}, "function.factoryArgs")
+        check_call(factory, given, "function.factoryArgs")
 
 
 def plan_entrypoint(found: Description, spec: FunctionSpec, scope: str) -> Plan:
@@ -124,7 +124,7 @@ def _plan_scorer(found: Function | Class | Several, spec: FunctionSpec) -> Plan:
         )
     if found.constructor is not None:
         given = {**spec.kwargs, **(spec.factory_args or {})}
-        _check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
+        check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     call = None
     if compute := found.methods.get(SCORER_METHODS[0]):
         own = FunctionSettings(signature=spec.signature, columns=spec.columns)  # the constructor got function.kwargs
@@ -175,7 +175,7 @@ def _plan_object(found: Class, spec: FunctionSpec, scope: str) -> Plan:
         )
     constructor = "" if found.is_instance else call.convention.constructor_parameter
     if found.constructor is not None and not constructor:
-        _check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
+        check_call(found.constructor._replace(name=name), spec.factory_args or {}, "function.factoryArgs")
     return ObjectPlan(kind, call, constructor)
 
 
@@ -281,7 +281,8 @@ def _missing(function: Function, convention: Convention, spec: FunctionSpec) -> 
     return [name for name in missing if name in NOT_SENT] if convention.has_columns else missing
 
 
-def _check_call(function: Function, given: Mapping[str, Any], field: str) -> None:
+def check_call(function: Function, given: Mapping[str, Any], field: str) -> None:
+    """Raise FormError if a function, or a constructor, cannot be called with the keyword arguments of `field`."""
     missing = [name for name in function.required if name not in given]
     if missing or function.positional_only:
         names = ", ".join(missing or function.positional_only)

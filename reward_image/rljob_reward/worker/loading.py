@@ -52,7 +52,7 @@ def load(settings: FunctionSettings) -> BoundFunction:
     place = _place_of(value, path)
 
     def in_source(name: str) -> Description:
-        from rljob_api.functions.static_check import describe_in_source  # here, since few functions need it
+        from rljob_api.functions.source import describe_in_source  # here, since few functions need it
 
         return describe_in_source(settings.source or _read_source(module), name)
 

@@ -38,7 +38,7 @@ def bind(name: str, value: Any, spec: forms.FunctionSpec, scope: str, in_source:
     """
     value = inspection.unwrap_remote(value)
     if spec.factory_args is not None and not isinstance(value, type):
-        forms.plan_factory(inspection.describe(name, value, in_source), spec)
+        forms.check_factory(inspection.describe(name, value, in_source), spec.factory_args)
         value = inspection.unwrap_remote(value(**spec.factory_args))
         in_source = Unknown
     found = inspection.describe(name, value, in_source)

@@ -1,0 +1,113 @@
+"""Decides whether the policy can call a function: its parameters must have names and types with a JSON schema.
+
+The static check describes source text, a worker the loaded function; both decide here. Pure, standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from rljob_api.functions.annotations import SUPPORTED_TYPES, UnsupportedTypeError, schema_of
+from rljob_api.functions.descriptions import Class, Description, Function, Other, Several
+from rljob_api.functions.forms import FormError
+
+TOOLS: Final = "tools"
+"""A list of functions that the source may define. Without it, every public function is a tool."""
+MAX_NAME_CHARACTERS: Final = 64
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def check_tool(function: Function, given: Mapping[str, Any], is_defined: Callable[[str], bool]) -> None:
+    """Raise FormError if the policy cannot call it. `given`: function.kwargs, which the policy does not see.
+
+    `is_defined`: whether a name may stand for a supported type, which only running the source can show.
+    """
+    if len(function.name) > MAX_NAME_CHARACTERS:
+        raise FormError(f"{function.name}: a tool's name must have at most {MAX_NAME_CHARACTERS} characters; rename it")
+    shown = function.show()
+    if function.is_opaque:
+        raise FormError(
+            f"{shown} has no named parameters, which the model must see; name them, or add @functools.wraps to its "
+            "decorator"
+        )
+    if function.positional_only:
+        raise FormError(f"{shown} has positional-only parameters, but tools are called by keyword; remove the '/'")
+    if function.var_positional or function.var_keyword:
+        raise FormError(f"{shown}: the model must see each parameter; replace * and ** by names with types")
+    for name in function.named:
+        if name not in given:
+            _check_parameter(function, name, is_defined)
+
+
+def _check_parameter(function: Function, name: str, is_defined: Callable[[str], bool]) -> None:
+    annotation = function.annotations.get(name)
+    if annotation is None:
+        raise FormError(
+            f"{function.show()}: the parameter {name} has no type, which becomes its schema; write {name}: str, or one "
+            f"of {SUPPORTED_TYPES}"
+        )
+    try:
+        schema_of(annotation)
+    except UnsupportedTypeError as error:
+        if not any(map(is_defined, error.names)):
+            raise FormError(
+                f"{function.show()}: the parameter {name} has the type {error.annotation}, which has no JSON schema; "
+                f"use {SUPPORTED_TYPES}"
+            ) from None
+
+
+def list_methods(found: Class) -> list[Function]:
+    """Return the public methods of a class, which are tools. Raise FormError if it has none."""
+    methods = [method for name, method in found.methods.items() if is_public(name) and not method.is_opaque]
+    if not methods and not found.is_open:
+        what = "an object" if found.is_instance else "a class"
+        raise FormError(f"{found.name} is {what} without public methods; add some, or set function.entrypoint")
+    return methods
+
+
+def list_elements(found: Description) -> list[Description]:
+    """Return what an entry point names: itself, or the elements of a list. Raise FormError if it is no tool."""
+    if isinstance(found, Other):
+        raise FormError(
+            f"{found.name} is a {found.what}; set function.entrypoint to a function, a class, an object, or a list of "
+            "functions"
+        )
+    if not isinstance(found, Several):
+        return [found]
+    if not found.elements:
+        raise FormError(f"{found.name} is an empty list; add functions to it")
+    return [each for element in found.elements for each in list_elements(element)]
+
+
+def check_kwargs(functions: Iterable[Function], given: Mapping[str, Any]) -> None:
+    """Raise FormError if function.kwargs has a name that no function takes."""
+    taken = [name for function in functions for name in function.named]
+    for name in given:
+        if name not in taken:
+            near = difflib.get_close_matches(name, taken, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "remove it from function.kwargs"
+            raise FormError(f"no tool takes {name} ({', '.join(taken) or 'they have no parameters'}); {remedy}")
+
+
+def check_unique(names: Iterable[str]) -> None:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            raise FormError(f"two tools are named {name}, by which the model calls them; rename one")
+        seen.add(name)
+
+
+def describe_missing_tools(entrypoint: str | None, defined: Iterable[str]) -> str:
+    """Return why a source has no tools. `defined`: the names of its functions, classes and lists."""
+    names = list(defined)
+    found = f"it defines {', '.join(names)}" if names else "it defines none"
+    if entrypoint is None:
+        return f"no public function was found ({found}); define one with typed parameters, or set function.entrypoint"
+    near = difflib.get_close_matches(entrypoint, names, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
+    return f"the entry point {entrypoint} was not found ({found}); {remedy}"

@@ -1,0 +1,123 @@
+"""Decides how a simulated user is called: `respond`, or the methods of a former interaction class of verl.
+
+The static check describes source text, a worker the loaded object; both decide here. Pure, standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from rljob_api.functions.descriptions import Class, Description, Function, Several, Unknown
+from rljob_api.functions.forms import FormError, check_call
+
+RESPOND: Final = "respond"
+"""The default entry point; and the method of a class."""
+GENERATE_RESPONSE: Final = "generate_response"
+"""The method of verl's interaction classes."""
+START_INTERACTION: Final = "start_interaction"
+FINALIZE_INTERACTION: Final = "finalize_interaction"
+
+VALUES: Final = (
+    "messages", "state", "turn", "episode", "prompt", "ground_truth", "answer", "data_source", "extra_info",
+)  # fmt: skip
+"""What `respond` may take, by name; any other parameter is a column of the data."""
+
+_FORM: Final = "def respond(messages, state): ..."
+_REPLY: Final = "(text or None, reward or None, info)"
+
+
+class UserSpec(NamedTuple):
+    """The settings that decide how it is called; FunctionReward has the same fields."""
+
+    entrypoint: str | None = None
+    kwargs: Mapping[str, Any] = {}
+    factory_args: Mapping[str, Any] | None = None
+
+
+class UserPlan(NamedTuple):
+    """How to use an entry point."""
+
+    kind: Literal["function", "class", "interaction", "unknown"]
+    """function: call it. class: call its method. interaction: verl's. unknown: only running the source shows it."""
+    method: str = ""
+    """Of kind class."""
+
+
+def is_user_class(methods: Mapping[str, object] | Sequence[str]) -> bool:
+    """Return whether a class with these methods is a simulated user."""
+    return RESPOND in methods or GENERATE_RESPONSE in methods
+
+
+def plan_user(found: Description, kwargs: Mapping[str, Any], factory_args: Mapping[str, Any] | None) -> UserPlan:
+    """Return how to call it. Raise FormError, with the fix, if it is not a simulated user."""
+    if isinstance(found, Unknown):
+        return UserPlan("unknown")
+    if isinstance(found, Function):
+        _check_respond(found, kwargs)
+        return UserPlan("function")
+    if not isinstance(found, Class):
+        what = "a list" if isinstance(found, Several) else f"a {found.what}"
+        raise FormError(f"{found.name} is {what}; set function.entrypoint to a function or a class, such as {_FORM}")
+    return _plan_class(found, {**kwargs, **(factory_args or {})})
+
+
+def _plan_class(found: Class, given: Mapping[str, Any]) -> UserPlan:
+    method = next((name for name in (RESPOND, GENERATE_RESPONSE, "__call__") if name in found.methods), None)
+    if method is None:
+        if found.is_open:
+            return UserPlan("unknown")
+        what = "an object" if found.is_instance else "a class"
+        raise FormError(
+            f"{found.name} is {what} without respond; add respond(self, messages, state), which returns {_REPLY}"
+        )
+    is_interaction = method == GENERATE_RESPONSE
+    takes_config = is_interaction and found.constructor is not None and "config" in found.constructor.named
+    if found.constructor is not None and not takes_config:
+        check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
+    function = found.methods[method]._replace(name=f"{found.name}.{method}")
+    if not is_interaction:
+        _check_respond(function, {})
+        return UserPlan("class", method)
+    missing = [name for name in ("instance_id", "messages") if not function.accepts(name)]
+    if missing:
+        raise FormError(
+            f"{function.show()} does not take {' and '.join(missing)}; write generate_response(self, instance_id, "
+            "messages, **kwargs), or respond(self, messages, state)"
+        )
+    return UserPlan("interaction")
+
+
+def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:
+    shown = function.show()
+    if function.positional_only:
+        raise FormError(f"{shown} has positional-only parameters, but it is called by keyword; remove the '/'")
+    for name in kwargs:
+        if not function.accepts(name):
+            raise FormError(f"{shown} does not accept {name}; remove it from function.kwargs, or add the parameter")
+    if function.var_keyword or not function.named or set(function.named) & {*VALUES}:
+        return
+    unknown = [name for name in function.required if name not in kwargs]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], VALUES, n=1)
+        remedy = f"rename {unknown[0]} to {near[0]}" if near else f"write {_FORM}"
+        raise FormError(
+            f"{shown} takes none of {', '.join(VALUES)}, which are passed by name; {remedy} (other parameters are "
+            "columns of the data)"
+        )
+
+
+def describe_missing_user(entrypoint: str | None, defined: Sequence[str]) -> str:
+    """Return why a source has no simulated user. `defined`: the names of its functions and classes."""
+    found = f"it defines {', '.join(defined)}" if defined else "it defines no function"
+    near = difflib.get_close_matches(entrypoint or RESPOND, defined, n=1, cutoff=0.6)
+    if entrypoint is not None:
+        remedy = f"did you mean {near[0]}?" if near else "correct function.entrypoint"
+        return f"the entry point {entrypoint} was not found ({found}); {remedy}"
+    named = f"set function.entrypoint: {near[0] if near else defined[0]}, or " if defined else ""
+    return (
+        f"neither respond nor a class with respond or generate_response was found ({found}); {named}write\n"
+        f"    def respond(messages, state):\n"
+        f"        return {_REPLY.strip('()').replace(' or None', '')}"
+    )

@@ -71,7 +71,7 @@ def list_methods(found: Class) -> list[Function]:
 
 
 def list_elements(found: Description) -> list[Description]:
-    """Return what an entry point names: itself, or the elements of a list. Raise FormError if it is no tool."""
+    """Return what an entry point names: itself, or the elements of a list. Raise FormError if it cannot be a tool."""
     if isinstance(found, Other):
         raise FormError(
             f"{found.name} is a {found.what}; set function.entrypoint to a function, a class, an object, or a list of "

@@ -39,8 +39,8 @@ class InvalidReason(enum.StrEnum):
     """The worker process ended (crash, os._exit, out of memory) or closed its pipe."""
     BAD_REQUEST = "bad_request"
     """The request's data cannot be used, so a retry would fail, too. Half a surrogate pair, or JSON that is nested too
-    deeply. For a tool: the policy called a function that does not exist, or with wrong arguments; the message is written
-    for the policy."""
+    deeply. For a tool: the policy called a function that does not exist, or with wrong arguments; the message is
+    written for the policy."""
     ABSTAINED = "abstained"
     """The function returned None: it does not score this sample."""
     UNREACHABLE = "unreachable"

@@ -5,8 +5,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from rljob_api.wire.contract import LABEL_REWARD, LABEL_ROLE
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import read_role_name
 from rljob_operator.plan import observed_job
 from rljob_operator.plan.observed_job import is_terminating
 
@@ -20,10 +20,8 @@ def labels_of(manifest: Manifest) -> dict[str, str]:
 
 
 def role_of(pod: Manifest) -> str:
-    """head, trainer, rollout or reward-NAME."""
-    labels = labels_of(pod)
-    role = labels.get(LABEL_ROLE, "")
-    return f"{role}-{labels[LABEL_REWARD]}" if labels.get(LABEL_REWARD) else role
+    """head, trainer, rollout, reward-NAME or agent-NAME."""
+    return read_role_name(labels_of(pod))
 
 
 def is_ready(pod: Manifest) -> bool:

@@ -73,7 +73,7 @@ class RoleStatus(Spec):
     """Pods of one role."""
 
     name: str
-    """head, trainer, rollout, or reward-NAME."""
+    """head, trainer, rollout, reward-NAME or agent-NAME."""
     desired: int = 0
     """Desired Pods."""
     ready: int = 0

@@ -19,6 +19,7 @@ Location = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
 
 
+_PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _ITEM = re.compile(r"items\[(\d+)\]\.?(.*)")
 """A path in a List: the index, and the path in the item."""
 _MAX_NODES = 200_000
@@ -79,6 +80,11 @@ def format_path(location: Location) -> str:
     """Return a location as messages show it: `spec.rewards[0].name`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).lstrip(".")
+
+
+def parse_path(path: str) -> Location:
+    """`spec.rewards[0].name` -> ('spec', 'rewards', 0, 'name')."""
+    return tuple(int(index) if index else name for name, index in _PATH_PART.findall(path))
 
 
 def read_documents(text: str) -> tuple[list[Document], list[Problem]]:

@@ -16,7 +16,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.sources import parse_source
-from rljob_api.read.documents import Document, Location, Problem, format_path, read_documents
+from rljob_api.read.documents import Document, Problem, format_path, parse_path, read_documents
 from rljob_api.read.load import InvalidManifestError, is_other_object, read_manifest
 from rljob_cli.check.other_objects import find_object_problems, inline_config_maps
 from rljob_cli.check.reward_models import inline_reward_models, locate, read_reward_models
@@ -26,7 +26,6 @@ _BLOCK = re.compile(r":\s*[|][-+0-9]*\s*(#.*)?$")
 STDIN = Path("-")
 Target = Literal["local", "cluster"]
 """local: `rljob run` on this machine."""
-_PATH_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -165,11 +164,6 @@ def _read_documents(path: Path, text: str) -> tuple[Document, list[Document]]:
     return jobs[0], [document for document in documents if document is not jobs[0]]
 
 
-def parse_path(path: str) -> Location:
-    """`spec.rewards[0].name` -> ('spec', 'rewards', 0, 'name')."""
-    return tuple(int(index) if index else name for name, index in _PATH_PART.findall(path))
-
-
 def apply_override(data: Any, override: str) -> None:
     """Set one value: `spec.schedule.steps=3`. The value is YAML; list entries have an index: spec.rewards[0].slots."""
     path, separator, text = override.partition("=")
@@ -207,9 +201,9 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
         data.source = _resolve_source(data.source, folder)
     for model in filter(None, (spec.model, *(reward.served_model for reward in spec.rewards))):
         model.source = _resolve_source(model.source, folder)
-    for reward in spec.rewards:
-        if reward.function is not None and reward.function.file is not None:
-            reward.function.file = str((folder / reward.function.file).resolve())
+    for function in spec.functions.values():
+        if function.file is not None:
+            function.file = str((folder / function.file).resolve())
     return job
 
 
@@ -219,11 +213,9 @@ def find_relative_paths(job: RLJob) -> dict[str, str]:
     sources = {"spec.model.source": spec.model.source, "spec.data.train.source": spec.data.train.source}
     if spec.data.eval:
         sources["spec.data.eval.source"] = spec.data.eval.source
-    files = {}
     for index, reward in enumerate(spec.rewards):
         sources |= find_model_sources(f"spec.rewards[{index}]", reward)
-        if reward.function is not None and reward.function.file is not None:
-            files[f"spec.rewards[{index}].function.file"] = reward.function.file
+    files = {f"{path}.file": function.file for path, function in spec.functions.items() if function.file is not None}
     return {path: source for path, source in sources.items() if _is_relative(source)} | {
         path: file for path, file in files.items() if not Path(file).is_absolute()
     }

@@ -6,7 +6,7 @@ Invariant: a job is changed only where its `configMapKeyRef` names a ConfigMap o
 from collections.abc import Iterable, Iterator
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.read.documents import Document, Problem
+from rljob_api.read.documents import Document, Problem, parse_path
 
 
 def find_object_problems(documents: Iterable[Document]) -> Iterator[Problem]:
@@ -31,21 +31,20 @@ def inline_config_maps(
     others = list(others)
     maps = {o.data["metadata"]["name"]: o for o in others if o.data["kind"] == "ConfigMap" and _is_with(o, job)}
     job, problems, used = job.model_copy(deep=True), [], set()
-    for index, reward in enumerate(job.spec.rewards):
-        reference = reward.function.config_map_key_ref if reward.function else None
-        if reward.function is None or reference is None or reference.name not in maps:
+    for path, function in job.spec.functions.items():
+        reference = function.config_map_key_ref
+        if reference is None or reference.name not in maps:
             continue
         used.add(reference.name)
         data = maps[reference.name].data.get("data") or {}
         source = data.get(reference.key)
         if isinstance(source, str) and source:
-            reward.function.inline, reward.function.config_map_key_ref = source, None
+            function.inline, function.config_map_key_ref = source, None
         else:
-            place = ("spec", "rewards", index, "function", "configMapKeyRef", "key")
+            place = f"{path}.configMapKeyRef.key"
             keys = ", ".join(map(str, data)) or "no keys"
             message = f"must be a key of the ConfigMap {reference.name}, which has {keys}, got {reference.key}"
-            path = f"spec.rewards[{index}].function.configMapKeyRef.key"
-            problems.append(Problem(path, document.line_of(place), message))
+            problems.append(Problem(place, document.line_of(parse_path(place)), message))
     unused = [other for other in others if other.data["metadata"]["name"] not in used or other not in maps.values()]
     return job, unused, problems
 

@@ -1,4 +1,4 @@
-"""Checks of a job before anything starts: its objects, inputs and rewards, and whether it fits this machine.
+"""Checks of a job before anything starts: its objects, inputs, rewards and agent, and whether it fits this machine.
 
 Joins the checks of the operator, of the inputs (rljob_inputs) and of the rewards, which the cluster and the trainer use
 as well. Invariant: a check reads; it starts nothing, and writes nothing but the Hub's cache.
@@ -16,7 +16,7 @@ from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.sources import parse_source
 from rljob_cli.check.jobfile import Finding, JobFile, Target
 from rljob_cli.check.machine import Machine, check_machine
-from rljob_cli.check.rewards import check_reward
+from rljob_cli.check.rewards import check_service
 from rljob_inputs.findings import LengthTable
 from rljob_inputs.prompts import Prompt
 from rljob_operator.plan.validate import find_model_problems, find_model_sources, find_problems
@@ -39,8 +39,8 @@ def run_checks(
     """Check a job for `target`; None: for both. A check of one target has it as the finding's `only`."""
     job = file.job
     findings = check_objects(file)
-    for index, reward in enumerate(job.spec.rewards):
-        findings += check_reward(reward, f"spec.rewards[{index}]")
+    for service in job.spec.services:
+        findings += check_service(service)
     findings += _check_weights(job)
     no_folder = list(_check_claims(job, claims))
     findings += no_folder

@@ -1,23 +1,34 @@
-"""The static checks of a reward: a function's source, a judge's parser. Executes nothing."""
+"""The static checks of a reward, a simulated user or tools: a function's source, a judge's parser. Executes nothing."""
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rljob_api.functions.agent_check import check_tools, check_user
 from rljob_api.functions.static_check import check_function
-from rljob_api.manifest.reward import FunctionReward, Reward, Scope
+from rljob_api.manifest.job import Service
+from rljob_api.manifest.reward import FunctionReward, Reward
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
 from rljob_cli.check.jobfile import Finding
 from rljob_cli.local.secrets import find_reference
 
+Check = Callable[[str, str], list[str]]
+"""Takes a source and its name; returns the problems, each beginning with `NAME:LINE:`."""
 
-def check_reward(reward: Reward, path: str) -> Iterator[Finding]:
+
+def check_service(service: Service) -> Iterator[Finding]:
     """Check a function's source, or a judge's parser, without executing it."""
+    reward = service.reward
     if reward.judge is not None:
-        yield from _check_judge(reward, reward.judge, f"{path}.judge")
-    if reward.function is not None:
-        yield from _check_function(reward.function, reward.scope, f"{path}.function")
+        yield from _check_judge(reward, reward.judge, f"{service.path}.judge")
+    if (function := reward.function) is not None:
+        checks: dict[str, Check] = {
+            "reward": lambda source, name: check_function(source, name, function, reward.scope),
+            "user": lambda source, name: check_user(source, name, function),
+            "tool": lambda source, name: check_tools(source, name, function),
+        }
+        yield from _check_function(function, f"{service.path}.function", checks[service.kind])
 
 
 def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Finding]:
@@ -29,10 +40,10 @@ def _check_judge(reward: Reward, judge: JudgeReward, path: str) -> Iterator[Find
         yield Finding(f"{path}.endpoint.apiKeySecretRef.key", problem, only="local")
 
 
-def _check_function(function: FunctionReward, scope: Scope, path: str) -> Iterator[Finding]:
+def _check_function(function: FunctionReward, path: str, check: Check) -> Iterator[Finding]:
     if function.inline is not None:
         name = f"{path}.inline"
-        for problem in check_function(function.inline, name, function, scope):
+        for problem in check(function.inline, name):
             line, _, message = problem.removeprefix(f"{name}:").partition(": ")
             yield Finding(name, f"line {line}: {message}", line_within=int(line) if line.isdigit() else 0)
     elif function.config_map_key_ref is not None:
@@ -42,20 +53,20 @@ def _check_function(function: FunctionReward, scope: Scope, path: str) -> Iterat
         )
         yield Finding(f"{path}.configMapKeyRef", message, only="local")
     elif function.file is not None:
-        yield from (Finding(f"{path}.file", problem) for problem in _check_source(Path(function.file), function, scope))
+        yield from (Finding(f"{path}.file", problem) for problem in _check_source(Path(function.file), check))
 
 
-def _check_source(file: Path, function: FunctionReward, scope: Scope) -> list[str]:
+def _check_source(file: Path, check: Check) -> list[str]:
     if not file.exists():
         return [f"file {file} not found{_near_file(file)}"]
     if not file.is_file():
         return [f"{file} must be a Python file, got a folder"]
     try:
-        return check_function(file.read_text(encoding="utf-8-sig"), str(file), function, scope)
+        return check(file.read_text(encoding="utf-8-sig"), str(file))
     except OSError as error:
         return [f"{file} cannot be read: {error.strerror}"]
     except UnicodeDecodeError as error:
-        return [f"{file} is not UTF-8 text (byte {error.start}); a reward is Python source"]
+        return [f"{file} is not UTF-8 text (byte {error.start}); it must be Python source"]
 
 
 def _near_file(path: Path) -> str:

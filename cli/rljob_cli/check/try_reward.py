@@ -16,12 +16,12 @@ from typing import Any
 from rich.table import Table
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, Service
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.rewards import check_reward
+from rljob_cli.check.rewards import check_service
 from rljob_cli.check.score_client import score_all
 from rljob_cli.check.waits import report_waits
 from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
@@ -79,7 +79,7 @@ def try_reward_command(
     reward = job_file.job.spec.rewards[index]
     rows = _read_rows(completions, answer, prompt, file)
     groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
-    check_file(job_file, check_reward(reward, f"spec.rewards[{index}]"))
+    check_file(job_file, check_service(Service("reward", f"spec.rewards[{index}]", reward)))
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         network = claim_block(folder, block, ports=[PORT_REWARD])
         try:

@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import USER_SERVICE
 from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
 from rljob_cli.cluster.observation import parse_status
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import AGENT, SERVING
 from rljob_operator.plan.conditions import FAILED, REASON_INVALID_SPEC, find
 
 
@@ -54,8 +56,8 @@ def plan_restart(job: Manifest, roles: Sequence[str], now: datetime, *, force: b
         resume = f"to start its Pods: {kubectl_command('resume', job)}"
         raise UserError(f"{name}: is {phase.lower()} and has no Pods to restart; {remedy.get(phase, resume)}")
     known = _find_roles(job)
-    rewards = [role for role in known if role.startswith("reward-")]
-    roles = [each for role in roles for each in (rewards if role == "reward" and rewards else [role])]
+    services = {kind: [role for role in known if role.startswith(f"{kind}-")] for kind in SERVING}
+    roles = [each for role in roles for each in (services.get(role) or [role])]
     if unknown := [role for role in roles if role not in known]:
         raise UserError(f"{name}: has no role {', '.join(unknown)} with Pods; its roles are {', '.join(known)}")
     step = parse_status(job).progress.step
@@ -79,7 +81,14 @@ def _find_roles(job: Manifest) -> list[str]:
     """The roles whose Pods belong to the job, by their names in the status."""
     rewards = job["spec"].get("rewards") or []
     served = [each["name"] for each in rewards if not (each.get("http") or each.get("rewardModelRef"))]
-    return ["head", "trainer", "rollout", *(f"reward-{name}" for name in served)]
+    return ["head", "trainer", "rollout", *(f"reward-{name}" for name in served), *find_agent_roles(job)]
+
+
+def find_agent_roles(job: Manifest) -> list[str]:
+    """`agent-user`, and `agent-NAME` per tool."""
+    agent = job["spec"].get("agent") or {}
+    names = [*([USER_SERVICE] if agent.get("user") else []), *(tool["name"] for tool in agent.get("tools") or [])]
+    return [f"{AGENT}-{name}" for name in names]
 
 
 def _check_changeable(job: Manifest) -> str:

@@ -20,9 +20,11 @@ from rich.style import Style
 from rljob_api.errors import UserError
 from rljob_api.wire.contract import LABEL_JOB, LABEL_REWARD_MODEL, LABEL_ROLE
 from rljob_cli.cluster.client import Cluster, ClusterError, NotFoundError, NotReadyError
+from rljob_cli.cluster.control import find_agent_roles
 from rljob_cli.cluster.formatting import describe_pod, format_job_name
 from rljob_cli.manifests import labels_of, role_of
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import AGENT, SERVING
 from rljob_operator.plan.observed_job import container_statuses, name_of
 
 _POLL_SECONDS = 1.0
@@ -31,7 +33,7 @@ _MAX_WAITING_LINES = 10_000
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 _STYLES = [Style.parse(f"{prefix}{colour}") for prefix in ("", "bright_") for colour in _COLOURS]
 """Without red, black and white."""
-_ROLES = ("head", "trainer", "rollout", "reward")
+_ROLES = ("head", "trainer", "rollout", *SERVING)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ async def find_pods(cluster: Cluster, selection: Selection) -> list[Manifest]:
 def _is_selected(pod: Manifest, selection: Selection) -> bool:
     role, spec = role_of(pod), pod["spec"]
     containers = [container["name"] for container in [*(spec.get("initContainers") or []), *spec["containers"]]]
-    has_role = selection.role in (None, role) or (selection.role == "reward" and role.startswith("reward-"))
+    has_role = selection.role in (None, role) or (selection.role in SERVING and role.startswith(f"{selection.role}-"))
     return has_role and selection.container in (None, *containers)
 
 
@@ -99,8 +101,10 @@ def check_role(job: Manifest, role: str | None) -> None:
         if model:
             where = f"runs in RewardModel {model}: kubectl logs -l {LABEL_REWARD_MODEL}={model}"
         raise UserError(f"{format_job_name(job)}: {role} is not served by a Pod of this job; it {where}")
-    if role is not None and role not in (*_ROLES, *rewards):
-        raise UserError(f"--role must be one of {', '.join([*_ROLES, *rewards])}, got {role}")
+    agents = find_agent_roles(job)
+    known = [each for each in _ROLES if each != AGENT or agents] + [*rewards, *agents]
+    if role is not None and role not in known:
+        raise UserError(f"--role must be one of {', '.join(known)}, got {role}")
 
 
 def container_of(pod: Manifest) -> str:

@@ -18,7 +18,7 @@ def find_reference(reward: Reward) -> SecretKeyRef | None:
 
 
 def _find_template_references(reward: Reward) -> Iterator[SecretKeyRef]:
-    """Yield the Secret keys in the env of the reward's own Pod template: how a function gets a key of the user's."""
+    """Yield the Secret keys in the env of the service's own Pod template: how a function gets a key of the user's."""
     spec = reward.template.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for container in containers if isinstance(containers, list) else ():
@@ -31,7 +31,7 @@ def build_secrets(job: RLJob, environ: Mapping[str, str]) -> dict[str, Manifest]
     """Return Secrets by name, with the keys whose variables are set."""
     secrets: dict[str, Manifest] = {}
     references = [job.spec.hub.token_secret_ref, *map(find_reference, job.spec.rewards)]
-    references += [reference for reward in job.spec.rewards for reference in _find_template_references(reward)]
+    references += [reference for each in job.spec.services for reference in _find_template_references(each.reward)]
     for reference in filter(None, references):
         value = environ.get(reference.key)
         if value:

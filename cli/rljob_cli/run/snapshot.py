@@ -18,7 +18,7 @@ from rljob_operator.backend import Manifest
 from rljob_operator.plan import conditions
 from rljob_operator.plan.observed_job import extract_error_message, is_terminating, name_of
 
-_ROLE_ORDER = ("head", "trainer", "rollout", "reward")
+_ROLE_ORDER = ("head", "trainer", "rollout", "reward", "agent")
 _FINAL_PHASES = ("Succeeded", "Failed")
 _STEP_NUMBERS = (("reward", "reward {:.3f}"), ("tokens_per_second", "{:.0f} tokens/s"), ("step_seconds", "{:.1f} s"))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.reward import RewardModel
-from rljob_api.read.documents import Document, Problem
+from rljob_api.read.documents import Document, Problem, parse_path
 from rljob_api.read.load import InvalidManifestError
-from rljob_cli.check.jobfile import JobFile, load_partial, parse_path
+from rljob_cli.check.jobfile import JobFile, load_partial
 from rljob_cli.check.verdict import judge
 from rljob_cli.cluster.client import CLAIM, Cluster, ClusterError, NotFoundError, Target
 from rljob_cli.cluster.commands import on_cluster

@@ -19,7 +19,7 @@ from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import format_path
 from rljob_cli.submit.sources import MAX_SMALL_BYTES, LocalSource, Tree, find_sources, get_value
 from rljob_operator.backend import Manifest
-from rljob_operator.children.common import HEAD, REWARD
+from rljob_operator.children.common import AGENT, HEAD, REWARD
 from rljob_operator.children.merge import merge
 
 PATH_FILES = "/mnt/files"
@@ -174,7 +174,7 @@ def _keys(item: _Sourced) -> list[str]:
 
 
 def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
-    """Let functions refer to the ConfigMap. The head mounts the data, and a reward a function of several files."""
+    """Let functions refer to the ConfigMap. The head mounts the data, and a server a function of several files."""
     data = []
     for item in items:
         label, parent = item.source.label, get_value(item.manifest, item.source.location[:-1])
@@ -190,8 +190,9 @@ def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
             parent["configMapKeyRef"] = {"name": name, "key": mounted[0]["key"]}
         else:
             parent["file"] = path
-            role = get_value(item.manifest, item.source.location[:-2])
-            _mount(role, REWARD, name, mounted, format_path(item.source.location[:-2]))
+            place = item.source.location[:-2]
+            container = AGENT if place[1:2] == ("agent",) else REWARD
+            _mount(get_value(item.manifest, place), container, name, mounted, format_path(place))
     if data:
         job["spec"]["head"] = head = job["spec"].get("head") or {}
         _mount(head, HEAD, name, data, "spec.head")

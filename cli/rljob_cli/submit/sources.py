@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import USER_SERVICE
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Location, format_path
 
@@ -33,7 +34,7 @@ class LocalSource:
     """As written."""
     kind: Literal["function", "data", "model"]
     label: str
-    """Names its copy: model, train, eval, or the name of the reward."""
+    """Names its copy: model, train, eval, or the name of the reward, the simulated user or the tool."""
 
     @property
     def field(self) -> str:
@@ -101,6 +102,18 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
             yield LocalSource(location, path, "data", split)
     for index, reward in enumerate(manifest["spec"].get("rewards") or []):
         yield from _list_scorers(manifest, ("spec", "rewards", index), reward["name"])
+    yield from _list_agent(manifest)
+
+
+def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:
+    """Yield the functions of the simulated user and of the tools."""
+    agent = manifest["spec"].get("agent") or {}
+    parents: list[tuple[Location, str]] = [(("user",), USER_SERVICE)]
+    parents += [(("tools", index), tool["name"]) for index, tool in enumerate(agent.get("tools") or [])]
+    for parent, name in parents:
+        location = ("spec", "agent", *parent, "function", "file")
+        if path := get_value(manifest, location):
+            yield LocalSource(location, path, "function", name)
 
 
 def _list_scorers(manifest: dict[str, Any], parent: Location, label: str) -> Iterator[LocalSource]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_cli.check.jobfile import apply_override, load, parse_path
+from rljob_api.read.documents import parse_path
+from rljob_cli.check.jobfile import apply_override, load
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -35,6 +38,16 @@ def test_relative_paths_start_at_the_job_file(path):
     assert spec.data.train.source == str(path.parent / "train.jsonl")
     assert spec.rewards[0].function.file == str(path.parent / "reward.py")
     assert spec.data.train.data_source == "train.jsonl", "the dataset name of functions does not depend on the folder"
+
+
+def test_relative_paths_of_an_agent_start_at_the_job_file(path):
+    agent = {"type": "loop", "user": {"function": {"file": "user.py"}}}
+    agent["tools"] = [{"name": "t", "function": {"file": "lib/tools.py"}}]
+    found = load(path, [f"spec.agent={json.dumps(agent)}", "spec.data.format=chat"])
+    assert found.job.spec.agent.user.function.file == str(path.parent / "user.py")
+    assert found.job.spec.agent.tools[0].function.file == str(path.parent / "lib" / "tools.py")
+    assert found.relative["spec.agent.user.function.file"] == "user.py"
+    assert found.relative["spec.agent.tools[0].function.file"] == "lib/tools.py"
 
 
 def test_override_is_yaml_and_creates_missing_fields(path):

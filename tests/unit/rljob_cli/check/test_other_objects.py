@@ -41,6 +41,26 @@ def test_function_comes_from_the_files_config_map(path):
     assert [document.data["kind"] for document in file.unused] == ["Secret"]
 
 
+AGENT = """\
+  agent:
+    type: loop
+    user: {function: {inline: "x = 1"}}
+    tools:
+    - name: t
+      function: {configMapKeyRef: {name: functions, key: tools.py}}
+"""
+
+
+def test_function_of_a_tool_comes_from_the_files_config_map(path):
+    job = JOB.replace("/d.jsonl}}", "/d.jsonl}, format: chat}") + AGENT
+    path.write_text(job + CONFIG_MAP + "  tools.py: 'def add(): ...'\n")
+    file = load(path)
+    assert file.job.spec.agent.tools[0].function.inline == "def add(): ..."
+    path.write_text(job + CONFIG_MAP)
+    (problem,) = load_partial(path).problems
+    assert (problem.path, problem.line) == ("spec.agent.tools[0].function.configMapKeyRef.key", 15)
+
+
 def test_reference_stays_for_a_cluster(path):
     path.write_text(JOB + CONFIG_MAP)
     assert load(path, keep_references=True).job.spec.rewards[0].function.config_map_key_ref.name == "functions"

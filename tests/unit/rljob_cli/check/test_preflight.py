@@ -125,6 +125,38 @@ def test_invalid_reward_function_is_reported_with_its_line(folder, source, word)
     assert word in message
 
 
+def write_agent_job(folder, user, tool):
+    agent = {"type": "loop", "user": {"function": user}, "tools": [{"name": "t", "function": tool}]}
+    data = {"train": {"source": "train.jsonl", "prompt": "question"}, "format": "chat"}
+    write_job(folder, agent=agent, data=data)
+
+
+def test_missing_files_of_an_agent_are_reported_with_their_fields(folder):
+    (folder / "user.py").write_text("def respond(messages): ...\n")
+    write_agent_job(folder, {"file": "users.py"}, {"file": "lib/tools.py"})
+    user, tool = (message for message in messages(folder) if "spec.agent" in message)
+    assert user.startswith("spec.agent.user.function.file file ")
+    assert user.endswith("users.py not found; did you mean user.py?")
+    assert tool.startswith("spec.agent.tools[0].function.file file ")
+    write_agent_job(folder, {"file": "user.py"}, {"inline": "def add(a: int) -> int: ..."})
+    assert not [message for message in messages(folder) if "spec.agent" in message]
+
+
+@pytest.mark.parametrize(
+    ("user", "tool", "path", "word"),
+    [
+        ("def respond(:", "def t(): ...", "spec.agent.user.function.inline line 1", "syntax error"),
+        ("def other(): ...", "def t(): ...", "spec.agent.user.function.inline line 1", "respond"),
+        ("def respond(messages): ...", "x = 1\ndef t(a): ...", "spec.agent.tools[0].function.inline line 2", "type"),
+    ],
+)
+def test_source_of_an_agent_is_checked_by_the_rules_of_its_kind(folder, user, tool, path, word):
+    write_agent_job(folder, {"inline": user}, {"inline": tool})
+    (message,) = (message for message in messages(folder) if "spec.agent" in message)
+    assert message.startswith(path)
+    assert word in message
+
+
 @pytest.mark.parametrize(
     ("scope", "word"),
     [("group", "takes one sample, but scope: group"), ("sampleThenGroup", "no class with compute_score")],

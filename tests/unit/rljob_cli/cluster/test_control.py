@@ -75,6 +75,21 @@ def test_restart_annotates_the_job_for_its_roles(roles: list[str], names: list[s
     assert resumes == (not roles or "head" in roles)
 
 
+@pytest.mark.parametrize(
+    ("roles", "names"),
+    [
+        (["agent-user"], ["restart-agent-user"]),
+        (["agent"], ["restart-agent-user", "restart-agent-search"]),
+    ],
+)
+def test_restart_of_an_agents_pods_needs_no_checkpoint(roles: list[str], names: list[str]) -> None:
+    agent = {"type": "loop", "user": {"function": {}}, "tools": [{"name": "search", "function": {}}]}
+    change = plan_restart(training_job(agent=agent), roles, NOW)
+    assert change.patch == {"metadata": {"annotations": {f"rljob.dev/{name}": NOW.isoformat() for name in names}}}
+    with pytest.raises(UserError, match="reward-style, agent-user, agent-search"):
+        plan_restart(training_job(agent=agent), ["agent-other"], NOW)
+
+
 @pytest.mark.parametrize("roles", [[], ["trainer"], ["rollout", "head"]])
 def test_restart_loses_no_progress_without_force(roles: list[str]) -> None:
     with pytest.raises(UserError, match="loses its 7 steps; pass --force"):

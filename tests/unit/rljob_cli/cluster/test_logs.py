@@ -94,6 +94,15 @@ def test_role_without_pods_is_rejected_with_its_place() -> None:
         check_role(job, "judge")
 
 
+def test_roles_of_an_agent_are_known_if_the_job_has_one() -> None:
+    agent = {"tools": [{"name": "search"}]}
+    job = {"metadata": {"namespace": "ns", "name": "sums"}, "spec": {"rewards": [], "agent": agent}}
+    check_role(job, "agent")
+    check_role(job, "agent-search")
+    with pytest.raises(UserError, match="reward, agent, agent-search, got agent-user"):
+        check_role(job, "agent-user")
+
+
 class JobWithJudge:
     """A head, and a judge's Pod with its vLLM."""
 

@@ -6,6 +6,7 @@ import base64
 
 from rljob_api.manifest.job import RLJob
 from rljob_cli.local.secrets import build_secrets
+from tests.support.job_simulation import make_agent_job
 
 
 def test_environment_variable_replaces_the_referenced_key_of_a_secret():
@@ -33,3 +34,9 @@ def test_variable_replaces_a_secret_that_a_template_passes_to_a_function():
     spec = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}, "rewards": rewards}
     job = RLJob.model_validate({"metadata": {"name": "t"}, "spec": spec})
     assert list(build_secrets(job, {"OPENAI_API_KEY": "sk"})["keys"]["data"]) == ["OPENAI_API_KEY"]
+
+
+def test_variable_replaces_a_secret_that_a_template_passes_to_a_tool():
+    env = [{"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": "search", "key": "SEARCH_KEY"}}}]
+    job = make_agent_job(tool={"template": {"spec": {"containers": [{"name": "agent", "env": env}]}}})
+    assert list(build_secrets(job, {"SEARCH_KEY": "sk"})["search"]["data"]) == ["SEARCH_KEY"]

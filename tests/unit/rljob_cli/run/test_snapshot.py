@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from rljob_api.manifest.status import RewardProblem
+from rljob_api.manifest.status import RewardProblem, RLJobStatus, RoleStatus
 from rljob_api.wire.protocol import DriverStatus
 from rljob_cli.run.live import render, sparkline
 from rljob_cli.run.reward_rows import RewardRow
 from rljob_cli.run.runfolder import read_rows
-from rljob_cli.run.snapshot import Failure, RoleRow, RunHistory, Snapshot, diff_snapshots
+from rljob_cli.run.snapshot import Failure, RoleRow, RunHistory, Snapshot, build_roles, diff_snapshots
 
 
 def step(number, **row):
@@ -57,6 +57,18 @@ def test_restarts_of_deleted_pods_still_count():
     history.record([])
     assert history.restarts == {"reward-r": 2}
     assert [failure.message for failure in history.failures] == ["boom"]
+
+
+def test_roles_are_in_order_with_the_agents_last():
+    names = {"agent": "user", "reward": "r", "rollout": "", "head": ""}
+    pods = [
+        {"metadata": {"name": role, "labels": {"rljob.dev/role": role, f"rljob.dev/{role}": name}}, "status": {}}
+        for role, name in names.items()
+    ]
+    status = RLJobStatus(roles=[RoleStatus(name="agent-user", desired=2)])
+    rows = build_roles(status, pods, {"agent-user": 3})
+    assert [row.name for row in rows] == ["head", "rollout", "reward-r", "agent-user"]
+    assert rows[-1] == RoleRow("agent-user", 2, 0, 3)
 
 
 def test_incomplete_line_of_metrics_is_skipped(tmp_path):

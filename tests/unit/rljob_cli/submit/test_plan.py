@@ -173,6 +173,27 @@ def test_function_of_several_files_is_mounted_with_its_folder(is_model):
     ]
 
 
+def test_function_of_an_agent_is_mounted_into_its_own_container():
+    files = (file("tools.py", b"import parsing"), file("parsing.py", b"x = 1"))
+    trees = TREES | {"tools.py": Tree("tools.py", False, files), "user.py": one("user.py", b"def respond(): ...")}
+    tools = [{"name": "calc", "function": {"file": "tools.py"}}]
+    data = {"train": {"source": "train.jsonl"}, "format": "chat"}
+    agent = {"type": "loop", "user": {"function": {"file": "user.py"}}, "tools": tools}
+    submission = plan(make_job(data=data, agent=agent), trees=trees)
+    spec = submission.job["spec"]["agent"]
+    name = submission.config_map["metadata"]["name"]
+    assert spec["user"]["function"] == {"configMapKeyRef": {"name": name, "key": "user.user.py"}}
+    assert spec["tools"][0]["function"] == {"file": "/mnt/files/calc/tools.py"}
+    children = render_children(RLJob.model_validate(submission.job), "t")
+    (pod,) = (
+        child["spec"]["template"]["spec"]
+        for child in children
+        if (child["kind"], child["metadata"]["name"]) == ("Deployment", "sums-agent-calc")
+    )
+    (container,) = pod["containers"]
+    assert "/mnt/files" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
 def test_data_source_that_the_user_set_stays():
     job = make_job()
     job["spec"]["data"]["train"]["dataSource"] = "openai/gsm8k"

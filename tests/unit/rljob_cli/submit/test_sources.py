@@ -38,6 +38,16 @@ def test_every_relative_path_of_a_job_is_found():
     ]
 
 
+def test_functions_of_an_agent_are_found():
+    tools = [{"name": "own", "function": {"inline": "x"}}, {"name": "calc", "function": {"file": "lib/calc.py"}}]
+    manifest = job(agent={"type": "loop", "user": {"function": {"file": "user.py"}}, "tools": tools})
+    assert found(manifest)[-2:] == [
+        ("spec.agent.user.function.file", "user.py", "function", "user"),
+        ("spec.agent.tools[1].function.file", "lib/calc.py", "function", "calc"),
+    ]
+    assert found(job(agent={"type": "singleTurn"})) == []
+
+
 def test_sources_of_the_cluster_are_left_out():
     rewards = [{"name": "a", "function": {"file": "/opt/reward.py"}}, {"name": "b", "function": {"inline": "x = 1"}}]
     rewards += [{"name": "c", "http": {"url": "http://x"}}, {"name": "d", "rewardModelRef": {"name": "m"}}]

@@ -15,11 +15,11 @@ from rljob_operator.operator import complete_defaults
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from tests.paths import ROOT
-from tests.support.job_simulation import FUNCTION, JobSimulation, make_job
+from tests.support.job_simulation import FUNCTION, JobSimulation, make_agent_job, make_job
 
 JUDGE = {"template": "x", "parser": {"regex": "(.)"}, "model": {"source": "/judge"}}
 REWARDS = [{"name": "f", "function": FUNCTION}, {"name": "j", "judge": JUDGE}]
-ROLES = ("head", "trainer", "rollout", "reward-f", "reward-j")
+ROLES = ("head", "trainer", "rollout", "reward-f", "reward-j", "agent-user", "agent-calculator")
 
 
 def write(tmp_path, text):
@@ -29,8 +29,8 @@ def write(tmp_path, text):
 
 
 def build_pods(defaults, **spec):
-    """Return the Pod templates of a job with a function and a judge, by role."""
-    children = build_children(make_job(**({"rewards": REWARDS} | spec)), "token", defaults)
+    """Return the Pod templates of a job with a function, a judge, a user and a tool, by role."""
+    children = build_children(make_agent_job(**({"rewards": REWARDS} | spec)), "token", defaults)
     workloads = [child for child in children if child["kind"] in WORKLOAD_KINDS]
     return {child["metadata"]["name"].removeprefix("gsm8k-"): child["spec"]["template"] for child in workloads}
 

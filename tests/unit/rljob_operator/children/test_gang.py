@@ -12,7 +12,7 @@ import pytest
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.defaults import DEFAULTS
-from tests.support.job_simulation import FUNCTION, make_job
+from tests.support.job_simulation import FUNCTION, make_agent_job, make_job
 
 
 def make_children(gang, queue=None, **spec):
@@ -43,6 +43,21 @@ def test_volcano_group_has_annotation_and_queue():
     for template in templates(children).values():
         assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
         assert template["spec"]["schedulerName"] == "volcano"
+
+
+def test_pods_of_an_agent_are_members():
+    scheduling = {"gang": "kueue", "queue": "research"}
+    children = build_children(make_agent_job(user={"replicas": 3}, scheduling=scheduling), "token", DEFAULTS)
+    annotations = [template["metadata"]["annotations"] for template in templates(children).values()]
+    counts = [found["kueue.x-k8s.io/pod-group-total-count"] for found in annotations]
+    assert counts == ["8"] * 6, "head, trainer, rollout, reward, three users and a tool"
+
+
+def test_priority_of_an_agents_pods_counts():
+    spec = with_priorities("high", "high", "high", "high") | {"scheduling": {"gang": "volcano"}}
+    other = {"template": {"spec": {"priorityClassName": "low"}}}
+    (group,) = pod_groups(build_children(make_agent_job(tool=other, **spec), "token", DEFAULTS))
+    assert "priorityClassName" not in group["spec"]
 
 
 def test_volcano_group_has_the_priority_that_all_roles_share():

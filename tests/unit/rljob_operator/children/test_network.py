@@ -10,7 +10,7 @@ from rljob_operator.children import build_children
 from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import make_job
+from tests.support.job_simulation import make_agent_job, make_job
 
 METADATA = ("169.254.169.254", "fd00:ec2::254")
 ENDPOINT = {"url": "http://judge.example/v1", "model": "m"}
@@ -85,6 +85,21 @@ def test_head_admits_the_operator_from_one_namespace(namespace, selector):
     peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
     operators = [p for p in peers if p.get("podSelector", {}).get("matchLabels") == OPERATOR_LABELS]
     assert operators == [{"namespaceSelector": selector, "podSelector": {"matchLabels": OPERATOR_LABELS}}]
+
+
+def test_only_the_head_reaches_an_agents_pods_and_they_reach_what_their_function_may():
+    tool = {"function": {"inline": "x", "network": True}}
+    policies = find_policies(build_children(make_agent_job(tool=tool), "token", DEFAULTS))
+    agents = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "agent"}
+
+    def select_peers(policy):
+        return [peer.get("podSelector", {}).get("matchLabels") for r in policy["egress"] for peer in r.get("to", [])]
+
+    assert {name for name, policy in policies.items() if agents in select_peers(policy)} == {"head"}
+    assert policies["agent-user"]["podSelector"]["matchLabels"] == agents | {"rljob.dev/agent": "user"}
+    assert policies["agent-user"]["egress"] == []
+    assert may_reach(policies["agent-calculator"], "93.184.216.34", 8000)
+    assert not any(may_reach(policies["agent-calculator"], address, 80) for address in METADATA)
 
 
 def test_reward_model_does_not_reach_the_metadata_either():

@@ -98,7 +98,7 @@ def test_children_ignore_metadata_that_the_api_server_writes():
     assert children_of(job) == children_of(later)
 
 
-@pytest.mark.parametrize("case", ["smallest", "full"])
+@pytest.mark.parametrize("case", ["smallest", "full", "agent"])
 def test_every_child_has_labels_owner_and_a_matching_selector(case):
     job = load(case)
     for key, child in children_of(job).items():
@@ -139,6 +139,43 @@ def test_every_child_has_labels_owner_and_a_matching_selector(case):
 def test_changed_field_restarts_only_the_roles_that_read_it(path, value, rolls):
     before, after = hashes(load("full")), hashes(changed(load("full"), path, value))
     assert {name for name in before if before[name] != after[name]} == rolls
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rolls"),
+    [
+        ("agent.user.replicas", 9, set()),
+        ("agent.user.backoffLimit", 9, set()),
+        ("agent.tools.1.env", {"A": "b"}, set()),
+        ("agent.user.function.inline", "def respond(): ...", {"sums-agent-user"}),
+        ("agent.tools.1.function.network", False, {"sums-agent-search"}),
+        ("agent.tools.0.queueLength", 7, {"sums-agent-calculator"}),
+        ("agent.tools.0.slots", 3, {"sums-agent-calculator", "sums-head"}),
+        ("agent.user.retries", 0, {"sums-head"}),
+        ("agent.tools.0.onError", "message", {"sums-head"}),
+        ("agent.maxUserTurns", 2, {"sums-head"}),
+    ],
+)
+def test_changed_field_of_an_agent_restarts_only_the_roles_that_read_it(path, value, rolls):
+    before, after = hashes(load("agent")), hashes(changed(load("agent"), path, value))
+    assert {name for name in before if before[name] != after[name]} == rolls
+
+
+def test_removed_tool_loses_only_its_own_children():
+    full = load("agent")
+    tools = [full.spec.agent.tools[0].model_dump(mode="json", by_alias=True)]
+    made = make_plan(changed(full, "agent.tools", tools), ObservedState(children=children_of(full)))
+    kinds = ("ConfigMap", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+    removed = {f"{kind} sums-agent-search" for kind in kinds}
+    assert {f"{kind} {name}" for kind, name in made.delete} == removed | {"Job sums-head"}
+
+
+def test_names_of_an_agents_children_are_dns_labels_for_the_longest_names():
+    job = load("agent")
+    job.metadata.name, job.spec.agent.tools[0].name = "j" * 40, "t" * 15
+    names = [child["metadata"]["name"] for child in children_of(job).values()]
+    assert max(map(len, names)) <= 63
+    assert f"{'j' * 40}-agent-{'t' * 15}" in names
 
 
 def test_existing_token_is_kept():

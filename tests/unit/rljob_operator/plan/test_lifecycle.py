@@ -9,15 +9,17 @@ from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning
 from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
-from tests.support.job_simulation import START, JobSimulation, make_job
+from tests.support.job_simulation import START, JobSimulation, make_agent_job, make_job
 
 HEAD = ChildKey("Job", "gsm8k-head")
 
 
-def pod(role, name, *, ready=True, restarts=0, state=None, last=None, phase="Running", created=START, **extra):
+def pod(
+    role, name, *, ready=True, restarts=0, state=None, last=None, phase="Running", created=START, service="", **extra
+):
     labels = {"rljob.dev/job": "gsm8k", "rljob.dev/role": role}
-    if role == "reward":
-        labels["rljob.dev/reward"] = "correct"
+    if role in ("reward", "agent"):
+        labels[f"rljob.dev/{role}"] = service or "correct"
     container = {"name": role, "restartCount": restarts, "state": state or {"running": {}}, "lastState": last or {}}
     status = {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}], "containerStatuses": [container]}
     metadata = {"name": name, "labels": labels, "creationTimestamp": created.isoformat()}
@@ -40,11 +42,15 @@ def all_ready():
     }
 
 
+def agent_ready():
+    return all_ready() | {name: pod("agent", f"gsm8k-agent-{name}-a", service=name) for name in ("user", "calculator")}
+
+
 class JobHistory(JobSimulation):
     """A simulation with two rollouts."""
 
-    def __init__(self, **spec):
-        super().__init__(make_job(**{"rollout": {"replicas": 2}} | spec))
+    def __init__(self, make=make_job, **spec):
+        super().__init__(make(**{"rollout": {"replicas": 2}} | spec))
 
     def head_is(self, type_, **status):
         self.children[HEAD] = self.children[HEAD] | {
@@ -483,3 +489,57 @@ def test_retry_of_a_running_job_has_no_effect_after_it_fails(simulation):
     simulation.pods.clear()
     simulation.reconcile()
     assert simulation.job.status.phase == "Pending"
+
+
+@pytest.fixture
+def agent_job():
+    return JobHistory(make_agent_job)
+
+
+@pytest.mark.parametrize("service", ["user", "calculator"])
+def test_job_waits_for_its_user_and_its_tools(agent_job, service):
+    pods = agent_ready()
+    agent_job.reconcile(**{name: p for name, p in pods.items() if name != service})
+    assert agent_job.job.status.phase == "Pending"
+    running = next(c for c in agent_job.job.status.conditions if c.type == "Running")
+    assert f"waits for 1 of 1 agent-{service} Pod" in running.message
+    agent_job.reconcile(**{service: pods[service]})
+    assert agent_job.job.status.phase == "Running"
+    assert [role.name for role in agent_job.job.status.roles][-2:] == ["agent-user", "agent-calculator"]
+    assert agent_job.job.status.rewards == "1/1", "an agent's Pods are no rewards"
+    agent_job.reconcile(**{service: pods[service] | {"status": {"phase": "Running"}}})
+    assert agent_job.true()["Restarting"].reason == "AgentRestarting"
+
+
+def test_failures_of_an_agents_pods_count_per_pod(agent_job):
+    for number in range(8):
+        last = ended(1, "boom", reason="Error")
+        last["terminated"]["finishedAt"] = f"2026-01-01T00:00:{number:02}Z"
+        user = pod("agent", "gsm8k-agent-user-a", service="user", restarts=number, last=last if number else None)
+        agent_job.reconcile(**agent_ready() | {"user": user})
+    failed = agent_job.true()["Failed"]
+    assert failed.reason == "BackoffLimitExceeded"
+    assert "Pod gsm8k-agent-user-a of agent-user failed 7 times" in failed.message
+    assert "spec.agent.user.backoffLimit is 6" in failed.message
+    restarts = {role.name: role.restarts for role in agent_job.job.status.roles}
+    assert (restarts["agent-user"], restarts["agent-calculator"]) == (7, 0)
+
+
+def test_tool_that_cannot_start_fails_the_job_with_its_field(agent_job):
+    state = ended(78, "error: calculator.py:1: add(a): the parameter a has no type")
+    tool = pod("agent", "gsm8k-agent-calculator-a", service="calculator", ready=False, state=state)
+    agent_job.reconcile(**agent_ready() | {"calculator": tool})
+    failed = agent_job.true()["Failed"]
+    assert failed.reason == "UserError"
+    assert failed.message.startswith("agent-calculator: calculator.py:1:")
+    assert "fix spec.agent.tools[0].function" in failed.message
+
+
+def test_end_of_the_job_deletes_the_agents_workloads(agent_job):
+    agent_job.reconcile(**agent_ready())
+    assert ChildKey("Deployment", "gsm8k-agent-user") in agent_job.children
+    agent_job.head_is("Complete")
+    agent_job.reconcile()
+    agent_job.reconcile()
+    assert agent_job.job.status.phase == "Succeeded"
+    assert {key.kind for key in agent_job.children} & {"StatefulSet", "Deployment"} == set()

@@ -14,7 +14,7 @@ from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
 from rljob_operator.plan.validate import find_problems
 from tests.support.any_template import templates
-from tests.support.job_simulation import FUNCTION, make_job
+from tests.support.job_simulation import FUNCTION, make_agent_job, make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,6 +37,20 @@ def test_template_that_deletes_built_parts_is_rejected(spec, path):
     assert find_problems(job) == [f"{path} must not be null: it would delete what the operator builds; remove it"]
     failed = conditions.find(plan_job(job, ObservedState(), NOW).status, conditions.FAILED)
     assert failed.reason == conditions.REASON_INVALID_SPEC
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"user": {"template": {"spec": {"containers": None}}}}, "spec.agent.user.template.spec.containers"),
+        ({"tool": {"template": {"spec": 1}}}, "spec.agent.tools[0].template"),
+        ({"tool": {"template": {"spec": {"dnsPolicy": 1}}}}, "spec.agent.tools[0].template.spec.dnsPolicy"),
+        ({"user": {"resources": {"limits": {"Cpu!": "1"}}}}, "spec.agent.user.resources.limits"),
+    ],
+)
+def test_refused_pod_of_an_agent_names_its_field(changes, problem):
+    (found,) = find_problems(make_agent_job(**changes))
+    assert found.startswith(problem)
 
 
 def test_reward_template_without_env_is_accepted():
@@ -80,7 +94,7 @@ def test_variable_that_the_kubelet_expands_opens_no_port():
 
 
 @settings(max_examples=max(150, settings.default.max_examples))
-@given(role=st.sampled_from(["head", "trainer", "rollout", "reward"]), template=templates())
+@given(role=st.sampled_from(["head", "trainer", "rollout", "reward", "user"]), template=templates())
 @example(role="head", template={"spec": {"containers": [{"name": {"cpu": "1"}, "image": "a"}]}})
 @example(role="head", template={"spec": {"containers": [{"name": "own", "image": "a", "securityContext": ["a"]}]}})
 @example(role="trainer", template={"spec": {"resources": ["a"]}})
@@ -88,7 +102,7 @@ def test_variable_that_the_kubelet_expands_opens_no_port():
 def test_any_template_has_problems_or_children_and_never_breaks_the_plan(role, template):
     changes = reward(template) if role == "reward" else {role: {"template": template}}
     try:
-        job = make_job(**changes)
+        job = make_agent_job(**changes) if role == "user" else make_job(**changes)
     except ValidationError:
         return  # kubectl apply reports it
     problems = find_problems(job)

@@ -41,6 +41,10 @@ WITHOUT_FUNCTION: dict[str, Any] = {"function": MISSING}
 ENDPOINT: dict[str, Any] = {"http": {"url": "https://example.com"}}
 REFERENCE_WITH_AUTOSCALING: dict[str, Any] = {"rewardModelRef": {"name": "math"}, "autoscaling": {"maxReplicas": 2}}
 
+FUNCTION: dict[str, Any] = {"function": {"inline": INLINE}}
+TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
+WITH_AGENT: dict[str, Any] = {"data.format": "chat", "agent": {"type": "loop", "user": FUNCTION, "tools": [TOOL]}}
+
 # (type, start of the message, kind of object, changes to the minimal one that violate the rule)
 VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Model", "must be hf://org/name, pvc://", "RLJob", {"model.source": "ftp://host/model"}),
@@ -161,6 +165,17 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("Algorithm", "is for type ppo alone", "RLJob", {"algorithm": {"gae": {"level": "turn"}}}),
     ("Algorithm", "is for type ppo alone", "RLJob", {"algorithm": {"type": "rloo", "critic": {"beta1": 0.8}}}),
+    ("Agent", "is for type loop alone", "RLJob", {"agent": {"user": FUNCTION}}),
+    ("Agent", "is for type loop alone", "RLJob", {"agent": {"type": "singleTurn", "tools": [TOOL]}}),
+    ("Agent", "needs a user or tools", "RLJob", {"data.format": "chat", "agent": {"type": "loop", "tools": []}}),
+    ("Agent", "must have different names", "RLJob", WITH_AGENT | {"agent.tools": [TOOL, TOOL]}),
+    ("Agent", "must not be named user", "RLJob", WITH_AGENT | {"agent.tools.0.name": "user"}),
+    ("SimulatedUser", "must not set names", "RLJob", WITH_AGENT | {"agent.user.env": {"RLJOB_TOKEN": "x"}}),
+    ("Tool", "must not set names", "RLJob", WITH_AGENT | {"agent.tools.0.env": {"RLJOB_TOKEN": "x"}}),
+    ("PythonFunction", "must have exactly one", "RLJob", WITH_AGENT | {"agent.user.function": {"entrypoint": "f"}}),
+    ("RLJobSpec", "must have names that no reward", "RLJob", WITH_AGENT | {"agent.tools.0.name": "correct"}),
+    ("RLJobSpec", "must not be named user", "RLJob", WITH_AGENT | {"rewards.0.name": "user"}),
+    ("RLJobSpec", "must be chat with agent.type", "RLJob", WITH_AGENT | {"data.format": "text"}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
@@ -186,6 +201,12 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("rewards", IN_KUEUE, {"rewards.0.replicas": 2}),
     ("rewards", IN_KUEUE, {"rewards.0.autoscaling": {"maxReplicas": 2}}),
     ("rewards", IN_KUEUE, {"rewards": [REWARD, REWARD | {"name": "second"}]}),
+    ("agent.type", {"data.format": "chat"}, WITH_AGENT),
+    ("agent.type", WITH_AGENT, {"agent": {}}),
+    ("agent", IN_KUEUE | WITH_AGENT, {"agent.user.replicas": 2}),
+    ("agent", IN_KUEUE | WITH_AGENT, {"agent.tools.0.replicas": 2}),
+    ("agent", IN_KUEUE | WITH_AGENT, {"agent.tools": [TOOL, TOOL | {"name": "search"}]}),
+    ("agent", IN_KUEUE | WITH_AGENT, {"agent.user": MISSING}),
 ]
 
 
@@ -312,7 +333,7 @@ def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path
 def test_change_of_an_immutable_field_is_rejected_with_its_remedy(storing_server, field, before, after):
     stored = storing_server.create(put_all(smallest(), before))
     message = storing_server.update_verdict(put_all(stored, after))
-    suspendable = field in ("trainer.replicas", "trainer.gpusPerReplica") or before == IN_KUEUE
+    suspendable = field in ("trainer.replicas", "trainer.gpusPerReplica") or IN_KUEUE.items() <= before.items()
     remedy = "set suspend: true first" if suspendable else "create a new RLJob instead"
     assert f"{field} is immutable" in message, message or "the API storing_server accepted the change"
     assert remedy in message
@@ -330,6 +351,8 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
         (IN_KUEUE, {"rewards": [REWARD, SCALED, SERVED_ELSEWHERE]}),
         (IN_KUEUE | {"rewards": [REWARD, SCALED]}, {"rewards": [REWARD, SCALED | {"replicas": 3}]}),
         ({}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
+        (IN_KUEUE | WITH_AGENT, {"agent.user.slots": 4, "agent.tools.0.timeoutSeconds": 3}),
+        (IN_KUEUE | WITH_AGENT | {"suspend": True}, {"agent.user.replicas": 2, "agent.tools": []}),
     ],
 )
 def test_pods_that_are_not_in_a_group_of_kueue_may_be_scaled(storing_server, before, after):
@@ -360,6 +383,23 @@ def test_trainer_of_a_suspended_job_may_be_resized(storing_server, field):
 )
 def test_mutable_field_may_change_while_a_job_runs(storing_server, change):
     stored = storing_server.create(smallest())
+    assert storing_server.update_verdict(put_all(stored, change)) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"agent.user.replicas": 3},
+        {"agent.tools.0.replicas": 3},
+        {"agent.user.function.inline": "def respond(): ..."},
+        {"agent.maxUserTurns": 2},
+        {"agent.user": MISSING},
+        {"agent.tools": [TOOL | {"name": "search"}]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_agent_may_change_while_a_job_runs(storing_server, change):
+    stored = storing_server.create(put_all(smallest(), WITH_AGENT))
     assert storing_server.update_verdict(put_all(stored, change)) == ""
 
 

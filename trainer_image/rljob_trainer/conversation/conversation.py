@@ -49,8 +49,8 @@ class Conversation:
         """Why each segment but the first began."""
         self._template = template
         self._tools = list(tools)
-        self._rendered: list[Message] = list(messages)
-        """`messages` as the template gets them."""
+        self.rendered: list[Message] = list(messages)
+        """`messages` as the template gets them: an answer that it refuses is text."""
         self._prompt: _Prompt | None = None
         self._last: _Turn | None = None
         self._num_turns = 0
@@ -79,7 +79,7 @@ class Conversation:
         self.segments[-1].append_sampled(completion, self._num_turns)
         self._num_turns += 1
         self.messages.append(message)
-        self._rendered.append(message)
+        self.rendered.append(message)
         self._last = _Turn(prompt.text, completion, len(self.messages))
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -87,11 +87,11 @@ class Conversation:
         if self._prompt is not None:
             raise ValueError("add_answer must be called before add: the last prompt has no answer yet")
         self.messages += messages
-        self._rendered += messages
+        self.rendered += messages
 
     def _plan(self) -> _Prompt:
         answered = None if self._last is None else self._describe(self._last)
-        text = self._template.render(self._rendered, self._tools, generate=True)
+        text = self._template.render(self.rendered, self._tools, generate=True)
         if answered is None or self._last is None:
             return _Prompt(text, self._template.encode(text), opens=True)
         following = find_following(answered, text, self._num_turns)
@@ -101,14 +101,14 @@ class Conversation:
 
     def _describe(self, turn: _Turn) -> Answered:
         closed = self._render_closed(turn)
-        tail = self._find_tail(self._rendered[: turn.num_messages - 1])
+        tail = self._find_tail(self.rendered[: turn.num_messages - 1])
         token_ids = turn.completion.token_ids
         end = self._template.decode(token_ids[-1:]) if self._has_end(turn.completion, tail) else ""
         return Answered(
             prompt=turn.prompt,
             body=self._template.decode(token_ids[:-1] if end else token_ids),
             end=end,
-            message=self._rendered[turn.num_messages - 1],
+            message=self.rendered[turn.num_messages - 1],
             closed=closed,
             tail=tail,
             unsampled=self._drop_end(tail, end),
@@ -119,10 +119,10 @@ class Conversation:
         allows one, becomes the text that was sampled."""
         index = turn.num_messages - 1
         try:
-            return self._template.render(self._rendered[: index + 1], self._tools, generate=False)
+            return self._template.render(self.rendered[: index + 1], self._tools, generate=False)
         except TemplateError:
-            self._rendered[index] = {"role": "assistant", "content": turn.completion.text}
-            return self._template.render(self._rendered[: index + 1], self._tools, generate=False)
+            self.rendered[index] = {"role": "assistant", "content": turn.completion.text}
+            return self._template.render(self.rendered[: index + 1], self._tools, generate=False)
 
     def _find_tail(self, earlier: list[Message]) -> str:
         answer = {"role": "assistant", "content": _SENTINEL}

@@ -9,11 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import Message, ToolSchema
 from rljob_trainer.conversation.tool_calls import ToolFormat, find_format
+from rljob_trainer.conversation.tool_prompt import write_tools
+
+_PROBE_NAME = "rljob_probe"
+_PROBE = [
+    {
+        "type": "function",
+        "function": {
+            "name": _PROBE_NAME,
+            "description": "?",
+            "parameters": {"type": "object", "properties": {}, "required": []},
+        },
+    }
+]
+"""A tool that shows whether the template writes tools."""
 
 
 class TemplateError(UserError):
@@ -21,7 +35,7 @@ class TemplateError(UserError):
 
 
 class ChatTemplate:
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tool_format: ToolFormat | Literal["auto"] = "auto") -> None:
         """`tokenizer`: of transformers. Raise TemplateError if it has no chat template."""
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
@@ -29,16 +43,24 @@ class ChatTemplate:
                 "use an instruction-tuned model, or set agent.type: singleTurn"
             )
         self._tokenizer = tokenizer
+        self._given_format = tool_format
         self._special: dict[int, bool] = {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        """Return the text of a conversation. `generate`: with the header after which the policy answers."""
+        """Return the text of a conversation. `generate`: with the header after which the policy answers.
+
+        If the template does not write tools, they are in the system message. Raise TemplateError.
+        """
+        described = [_describe(tool) for tool in tools]
+        parsed = [_with_parsed_arguments(message) for message in messages]
+        if described and not self._writes_tools:
+            return self._render(write_tools(parsed, described, self.tool_format), None, generate=generate)
+        return self._render(parsed, described or None, generate=generate)
+
+    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, *, generate: bool) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_with_parsed_arguments(message) for message in messages],
-                tools=[_describe(tool) for tool in tools] or None,
-                add_generation_prompt=generate,
-                tokenize=False,
+                messages, tools=tools, add_generation_prompt=generate, tokenize=False
             )
         except Exception as error:  # jinja2's own, and whatever the template raises
             roles = ", ".join(str(message.get("role")) for message in messages[-8:])
@@ -66,17 +88,28 @@ class ChatTemplate:
         return self._special[token_id]
 
     @cached_property
-    def source(self) -> str:
-        """The template for conversations with tools, in jinja."""
-        return str(self._tokenizer.get_chat_template(tools=[{"type": "function"}]))
-
-    @cached_property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls. UserError if that is unknown."""
-        return find_format(self.source)
+        if self._given_format != "auto":
+            return self._given_format
+        return find_format(self._tokenizer.get_chat_template(tools=_PROBE)) if self._writes_tools else "hermes"
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        try:
+            text = self._render([{"role": "user", "content": "?"}], _PROBE, generate=True)
+        except TemplateError:
+            return True  # It refuses this message; the tools of the conversation are not lost without an error.
+        return _PROBE_NAME in text
 
 
-def load_template(model: str, revision: str | None, *, trust_remote_code: bool = False) -> ChatTemplate:
+def load_template(
+    model: str,
+    revision: str | None,
+    *,
+    trust_remote_code: bool = False,
+    tool_format: ToolFormat | Literal["auto"] = "auto",
+) -> ChatTemplate:
     """`model`: a folder or the name of a repository. Raise UserError if its tokenizer cannot be loaded."""
     from transformers import AutoTokenizer  # seconds to import
 
@@ -84,7 +117,7 @@ def load_template(model: str, revision: str | None, *, trust_remote_code: bool =
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers and its hub client raise dozens of types
         raise UserError(f"spec.model.source: cannot load the tokenizer of {model}: {error}") from error
-    return ChatTemplate(tokenizer)
+    return ChatTemplate(tokenizer, tool_format)
 
 
 def _describe(tool: ToolSchema) -> dict[str, Any]:

@@ -22,6 +22,7 @@ CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _HERMES_CALL = re.compile(rf"{CALL_START}(.*?)(?:{CALL_END}|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_HEADER = "<|start_header_id|>"
+_LLAMA_KEYS = ("arguments", "parameters")
 _LLAMA_ATTEMPT = re.compile(r'\s*\{\s*"(name|type)"')
 """An answer that begins like a call. Other braces, such as LaTeX or code, are content."""
 _OTHER_FORMATS = ("<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call", "functools[", "<|channel|>", "<invoke")
@@ -50,7 +51,7 @@ class Answer:
 def find_format(template_text: str) -> ToolFormat:
     """Return how a model with this chat template writes its calls. UserError if it is neither of the two."""
     if re.search(r"\btools\b", template_text) is None:
-        return "hermes"  # ChatTemplate adds the tools to the system message in this format.
+        return "hermes"  # ChatTemplate writes the tools, in this format.
     if not any(marker in template_text for marker in _OTHER_FORMATS):
         if CALL_START in template_text:
             return "hermes"
@@ -84,10 +85,10 @@ def _parse_llama3(text: str) -> Answer:
             value, end = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):
             value, end = None, len(text)
-        call = _read_call(text[position:end], value, ("arguments", "parameters"))
-        if call.arguments is None and not _is_attempt(text):
+        is_call = _has_name(value) and any(key in value for key in _LLAMA_KEYS)
+        if not is_call and not _is_attempt(text):
             return Answer(text)
-        calls.append(call)
+        calls.append(_read_call(text[position:end], value, _LLAMA_KEYS))
         position = text.find("{", end)
     return Answer("" if calls else text, calls)
 
@@ -104,7 +105,11 @@ def _load(text: str) -> Any:
 
 
 def _read_call(text: str, value: Any, keys: tuple[str, ...]) -> ParsedCall:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not _has_name(value):
         return ParsedCall("", None, text)
     arguments = next((value[key] for key in keys if key in value), None)
     return ParsedCall(value["name"], arguments if isinstance(arguments, dict) else None, text)
+
+
+def _has_name(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -23,6 +24,8 @@ from rljob_operator.watch import informer
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.05
 NAME = "smallest"
+NODE = "n1"
+READY = [{"type": "Ready", "status": "True"}]
 Manifest = dict[str, Any]
 
 
@@ -149,9 +152,9 @@ class OperatorHarness:
 
         await self.until(f"the deletion of {kind} {name}", is_deleted)
 
-    async def until_all_workloads(self) -> None:
+    async def until_all_workloads(self, number: int = 4) -> None:
         async def exist() -> bool:
-            return len(await self.workloads()) == 4 and bool(await self.condition("Running"))
+            return len(await self.workloads()) == number and bool(await self.condition("Running"))
 
         await self.until("all workloads", exist)
 
@@ -178,6 +181,34 @@ class OperatorHarness:
 
         await self.until(f"{number} resyncs", are_done)
         self.apis[0].hooks.remove(lists)
+
+
+async def start_pod(harness: OperatorHarness, kind: str, role: str) -> str:
+    """Create the ready Pod of a workload, on a node, and return its name."""
+    workload = await harness.get(kind, f"{NAME}-{role}")
+    assert workload is not None
+    owner = {"apiVersion": workload["apiVersion"], "kind": kind, "controller": True}
+    owner |= {key: workload["metadata"][key] for key in ("name", "uid")}
+    template, name = workload["spec"]["template"], f"{NAME}-{role}-0"
+    metadata = {**template["metadata"], "name": name, "ownerReferences": [owner]}
+    metadata.pop("creationTimestamp", None)
+    spec = {**template["spec"], "nodeName": NODE}
+    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    await set_status(harness, name, 0)
+    return name
+
+
+async def set_status(harness: OperatorHarness, name: str, restarts: int, conditions: Any = READY) -> None:
+    pod = await harness.get("Pod", name)
+    assert pod is not None
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    end = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now}} if restarts else {}
+    status = [
+        {"name": c["name"], "image": "i", "imageID": "", "ready": True, "restartCount": restarts,
+         "state": {"running": {}}, "lastState": end}
+        for c in pod["spec"]["containers"]
+    ]  # fmt: skip
+    await harness.patch_status("Pod", name, {"phase": "Running", "conditions": conditions, "containerStatuses": status})
 
 
 class WriteRecorder:

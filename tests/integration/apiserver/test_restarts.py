@@ -4,43 +4,19 @@ kubelet do."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from rljob_operator.children.common import DISRUPTION_CONDITIONS
 from tests.integration.apiserver.manifests import smallest
-from tests.integration.apiserver.operator_harness import NAME, Manifest, OperatorHarness
+from tests.integration.apiserver.operator_harness import (
+    NAME,
+    READY,
+    Manifest,
+    OperatorHarness,
+    set_status,
+    start_pod,
+)
 
-NODE = "n1"
-READY = [{"type": "Ready", "status": "True"}]
 WORKLOADS = (("Job", "head"), ("StatefulSet", "trainer"), ("Deployment", "rollout"), ("Deployment", "reward-correct"))
-
-
-async def start_pod(harness: OperatorHarness, kind: str, role: str) -> str:
-    """Create the ready Pod of a workload, on a node, and return its name."""
-    workload = await harness.get(kind, f"{NAME}-{role}")
-    assert workload is not None
-    owner = {"apiVersion": workload["apiVersion"], "kind": kind, "controller": True}
-    owner |= {key: workload["metadata"][key] for key in ("name", "uid")}
-    template, name = workload["spec"]["template"], f"{NAME}-{role}-0"
-    metadata = {**template["metadata"], "name": name, "ownerReferences": [owner]}
-    metadata.pop("creationTimestamp", None)
-    spec = {**template["spec"], "nodeName": NODE}
-    await harness.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    await set_status(harness, name, 0)
-    return name
-
-
-async def set_status(harness: OperatorHarness, name: str, restarts: int, conditions: Any = READY) -> None:
-    pod = await harness.get("Pod", name)
-    assert pod is not None
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    end = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now}} if restarts else {}
-    status = [
-        {"name": c["name"], "image": "i", "imageID": "", "ready": True, "restartCount": restarts,
-         "state": {"running": {}}, "lastState": end}
-        for c in pod["spec"]["containers"]
-    ]  # fmt: skip
-    await harness.patch_status("Pod", name, {"phase": "Running", "conditions": conditions, "containerStatuses": status})
 
 
 async def start_running_job(harness: OperatorHarness) -> None:

@@ -67,6 +67,14 @@ def judge(**endpoint):
     return {"rewards": [{"name": "j", "judge": reward}]}
 
 
+def agent(user=None, tool=None):
+    """A job whose simulated user and tool have these PodSpecs."""
+    function = {"function": {"inline": "x"}}
+    user = function | {"template": {"spec": user or {}}}
+    tools = [{"name": "plain"} | function, {"name": "own", "template": {"spec": tool or {}}} | function]
+    return {"agent": {"type": "loop", "user": user, "tools": tools}}
+
+
 APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 SECURITY = f"{CONTAINER}.securityContext"
 REFUSED_FOR_ALL = [
@@ -93,6 +101,8 @@ REFUSED_FOR_ALL = [
     (secure(capabilities={"add": ["SYS_ADMIN"]}), f"capabilities ({SECURITY}.capabilities.add)"),
     (pod(initContainers=[{"name": "x", "securityContext": {"privileged": True}}]), f"({HEAD}.initContainers[0].secu"),
     (pod(hostNetwork=True), f"hostNamespaces ({HEAD}.hostNetwork)"),
+    (agent(user={"hostNetwork": True}), "hostNamespaces (spec.agent.user.template.spec.hostNetwork)"),
+    (agent(tool={"hostPID": True}), "hostNamespaces (spec.agent.tools[1].template.spec.hostPID)"),
     (pod(hostPID=True), f"hostNamespaces ({HEAD}.hostPID)"),
     (pod(hostIPC=True), f"hostNamespaces ({HEAD}.hostIPC)"),
     (container(ports=[{"containerPort": 1, "hostPort": 1}]), f"hostNamespaces ({CONTAINER}.ports: hostPort)"),
@@ -132,6 +142,10 @@ REFUSED_WITHOUT_PODS = [
         f"secrets ({CONTAINER}.env[0]: key)",
     ),
     (container(envFrom=[{"secretRef": {"name": "key"}}]), f"secrets ({CONTAINER}.envFrom[0]: key)"),
+    (
+        agent(tool={"containers": [{"name": "agent", "envFrom": [{"secretRef": {"name": "key"}}]}]}),
+        "secrets (spec.agent.tools[1].template.spec.containers[0].envFrom[0]: key)",
+    ),
     (volume(secret={"secretName": "key"}), f"secrets ({HEAD}.volumes[0].secret: key)"),
     (
         volume(projected={"sources": [{"secret": {"name": "key"}}]}),
@@ -150,6 +164,7 @@ REFUSED_WITHOUT_PODS = [
 ALLOWED = [
     {},
     judge(),
+    agent(user={"nodeSelector": {"a": "b"}}),
     secure(readOnlyRootFilesystem=True, capabilities={"drop": ["ALL"]}, runAsUser=2000, seccompProfile={"type": "x"}),
     secure(seLinuxOptions={"level": "s0:c1,c2", "type": "container_t"}),
     {"head": {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}}}},
@@ -309,6 +324,8 @@ def test_largest_specs_stay_within_the_cost_budget(create):
     reward = build_spec({})["rewards"][0] | {"template": template}
     rewards = [reward | {"name": f"r{i}"} for i in range(16)]
     roles = {role: {"template": template} for role in ("head", "trainer", "rollout")}
+    agent_role = {"template": template, "function": {"inline": "x"}}
+    roles["agent"] = {"type": "loop", "user": agent_role, "tools": [agent_role | {"name": f"t{i}"} for i in range(16)]}
     code, message, _ = create(build_spec({"rewards": rewards} | roles), user=PODS_AUTHOR)
     assert not message, message
     assert code == 201

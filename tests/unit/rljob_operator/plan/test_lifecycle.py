@@ -506,7 +506,7 @@ def test_job_waits_for_its_user_and_its_tools(agent_job, service):
     agent_job.reconcile(**{service: pods[service]})
     assert agent_job.job.status.phase == "Running"
     assert [role.name for role in agent_job.job.status.roles][-2:] == ["agent-user", "agent-calculator"]
-    assert agent_job.job.status.rewards == "1/1", "an agent's Pods are no rewards"
+    assert agent_job.job.status.rewards == "1/1", "an agent's Pods do not count as rewards"
     agent_job.reconcile(**{service: pods[service] | {"status": {"phase": "Running"}}})
     assert agent_job.true()["Restarting"].reason == "AgentRestarting"
 

@@ -185,6 +185,10 @@ def init(
         str | None,
         typer.Option(help="What to train for. Default: sums; with --data own.", autocompletion=complete_tasks),
     ] = None,
+    agent: Annotated[
+        Literal["loop"] | None,
+        typer.Option(help="With conversations: a simulated user (user.py) and tools (tools.py)."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="hf://org/name or a folder. Default: a small chat model.")] = None,
     data: Annotated[str | None, typer.Option(help="Your rows: a .jsonl or .parquet file, or hf://org/name.")] = None,
     prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the prompt in --data.")] = None,
@@ -202,7 +206,7 @@ def init(
     if data is None and (prompt or answer):
         raise typer.BadParameter("--prompt and --answer name columns of --data")
     rows = scaffold.OwnData(data, prompt, answer) if data else None
-    raise typer.Exit(scaffold.write_scaffold(directory, task, model, rows, output))
+    raise typer.Exit(scaffold.write_scaffold(directory, task, agent, model, rows, output))
 
 
 @app.command("test-reward")
@@ -233,6 +237,30 @@ def try_reward(
 
     job = file_of(jobs, filenames)
     code = try_reward_command(job, overrides or [], reward, completion or [], answer, prompt, file, network, output)
+    raise typer.Exit(code)
+
+
+@app.command("test-agent")
+def try_agent(
+    jobs: JobsArgument = None,
+    filenames: FilenameOption = None,
+    row: Annotated[int, typer.Option(min=0, help="Row of data.train, from 0.")] = 0,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes the base model plays.")] = 1,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(help="An answer of the policy, in order; repeatable. Needs no model, and takes seconds."),
+    ] = None,
+    overrides: SetOption = None,
+    volumes: VolumeOption = None,
+    network: NetworkOption = None,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+    output: OutputOption = "text",
+) -> None:
+    """Play an episode with the user and the tools of a job, and show each turn; trains nothing."""
+    from rljob_cli.check.try_agent import try_agent_command
+
+    job = file_of(jobs, filenames)
+    code = try_agent_command(job, overrides or [], volumes or [], row, episodes, answer or [], network, full, output)
     raise typer.Exit(code)
 
 
@@ -353,7 +381,9 @@ def restart(
     roles: Annotated[
         list[str] | None,
         typer.Option(
-            "--role", metavar="ROLE", help="head, trainer, rollout, reward or reward-NAME; repeatable. Default: all."
+            "--role",
+            metavar="ROLE",
+            help="head, trainer, rollout, reward, reward-NAME, agent or agent-NAME; repeatable. Default: all.",
         ),
     ] = None,
     force: Annotated[
@@ -409,7 +439,8 @@ def top(
 def logs(
     name: NameArgument,
     role: Annotated[
-        str | None, typer.Option(help="head, trainer, rollout, reward or reward-NAME. Default: all roles.")
+        str | None,
+        typer.Option(help="head, trainer, rollout, reward, reward-NAME, agent or agent-NAME. Default: all roles."),
     ] = None,
     container: Annotated[
         str | None, typer.Option("-c", "--container", help="vllm: a reward's sidecar. Default: the role's container.")

@@ -123,12 +123,12 @@ def _find_inputs(file: JobFile, claims: Mapping[str, Path], target: Target | Non
     }
     return check_inputs(
         file.job,
-        lambda source: None if source in left_out else _locate(source, claims),
+        lambda source: None if source in left_out else locate(source, claims),
         runs_here=target != "cluster",
     )
 
 
-def _locate(source: str, claims: Mapping[str, Path]) -> str | None:
+def locate(source: str, claims: Mapping[str, Path]) -> str | None:
     """Return where this machine finds a source; None for a claim without a folder."""
     try:
         parsed = parse_source(source)

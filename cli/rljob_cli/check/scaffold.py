@@ -36,11 +36,22 @@ class Task:
 TASKS = {
     "sums": Task("The model learns to answer sums with the number alone.", "sums"),
     "chat": Task("Conversations of several turns; short replies with the right fact.", "chat"),
+    "products": Task("Conversations with a simulated user and a tool: products of two numbers.", "products"),
     "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k"),
     "judge": Task("Sums scored by a function, and by a model that judges how polite the reply is.", "sums"),
     "own": Task("Your own rows: pass --data.", "own"),
 }
 """The data of `judge` is that of its reward's task."""
+TASK_OF_AGENT = {"loop": "products"}
+"""The task that shows each value of `agent.type` that has more than one turn."""
+_AGENT_FILES = {
+    "user.py": "the simulated user, a Python function that replies to the policy and rewards its turns",
+    "tools.py": "Python functions that the policy may call",
+}
+_AGENT_COMMANDS = (
+    'rljob test-agent rljob.yaml --answer "It is 200." --answer 204  # plays an episode with these answers\n'
+    "rljob test-agent rljob.yaml                                # plays one with the base model\n"
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +74,14 @@ def list_tasks(output: str) -> int:
 
 
 @guard
-def write_scaffold(directory: Path, task: str | None, model: str | None, data: OwnData | None, output: str) -> int:
-    task = task or ("own" if data else "sums")
+def write_scaffold(
+    directory: Path, task: str | None, agent: str | None, model: str | None, data: OwnData | None, output: str
+) -> int:
+    task = task or ("own" if data else TASK_OF_AGENT.get(agent or "", "sums"))
     if task not in TASKS:
         raise UserError(f"--task must be one of {', '.join(TASKS)}, got {task}")
+    if agent is not None and task != TASK_OF_AGENT[agent]:
+        raise UserError(f"--agent {agent} is for the task {TASK_OF_AGENT[agent]}, got {task}; {_ADD_AGENT}")
     if (task == "own") is not (data is not None):
         raise UserError(f"--data is for the task own, and this one is {task}; leave out one" if data else _NEEDS_DATA)
     values = {"name": name_job(directory), "about": TASKS[task].about, "model": _place_model(model, directory)}
@@ -77,6 +92,8 @@ def write_scaffold(directory: Path, task: str | None, model: str | None, data: O
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text)
     following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
+    if task in TASK_OF_AGENT.values():
+        following = f'rljob test-agent {directory}/rljob.yaml --answer "It is 200." --answer 204'
     if output == "json":
         print_json({"directory": str(directory), "task": task, "files": list(files), "next": following})
     else:
@@ -85,6 +102,7 @@ def write_scaffold(directory: Path, task: str | None, model: str | None, data: O
     return 0
 
 
+_ADD_AGENT = "for other data, write a job without it and add spec.agent, as docs/agents.md shows"
 _NEEDS_DATA = "the task own needs --data FILE; --list-tasks shows the tasks that bring their data"
 
 
@@ -97,11 +115,14 @@ def name_job(directory: Path) -> str:
 
 def build_files(task: str, values: dict[str, str]) -> dict[str, str]:
     """Return the text of each file. `values` are the placeholders of the templates."""
-    reward = TASKS[task].reward
+    reward, has_agent = TASKS[task].reward, task in TASK_OF_AGENT.values()
+    listed = "".join(f"\n| `{name}` | {about} |" for name, about in _AGENT_FILES.items()) if has_agent else ""
+    values = values | {"agent_files": listed, "agent_commands": _AGENT_COMMANDS if has_agent else ""}
     texts = {"rljob.yaml": _read(task, "rljob.yaml"), "README.md": (_TEMPLATES / "README.md").read_text()}
     files = {name: Template(text).substitute(values) for name, text in texts.items()}
     files |= {"reward.py": _read(reward, "reward.py"), "data/completions.jsonl": _read(reward, "completions.jsonl")}
-    rows = build_sums() if reward == "sums" else {}
+    files |= {name: _read(task, name) for name in (_AGENT_FILES if has_agent else ())}
+    rows = {"sums": build_sums, "products": build_products}.get(reward, dict)()
     if reward == "chat":
         rows = {split: _read("chat", f"{split}.jsonl") for split in ("train", "eval")}
     return files | {f"data/{split}.jsonl": text for split, text in rows.items()}
@@ -113,9 +134,18 @@ def _read(task: str, name: str) -> str:
 
 def build_sums() -> dict[str, str]:
     """Return the rows of the sums. No sum of the evaluation, nor its mirror, is in the training data."""
-    sums = [(a, b) for a in range(1, 13) for b in range(1, 13)]
-    is_held_out = {(a, b): (a * b) % 5 == 0 for a, b in sums}
-    rows = {pair: {"question": f"What is {pair[0]} + {pair[1]}?", "answer": str(sum(pair))} for pair in sums}
+    return _split({(a, b): (f"What is {a} + {b}?", a + b) for a in range(1, 13) for b in range(1, 13)})
+
+
+def build_products() -> dict[str, str]:
+    """Return the rows of the products, split like the sums."""
+    return _split({(a, b): (f"What is {a} * {b}?", a * b) for a in range(11, 23) for b in range(11, 23)})
+
+
+def _split(questions: dict[tuple[int, int], tuple[str, int]]) -> dict[str, str]:
+    """Return the rows for training and evaluation by a rule that does not depend on the order of the two numbers."""
+    is_held_out = {(a, b): (a * b) % 5 == 0 for a, b in questions}
+    rows = {pair: {"question": text, "answer": str(answer)} for pair, (text, answer) in questions.items()}
     return {
         split: "".join(json.dumps(row) + "\n" for pair, row in rows.items() if is_held_out[pair] is held_out)
         for split, held_out in (("train", False), ("eval", True))

@@ -45,13 +45,23 @@ _RECORD_SECONDS = 5.0
 _STOP_SECONDS = 15.0
 """Limit for one Pod. The head stops first, so that it can complete a checkpoint."""
 _FINAL_PHASES = ("Succeeded", "Failed")
+STOPPED = "Stopped"
+"""The phase of a run that has reached what its caller waits for."""
 
 
 class Run:
     def __init__(
-        self, job: RLJob, folder: Path, network: Network, claims: Mapping[str, Path], output: PlainOutput
+        self,
+        job: RLJob,
+        folder: Path,
+        network: Network,
+        claims: Mapping[str, Path],
+        output: PlainOutput,
+        until: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`until`: stops the run before its end once it is true."""
         self._job = job
+        self._until = until
         self._folder = folder
         self._cluster = LocalCluster(job, network, folder, claims)
         self.history = RunHistory(partial(log_path, self._cluster.paths))
@@ -65,7 +75,7 @@ class Run:
         self._recorded_at = -math.inf
 
     async def execute(self) -> str:
-        """Run until the job ends. Return the phase: Succeeded, Failed or Interrupted."""
+        """Run until the job ends. Return the phase: Succeeded, Failed, Interrupted or STOPPED."""
         steps, evals = self._read_history()
         self._output.begin(Snapshot(steps=tuple(steps), evals=tuple(evals)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -87,6 +97,11 @@ class Run:
         return self._phase
 
     @property
+    def message(self) -> str:
+        """Of the last phase."""
+        return self._message
+
+    @property
     def wall_seconds(self) -> float:
         return time.monotonic() - self._started
 
@@ -104,6 +119,9 @@ class Run:
                 self._record_session(snapshot.message)
             if self._interrupted.is_set():
                 self._phase, self._message = "Interrupted", "stopped by a signal"
+                return
+            if self._until():
+                self._phase, self._message = STOPPED, "stopped by its caller"
                 return
             if snapshot.phase in _FINAL_PHASES:
                 return

@@ -143,8 +143,7 @@ def _format_failure(failure: Failure, earlier: tuple[Failure, ...]) -> Change:
 
 
 def _format_problem(problem: RewardProblem) -> Change:
-    text = f"reward {problem.reward}: no valid score ({problem.reason}): {problem.message}"
-    return Change(text, {"type": "problem", **problem.model_dump()}, is_urgent=True)
+    return Change(problem.describe(), {"type": "problem", **problem.model_dump()}, is_urgent=True)
 
 
 def _format_event(event: str, shown: set[str]) -> Change:

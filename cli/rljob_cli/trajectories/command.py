@@ -54,7 +54,7 @@ def _show(rows: Iterator[Row], limit: int | None, full: bool, tokens: bool) -> i
         return 0
     limit = _CONVERSATION_LIMIT if limit is None else limit
     for row in islice(rows, limit or None):
-        show(build_conversation(row, full=full, tokens=tokens))
+        show(build_conversation(row, full=full, messages=not tokens, tokens=tokens))
     show(LEGEND)
     if next(rows, None) is not None:
         show(f"the first {limit}; more with --limit (0: all)")

@@ -23,9 +23,9 @@ def is_conversation(row: Row) -> bool:
     return bool(row["messages"])
 
 
-def build_conversation(row: Row, *, full: bool, tokens: bool = False) -> Group:
-    """Return one sample: its head, its rewards and its messages; with `tokens` the text of each span of tokens."""
-    body = [build_tokens(row, full=full)] if tokens else [build_messages(row, full=full)]
+def build_conversation(row: Row, *, full: bool, messages: bool = True, tokens: bool = False) -> Group:
+    """Return one sample: its head, its rewards, its messages, and with `tokens` the text of each span of tokens."""
+    body = [build(row, full=full) for build, has in ((build_messages, messages), (build_tokens, tokens)) if has]
     return Group(_build_head(row), *_build_rewards(row), *body, Text())
 
 

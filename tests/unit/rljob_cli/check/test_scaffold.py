@@ -17,7 +17,7 @@ from rljob_cli.main import app
 from rljob_operator.plan.job import render_children
 
 SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.8, 0.7], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
-SCORES["judge"] = SCORES["sums"]
+SCORES["judge"] = SCORES["products"] = SCORES["sums"]
 
 
 def init(*arguments):
@@ -72,7 +72,7 @@ def test_reward_of_each_task_scores_its_completions(rows, tmp_path, task):
     assert accuracy is None or accuracy in results[0]
 
 
-@pytest.mark.parametrize("task", ["sums", "chat"])
+@pytest.mark.parametrize("task", ["sums", "chat", "products"])
 def test_rows_of_the_evaluation_are_not_trained_on(tmp_path, task):
     folder = make(task, tmp_path / task)
     train, held_out = (
@@ -89,10 +89,29 @@ def test_readme_names_commands_that_exist_and_the_run_of_the_job(rows, tmp_path,
     text = (make(task, tmp_path / task) / "README.md").read_text()
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands = {line.split()[1] for line in text.splitlines() if line.startswith("rljob ")}
-    assert commands == {"test-reward", "validate", "run", "trajectories", "submit"}
+    agent = {"test-agent"} if task == "products" else set()
+    assert commands == {"test-reward", "validate", "run", "trajectories", "submit"} | agent
     assert commands <= known
     assert f"rljob trajectories {task} " in text
     assert TASKS[task].about in text
+
+
+def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path):
+    done = init(tmp_path / "mine", "--agent", "loop")
+    agent = load(tmp_path / "mine" / "rljob.yaml").job.spec.agent
+    assert (agent.type, agent.user.function.file) == ("loop", str(tmp_path / "mine" / "user.py"))
+    assert [tool.function.file for tool in agent.tools] == [str(tmp_path / "mine" / "tools.py")]
+    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 200." --answer 204' in done.output
+    assert "| `user.py` |" in (tmp_path / "mine" / "README.md").read_text()
+    tools, user = {}, {}
+    exec((tmp_path / "mine" / "tools.py").read_text(), tools)
+    exec((tmp_path / "mine" / "user.py").read_text(), user)
+    state = {}
+    reply = user["respond"](
+        [{"role": "assistant", "content": "It is 200."}], state, answer=str(tools["multiply"](12, 17))
+    )
+    assert (reply[:2], state) == (("200 is too low. Try again.", -0.1), {"tries": 1})
+    assert user["respond"]([{"role": "assistant", "content": "204"}], state, answer="204")[0] is None
 
 
 def test_tasks_are_listed():
@@ -144,7 +163,9 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["d", "--task", "suns"], "--task must be one of sums, chat, gsm8k, judge, own, got suns"),
+        (["d", "--task", "suns"], "--task must be one of sums, chat, products, gsm8k, judge, own, got suns"),
+        (["d", "--task", "sums", "--agent", "loop"], "--agent loop is for the task products, got sums; for other data"),
+        (["d", "--data", "rows.jsonl", "--agent", "loop"], "--agent loop is for the task products, got own"),
         (["d", "--task", "own"], "the task own needs --data FILE"),
         (["d", "--task", "sums", "--data", "rows.jsonl"], "--data is for the task own, and this one is sums"),
         (["d", "--data", "none.jsonl"], "--data none.jsonl: not found; correct the path"),

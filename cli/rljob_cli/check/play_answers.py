@@ -1,0 +1,106 @@
+"""Plays an episode of a job with given answers: its user, tools and rewards in their servers, and no model.
+
+The trainer's rehearsal takes the place of the head's program, so the loop and the clients are those of training.
+Invariant: when `play_answers` returns or raises, no process that it started is alive.
+"""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from rljob_api.errors import UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, PORT_DRIVER, PORT_REWARD
+from rljob_cli.check.try_reward import TOKEN, find_ended_container
+from rljob_cli.local.cluster import LocalCluster
+from rljob_cli.local.network import claim_block
+from rljob_cli.manifests import is_ready, labels_of, phase_of, role_of
+from rljob_operator.backend import Manifest
+from rljob_operator.children.common import AGENT, HEAD, REWARD, read_role_name
+from rljob_operator.plan.job import render_children
+from rljob_operator.plan.observed_job import name_of
+
+Say = Callable[[str], None]
+_SETTINGS = "rehearsal.json"
+_KINDS = ("Secret", "ConfigMap", "Service", "Deployment", "Job")
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 3.0
+_FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
+
+
+def find_playable(job: RLJob) -> list[str]:
+    """Return the names of the rewards whose servers need no model: functions, judges with an endpoint, and URLs."""
+    return [r.name for r in job.spec.rewards if r.function or r.http or (r.judge and r.judge.endpoint)]
+
+
+def play_answers(
+    job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None, say: Say
+) -> None:
+    """Play one episode on the first row of data.train. It is then in the trajectory log of `folder`."""
+    rewards = find_playable(job)
+    (folder / _SETTINGS).write_text(json.dumps({"answers": list(answers), "rewards": rewards}))
+    network = claim_block(str(folder), block, ports=[PORT_REWARD, PORT_DRIVER])
+    asyncio.run(_play(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards), say))
+
+
+def build_rehearsal(job: RLJob, rewards: Collection[str]) -> list[Manifest]:
+    """Return the job's objects without trainers, rollouts and other rewards. The head's Pod has another program."""
+    names = {HEAD, *(f"{REWARD}-{name}" for name in rewards)}
+    kept = []
+    for child in render_children(job, TOKEN):
+        labels, template = labels_of(child), child.get("spec", {}).get("template", {}).get("spec", {})
+        role = labels.get(LABEL_ROLE, "")
+        if child["kind"] not in _KINDS or (role and role != AGENT and read_role_name(labels) not in names):
+            continue
+        if child["kind"] == "Deployment":
+            child["spec"]["replicas"] = 1
+        for container in template.get("containers", []) if child["kind"] == "Job" else []:
+            if container["name"] == HEAD:
+                container["command"] = ["python", "-m", "rljob_trainer.rehearsal", f"{PATH_RUN}/{_SETTINGS}"]
+        kept.append(child)
+    return kept
+
+
+async def _play(cluster: LocalCluster, children: Sequence[Manifest], say: Say) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with cluster:
+        progress = asyncio.create_task(_report_waits(cluster, say))
+        try:
+            for child in children:
+                await cluster.store.apply(child)
+            await _wait_until_played(cluster)
+        finally:
+            progress.cancel()
+            await cluster.stop(_STOP_SECONDS)
+
+
+async def _wait_until_played(cluster: LocalCluster) -> None:
+    """Raise UserError with its log if a container ends before the episode does."""
+    while True:
+        cluster.check()
+        for pod in cluster.store.pods.values():
+            if role_of(pod) == HEAD and phase_of(pod) == "Succeeded":
+                return
+            if ended := find_ended_container(pod):
+                message, code = (ended["message"] or "it printed nothing").strip(), ended["exitCode"]
+                if role_of(pod) == HEAD:
+                    raise UserError(message.removeprefix("error: "))
+                raise UserError(f"{ended['name']} of {name_of(pod)} ended with exit code {code}:\n{message}")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _report_waits(cluster: LocalCluster, say: Say) -> None:
+    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled."""
+    started, pause = time.monotonic(), _FIRST_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        pods = [pod for pod in cluster.store.pods.values() if role_of(pod) != HEAD]
+        starting = sorted(role_of(pod) for pod in pods if not is_ready(pod))
+        what = f"the start of {', '.join(starting)}" if starting else "the end of the episode"
+        say(f"waits for {what} ({time.monotonic() - started:.0f} s)")
+        pause = _LATER_SECONDS

@@ -1,0 +1,155 @@
+"""`rljob test-agent`: plays episodes on one row of the data and shows each turn. The base model or the user answers.
+
+Trains nothing. The episodes are rows of a trajectory log, so they look as those of a run.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job_sections import Checkpoint, Tracking
+from rljob_cli.check.jobfile import check_file, load
+from rljob_cli.check.play_answers import find_playable, play_answers
+from rljob_cli.check.preflight import locate
+from rljob_cli.check.rewards import check_service
+from rljob_cli.commands import parse_claims
+from rljob_cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, guard
+from rljob_cli.output import print_json
+from rljob_cli.tables import show
+from rljob_cli.trajectories.conversation import LEGEND, build_conversation
+from rljob_cli.trajectories.log import Filter, Row, read_rows
+from rljob_inputs.data import rows as data_rows
+
+
+@guard
+def try_agent_command(
+    path: Path,
+    overrides: Sequence[str],
+    volumes: list[str],
+    row: int,
+    episodes: int,
+    answers: Sequence[str],
+    block: str | None,
+    full: bool,
+    output: str,
+) -> int:
+    """Play, print, and return 1 if an episode or a result is invalid."""
+    file, claims = load(path, overrides), parse_claims(volumes)
+    if file.job.spec.agent.type != "loop":
+        raise UserError(f"{path}: spec.agent.type must be loop; `rljob test-reward` scores single answers")
+    if answers and episodes != 1:
+        raise UserError("--episodes is for the base model; given answers are one episode")
+    check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
+    try:
+        with _scratch_folder() as folder:
+            job = place_row(file.job, read_row(file.job, row, claims), episodes, folder)
+            found = _play(job, answers, folder, claims, block)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return EXIT_INTERRUPTED
+    if output == "json":
+        print_json({"episodes": found})
+    else:
+        _print(found, file.job, answers, full)
+    return EXIT_FAILED if any(map(is_invalid, found)) else 0
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """A folder that is removed at the end, unless a TransientError names its logs."""
+    folder = Path(tempfile.mkdtemp(prefix="rljob-"))
+    try:
+        yield folder
+    except TransientError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _play(job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str, Path], block: str | None) -> list[Row]:
+    if answers:
+        play_answers(job, answers, folder, claims, block, _say)
+    else:
+        from rljob_cli.check.play_model import play_model  # imports matplotlib
+
+        if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
+            raise KeyboardInterrupt
+    return list(read_rows(folder / "trajectories", Filter()))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def read_row(job: RLJob, number: int, claims: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the values of one row of data.train, from 0."""
+    train = job.spec.data.train
+    location = locate(train.source, claims)
+    if location is None:
+        raise UserError(f"spec.data.train.source: {train.source} has no local folder; add --volume CLAIM=DIR")
+    rows = data_rows.read_rows(train, location, split="train", is_check=True)
+    found = next(itertools.islice(rows, number, None), None)
+    if found is None:
+        raise UserError(f"--row {number}: {train.source} has fewer rows")
+    return found.values
+
+
+def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path) -> RLJob:
+    """Return the job with copies of one row as its data, sampled as in training. It writes no checkpoint elsewhere."""
+    spec = job.spec
+    line = json.dumps(values, default=str) + "\n"
+    sources = {}
+    for name, count in (("train", spec.schedule.prompts_per_step), ("eval", episodes)):
+        file = folder / f"{name}.jsonl"
+        file.write_text(line * count)
+        changes = {"source": str(file), "subset": None, "revision": None, "split": None, "limit": None}
+        sources[name] = spec.data.train.model_copy(update=changes)
+    evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0}
+    changed = {
+        "data": spec.data.model_copy(update=sources),
+        "evaluation": spec.evaluation.model_copy(update=evaluation),
+        "schedule": spec.schedule.model_copy(update={"type": "synchronous", "max_staleness": 0}),
+        "checkpoint": Checkpoint(export=False),
+        "tracking": Tracking(tensorboard=False),
+        "suspend": False,
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=changed)})
+
+
+def is_invalid(row: Row) -> bool:
+    return row["failure"] is not None or any(not reward["valid"] for reward in row["rewards"])
+
+
+def _print(rows: Sequence[Row], job: RLJob, answers: Sequence[str], full: bool) -> None:
+    for row in rows:
+        show(build_conversation(row, full=full, tokens=True))
+    show(LEGEND)
+    for line in describe_rest(rows, job, answers):
+        show(line)
+
+
+def describe_rest(rows: Sequence[Row], job: RLJob, answers: Sequence[str]) -> list[str]:
+    """Return what the rows do not show: rewards that were left out, and answers that were too many or too few."""
+    if not answers:
+        return []
+    left_out = [reward.name for reward in job.spec.rewards if reward.name not in find_playable(job)]
+    lines = [f"not scored by {', '.join(left_out)}, which needs a model"] if left_out else []
+    for row in rows:
+        used, limit = len(row["turns"]), job.spec.agent.max_assistant_turns
+        if used < len(answers):
+            lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
+        elif row["end"] == "max_turns" and used < limit:
+            lines.append(f"the policy would answer next, up to {limit} times; add --answer")
+    return lines

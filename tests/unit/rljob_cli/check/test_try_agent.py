@@ -1,0 +1,109 @@
+"""What `rljob test-agent` plays: the row, the objects, and what it prints besides the episode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_cli.check.jobfile import load
+from rljob_cli.check.play_answers import build_rehearsal, find_playable
+from rljob_cli.check.try_agent import describe_rest, is_invalid, place_row, read_row
+from rljob_cli.main import app
+from rljob_cli.manifests import role_of
+from tests.paths import EXAMPLES
+
+FEEDBACK = EXAMPLES / "feedback" / "rljob.yaml"
+
+
+def rljob(*arguments):
+    done = CliRunner().invoke(app, ["test-agent", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_episodes_have_copies_of_one_row_and_the_sampling_of_training(tmp_path):
+    job = load(FEEDBACK).job
+    values = read_row(job, 2, {})
+    placed = place_row(job, values, 3, tmp_path).spec
+    sources = (placed.data.train.source, placed.data.eval.source)
+    train, held_out = ([json.loads(line) for line in Path(source).read_text().splitlines()] for source in sources)
+    assert (len(train), held_out) == (placed.schedule.prompts_per_step, [values] * 3)
+    assert read_row(job, 2, {}) != read_row(job, 0, {})
+    assert placed.evaluation.sampling == job.spec.rollout.sampling
+    assert placed.evaluation.at_start
+    assert placed.data.train.data_source == job.spec.data.train.data_source, "as the reward sees it in training"
+
+
+def test_rehearsal_has_the_services_and_the_head_with_another_program_and_nothing_else():
+    job = load(FEEDBACK).job
+    children = build_rehearsal(job, find_playable(job))
+    workloads = {role_of(child): child for child in children if child["kind"] in ("Deployment", "StatefulSet", "Job")}
+    assert sorted(workloads) == ["agent-user", "head", "reward-correct"]
+    [container] = workloads["head"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rljob_trainer.rehearsal", "/var/lib/rljob/rehearsal.json"]
+    assert {child["spec"]["replicas"] for role, child in workloads.items() if role != "head"} == {1}
+    assert {role_of(child) for child in children} == {"", *workloads}
+
+
+def test_rewards_that_need_a_model_are_left_out():
+    job = load(EXAMPLES / "judge" / "rljob.yaml").job
+    served = [reward.name for reward in job.spec.rewards if reward.judge]
+    playable = find_playable(job)
+    assert served
+    assert not set(served) & set(playable)
+    roles = {role_of(child) for child in build_rehearsal(job, playable)}
+    assert roles == {"", "head", *(f"reward-{name}" for name in playable)}
+    [line] = describe_rest([], job, ["4"])
+    assert line == f"not scored by {', '.join(served)}, which needs a model"
+
+
+def row(num_turns, end, **fields):
+    return {"turns": [{}] * num_turns, "end": end, "failure": None, "rewards": [{"valid": True}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("found", "answers", "lines"),
+    [
+        (row(1, "user"), ["31"], []),
+        (row(1, "user"), ["31", "32"], ["1 of 2 answers were not used: the episode had ended"]),
+        (row(1, "max_turns"), ["30"], ["the policy would answer next, up to 3 times; add --answer"]),
+        (row(3, "max_turns"), ["30", "30", "30"], []),
+        (row(3, "max_turns"), [], []),
+    ],
+)
+def test_answers_that_are_too_many_or_too_few_are_reported(found, answers, lines):
+    assert describe_rest([found], load(FEEDBACK).job, answers) == lines
+
+
+def test_episode_without_a_score_is_invalid():
+    assert not is_invalid(row(1, "user"))
+    assert is_invalid(row(1, "failed", failure="spec.agent.user: timeout: killed", rewards=[]))
+    assert is_invalid(row(1, "user", rewards=[{"valid": False}]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([EXAMPLES / "chat" / "rljob.yaml"], "spec.agent.type must be loop; `rljob test-reward` scores single answers"),
+        (
+            [FEEDBACK, "--answer", "1", "--episodes", "2"],
+            "--episodes is for the base model; given answers are one episode",
+        ),
+        ([FEEDBACK, "--row", "1000", "--answer", "1"], "has fewer rows"),
+    ],
+)
+def test_wrong_arguments_start_nothing(arguments, message):
+    code, output = rljob(*arguments)
+    assert code == 2
+    assert message in output
+
+
+def test_function_that_cannot_be_called_is_reported_before_anything_starts(tmp_path):
+    job = tmp_path / "job" / "rljob.yaml"
+    CliRunner().invoke(app, ["init", str(job.parent), "--agent", "loop"])
+    (job.parent / "user.py").write_text("greeting = 'hello'\n")
+    code, output = rljob(job, "--answer", "4")
+    assert code == 2
+    assert "spec.agent.user.function.file" in output

@@ -1,4 +1,7 @@
-"""`python -m rljob_reward`: serve one reward. Exit codes are those of rljob_api.wire.contract.ExitCode."""
+"""`python -m rljob_reward`: serve one reward, a simulated user, or tools.
+
+Exit codes are those of rljob_api.wire.contract.ExitCode.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 from rljob_api.errors import RLJobError, UserError
 from rljob_api.wire import contract
 from rljob_api.wire.termination import end_program
+from rljob_reward.worker.settings import SCORE, SERVES
 
 if TYPE_CHECKING:
     from rljob_reward.server.served_reward import ServedReward
@@ -33,13 +37,16 @@ def main() -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m rljob_reward", description="Serve one reward over HTTP.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rljob_reward", description="Serve one reward, a simulated user, or tools over HTTP."
+    )
     parser.add_argument(
         "--config",
         type=Path,
         default=Path(contract.PATH_CONFIG, contract.FILE_REWARD),
         help="one Reward as YAML (default: %(default)s)",
     )
+    parser.add_argument("--serves", choices=SERVES, default=SCORE, help="what the function is (default: %(default)s)")
     parser.add_argument("--function", type=Path, help="source of the function (default: function.py next to --config)")
     parser.add_argument("--host", help=f"address to listen on (default: ${contract.ENV_POD_IP})")
     parser.add_argument("--port", type=int, default=contract.PORT_REWARD, help="(default: %(default)s)")
@@ -67,12 +74,11 @@ def _serve(options: argparse.Namespace) -> None:
     from rljob_reward.server.served_reward import load_reward
 
     images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
-    reward = _prepare(load_reward(options.config, options.function, images), options.scratch)
+    reward = _prepare(load_reward(options.config, options.function, images, options.serves), options.scratch)
     if options.check:
         started = uvloop.run(lifecycle.check(reward))
-        print(
-            f"{reward.config.name}: {started.entrypoint}, {started.signature} signature, version {reward.version[:12]}"
-        )
+        form = f"{started.signature} signature" if reward.serves == SCORE else started.signature
+        print(f"{reward.config.name}: {started.entrypoint}, {form}, version {reward.version[:12]}")
         return
     host = options.host or os.environ.get(contract.ENV_POD_IP)
     token = os.environ.get(contract.ENV_TOKEN)

@@ -120,14 +120,13 @@ def _check_element(found: Description, spec: AgentFunctionSpec, names: SourceNam
 
 def _find_tools(names: SourceNames, spec: AgentFunctionSpec) -> list[tuple[int, Description]]:
     """Return what the policy may call, each with its line."""
-    entrypoint = spec.entrypoint
-    if entrypoint is None and isinstance(names.describe(tool_forms.TOOLS), Several):
-        entrypoint = tool_forms.TOOLS
+    found = names.describe(tool_forms.TOOLS)
+    entrypoint = spec.entrypoint or (tool_forms.TOOLS if isinstance(found, Several) else None)
     if entrypoint is not None:
         if entrypoint not in names.statements:
             return []
         line = names.statements[entrypoint].lineno
-        found = _describe_made(names, entrypoint, spec)
+        found = _describe_made(names, entrypoint, spec) if spec.entrypoint else found
         return [(_line_of(names, each, line), each) for each in tool_forms.list_elements(found)]
     own = [(name, node) for name, node in names.statements.items() if tool_forms.is_public(name)]
     return [(node.lineno, names.describe(name)) for name, node in own if _defines_function(node)]

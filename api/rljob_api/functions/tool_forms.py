@@ -29,6 +29,8 @@ def check_tool(function: Function, given: Mapping[str, Any], is_defined: Callabl
     """
     if len(function.name) > MAX_NAME_CHARACTERS:
         raise FormError(f"{function.name}: a tool's name must have at most {MAX_NAME_CHARACTERS} characters; rename it")
+    if not function.name.isidentifier():
+        raise FormError(f"{function.name} has no name, by which the model calls it; write a function with def")
     shown = function.show()
     if function.is_opaque:
         raise FormError(

@@ -14,7 +14,7 @@ from rljob_api.wire.protocol import InvalidReason
 from rljob_reward.models.backend import ModelBackend
 from rljob_reward.models.execution import ExecutionProgress, NoScoreError, Score
 from rljob_reward.models.metrics import UpstreamMetrics
-from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, failure
+from rljob_reward.results import ExecutionResult, Reply, SampleReply, StartupReport, failure
 
 _MAX_POLL_SECONDS = 1.0
 """Maximum time between checks of the rate limiter, which may admit earlier than it estimated."""
@@ -44,7 +44,7 @@ class ModelSlot:
     async def _run(self, body: bytes) -> None:
         try:
             scores = await self._backend.score(body, self._progress)
-            result = [_to_reply(score) for score in scores]
+            result: ExecutionResult = [_to_reply(score) for score in scores]
         except NoScoreError as error:
             result = failure(error.reason, error.message)
         except Exception as error:  # a bug in RLJob costs one sample
@@ -65,7 +65,7 @@ class ModelSlot:
             callback(result)
 
 
-def _to_reply(score: Score | NoScoreError) -> SampleReply:
+def _to_reply(score: Score | NoScoreError) -> Reply:
     if isinstance(score, Score):
         return SampleReply(score=score.value, components=score.components, reason=None, message="")
     return failure(score.reason, score.message)[0]

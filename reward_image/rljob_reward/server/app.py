@@ -1,4 +1,4 @@
-"""The routes of a reward server: the token, status codes, and from a request's body to the Scorer.
+"""The routes of a server: the token, status codes, and from a request's body to the Scorer.
 
 Leaves connections to http and the work to Scorer. Invariant: nothing of a request's body is kept before its token and
 its path have been checked.
@@ -11,39 +11,44 @@ import json
 from typing import NamedTuple
 
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import GroupRequest, ScoreRequest
+from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
 from rljob_reward.results import StartupReport
 from rljob_reward.server import bodies
 from rljob_reward.server import metrics as metrics_module
+from rljob_reward.server.execution import RequestType
 from rljob_reward.server.http import Request
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
+from rljob_reward.worker.settings import SCORE, TOOLS, USER
 
 _TEXT = b"text/plain; charset=utf-8"
 
 
-class ScoreEndpoint(NamedTuple):
-    request: type[ScoreRequest] | type[GroupRequest]
+class Endpoint(NamedTuple):
+    request: RequestType
     max_body_bytes: int
     scopes: tuple[str, ...]
-    """Scopes of the rewards that serve this path."""
+    """Scopes of the rewards that serve this path; what other servers serve."""
     remedy: str
     """For a request to a reward of another scope."""
 
 
-_SCORE_ENDPOINTS = {
-    contract.UrlPath.SCORE.encode(): ScoreEndpoint(
+_ENDPOINTS = {
+    contract.UrlPath.SCORE.encode(): Endpoint(
         ScoreRequest,
         16 << 20,
         ("sample", "sampleThenGroup"),
         f"POST whole groups to {contract.UrlPath.SCORE_GROUP}, or set scope: sample",
     ),
-    contract.UrlPath.SCORE_GROUP.encode(): ScoreEndpoint(
+    contract.UrlPath.SCORE_GROUP.encode(): Endpoint(
         GroupRequest,
         48 << 20,  # less than MAX_FRAME_BYTES of a worker
         ("group", "sampleThenGroup"),
         f"POST each sample to {contract.UrlPath.SCORE}, or set scope: group",
+    ),
+    contract.UrlPath.CALL.encode(): Endpoint(
+        CallRequest, 16 << 20, (USER, TOOLS), f"POST samples to {contract.UrlPath.SCORE}"
     ),
 }
 
@@ -55,6 +60,7 @@ class App:
         self, reward: ServedReward, report: StartupReport, scorer: Scorer, metrics: ServerMetrics, token: str
     ) -> None:
         self._reward = reward
+        self._serves = reward.config.scope if reward.serves == SCORE else reward.serves
         self._report = report
         self._scorer = scorer
         self._metrics = metrics
@@ -75,12 +81,11 @@ class App:
                 request.reject(401, "needs `Authorization: Bearer $RLJOB_TOKEN`")
                 return 0
             request.record_authenticated()
-        if (endpoint := _SCORE_ENDPOINTS.get(path)) is not None:
-            scope = self._reward.config.scope
+        if (endpoint := _ENDPOINTS.get(path)) is not None:
             if request.method != b"POST":
                 request.reject(405, f"POST a {endpoint.request.__name__}", (b"allow", b"POST"))
-            elif scope not in endpoint.scopes:
-                request.reject(422, f"this reward has scope: {scope}; {endpoint.remedy}")
+            elif self._serves not in endpoint.scopes:
+                request.reject(422, self._describe_wrong_path(endpoint))
             return endpoint.max_body_bytes
         if path not in self._get_routes:
             request.reject(404, "no such path")
@@ -89,20 +94,24 @@ class App:
         return 0
 
     def handle(self, request: Request) -> None:
-        if (endpoint := _SCORE_ENDPOINTS.get(request.path)) is not None:
-            self._score(endpoint, request)
+        if (endpoint := _ENDPOINTS.get(request.path)) is not None:
+            self._execute(endpoint, request)
         else:
             self._get_routes[request.path](request)
 
-    def _score(self, endpoint: ScoreEndpoint, request: Request) -> None:
+    def _describe_wrong_path(self, endpoint: Endpoint) -> str:
+        if self._reward.serves != SCORE:
+            return f"this server serves {self._serves}; POST each call to {contract.UrlPath.CALL}"
+        return f"this reward has scope: {self._serves}; {endpoint.remedy}"
+
+    def _execute(self, endpoint: Endpoint, request: Request) -> None:
         if self.draining:
             return request.refuse(503, "the server is shutting down; use another replica")
-        scope = self._reward.config.scope
         try:
             message = bodies.parse(endpoint.request, request.body)
             if isinstance(message, bodies.Unscorable):
                 return self._scorer.reject(message, request)
-            if problem := _find_problem(message, scope):
+            if problem := _find_problem(message, self._serves):
                 return request.refuse(422, problem)
             self._scorer.submit(message, request.body, request)
         except bodies.MalformedError as error:
@@ -121,6 +130,8 @@ class App:
             "version": self._reward.version,
             "not_enforced": self._report.missing,
         }
+        if self._reward.serves == TOOLS:
+            info["tools"] = [tool.model_dump() for tool in self._report.tools]
         request.respond(200, json.dumps(info).encode())
 
     def _ready(self, request: Request) -> None:
@@ -140,10 +151,12 @@ class App:
         request.respond(200, self._metrics.render(), content_type=metrics_module.CONTENT_TYPE.encode())
 
 
-def _find_problem(request: ScoreRequest | GroupRequest, scope: str) -> str:
-    """Return why the reward cannot score a well-formed request; empty if it can."""
+def _find_problem(request: ScoreRequest | GroupRequest | CallRequest, scope: str) -> str:
+    """Return why the server cannot execute a well-formed request; empty if it can."""
     if isinstance(request, ScoreRequest):
         return ""
+    if isinstance(request, CallRequest):
+        return bodies.find_user_problem(request.arguments) if scope == USER else ""
     if scope == "sampleThenGroup" and request.results is None:
         return f"results: must be the result of each sample from {contract.UrlPath.SCORE} (scope: sampleThenGroup)"
     if scope == "group" and request.results is not None:

@@ -1,4 +1,4 @@
-"""From the body of a request to a sample or a group.
+"""From the body of a request to a sample, a group or a call.
 
 Separates two kinds of errors: a body that breaks the protocol (422: the client is wrong, whatever it scores), and one
 whose data cannot be read, such as half a surrogate pair or deep nesting (an invalid result: the next sample is fine).
@@ -7,11 +7,12 @@ whose data cannot be read, such as half a surrogate pair or deep nesting (an inv
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest
+from rljob_api.wire.protocol import GroupRequest, Lane, UserCall
+from rljob_reward.server.execution import Request, RequestType
 
 _MAX_ID_CHARACTERS = 256
 
@@ -26,11 +27,11 @@ class Unscorable(NamedTuple):
     request_id: str
     lane: Lane
     sample_ids: list[str]
-    is_group: bool
+    kind: RequestType
     problem: str
 
 
-def parse(kind: type[ScoreRequest] | type[GroupRequest], body: bytes) -> ScoreRequest | GroupRequest | Unscorable:
+def parse(kind: RequestType, body: bytes) -> Request | Unscorable:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -43,18 +44,26 @@ def parse(kind: type[ScoreRequest] | type[GroupRequest], body: bytes) -> ScoreRe
     return unscorable
 
 
-def _read_ids(kind: type[ScoreRequest] | type[GroupRequest], body: bytes, problem: str) -> Unscorable | None:
+def find_user_problem(arguments: dict[str, Any]) -> str:
+    """Return why these are not the fields of a UserCall; empty if they are."""
+    try:
+        UserCall.model_validate(arguments)
+    except ValidationError as error:
+        return f"arguments: {_describe(error)}"
+    return ""
+
+
+def _read_ids(kind: RequestType, body: bytes, problem: str) -> Unscorable | None:
     """Return the ids of what Python's parser, which is more lenient, can read; None if it cannot."""
     try:
         request = json.loads(body)
-        is_group = kind is GroupRequest
-        sample_ids = [sample["id"] for sample in request["samples"]] if is_group else [request["id"]]
+        sample_ids = [each["id"] for each in request["samples"]] if kind is GroupRequest else [request["id"]]
         request_id, lane = request["id"], request.get("lane", "train")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
     if not all(_is_id(each) for each in (request_id, *sample_ids)) or lane not in ("train", "eval"):
         return None
-    return Unscorable(request_id, lane, sample_ids, is_group, problem)
+    return Unscorable(request_id, lane, sample_ids, kind, problem)
 
 
 def _is_id(value: object) -> bool:

@@ -1,22 +1,23 @@
-"""One execution of the reward over a sample or a group: the requests that wait for it, and the response that they get.
+"""One execution: of the reward over a sample or a group, or of a call. The requests that wait for it, and the response.
 
-Owns the difference between samples and groups; all other modules of the server treat both as an execution over samples.
-Invariant: each sample gets one result.
+Owns the difference between the kinds; all other modules of the server treat them as an execution over samples, and a
+call as one sample. Invariant: each sample gets one result.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic_core import to_json
 
-from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest
-from rljob_reward.results import ExecutionResult
+from rljob_api.wire.protocol import CallRequest, GroupRequest, Lane, ScoreRequest
+from rljob_reward.results import CallReply, ExecutionResult, Reply, SampleReply
 from rljob_reward.slots import Slot
 
-Request = ScoreRequest | GroupRequest
+Request = ScoreRequest | GroupRequest | CallRequest
+RequestType = type[ScoreRequest] | type[GroupRequest] | type[CallRequest]
 RequestKey = tuple[str, int]
 """id and hash of the body: a retry of the same sample or group has the same key."""
 
@@ -35,7 +36,7 @@ class Waiter(Protocol):
 class Response(NamedTuple):
     replies: ExecutionResult  # [samples]
     encoded: bytes
-    """A ScoreResult or a GroupResult as JSON."""
+    """A ScoreResult, a GroupResult or a CallResult as JSON."""
 
     @property
     def is_valid(self) -> bool:
@@ -50,7 +51,7 @@ class Execution:
     ) -> None:
         self.id = request.id
         self.lane: Lane = request.lane
-        self.is_group = isinstance(request, GroupRequest)
+        self.kind = type(request)
         self.sample_ids = (
             [sample.id for sample in request.samples] if isinstance(request, GroupRequest) else [request.id]
         )
@@ -82,25 +83,25 @@ class Execution:
     ) -> Response:
         """Build the response to all waiters. All samples share the times of the execution."""
         if len(replies) == 1 and replies[0].reason is not None:
-            replies = replies * len(self.sample_ids)
-        return build_response(self.id, self.sample_ids, replies, self.is_group, version, queue_seconds, execute_seconds)
+            replies = [replies[0]] * len(self.sample_ids)
+        return build_response(self.id, self.sample_ids, replies, self.kind, version, queue_seconds, execute_seconds)
 
 
 def build_response(
     request_id: str,
     sample_ids: list[str],
     replies: ExecutionResult,
-    is_group: bool,
+    kind: RequestType,
     version: str,
     queue_seconds: float = 0.0,
     execute_seconds: float = 0.0,
 ) -> Response:
+    own_fields = _call_fields if kind is CallRequest else _score_fields
     results = [
-        {  # the fields of a ScoreResult; its validation would cost more than the rest of the response
+        {  # the fields of a ScoreResult or a CallResult; validation would cost more than the rest of the response
             "id": sample_id,
             "valid": reply.reason is None,
-            "score": reply.score,
-            "components": reply.components,
+            **own_fields(reply),
             "reason": reply.reason,
             "message": reply.message,
             "queue_seconds": queue_seconds,
@@ -109,4 +110,15 @@ def build_response(
         }
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
-    return Response(replies, to_json({"id": request_id, "results": results} if is_group else results[0]))
+    response = {"id": request_id, "results": results} if kind is GroupRequest else results[0]
+    return Response(replies, to_json(response, inf_nan_mode="null"))
+
+
+def _score_fields(reply: Reply) -> dict[str, Any]:
+    if isinstance(reply, SampleReply):
+        return {"score": reply.score, "components": reply.components}
+    return {"score": None, "components": {}}
+
+
+def _call_fields(reply: Reply) -> dict[str, Any]:
+    return {"value": reply.value if isinstance(reply, CallReply) else None}

@@ -19,6 +19,8 @@ from rljob_reward.server.execution import Execution, Request, RequestKey, Respon
 from rljob_reward.server.metrics import ServerMetrics
 
 _MAX_RESPONSES = 4096
+_MAX_RESPONSE_BYTES = 256 << 20
+"""Of all remembered responses: as many of the longest results of samples, but not of calls."""
 _MAX_CACHED_RESULTS = 65_536
 
 
@@ -28,6 +30,7 @@ class KnownRequests:
         self._pending: dict[RequestKey, Execution] = {}
         self._pending_by_content: dict[bytes, Execution] = {}
         self._responses: OrderedDict[RequestKey, bytes] = OrderedDict()
+        self._num_response_bytes = 0
         self._cache: LRUCache[bytes, ScoreResult] | None = LRUCache(max_cached_results) if cache else None
 
     @property
@@ -74,8 +77,9 @@ class KnownRequests:
             del self._pending_by_content[execution.content]
         if response.is_valid:  # a retry could not improve it
             self._responses[execution.key] = response.encoded
-            if len(self._responses) > _MAX_RESPONSES:
-                self._responses.popitem(last=False)
+            self._num_response_bytes += len(response.encoded)
+            while len(self._responses) > _MAX_RESPONSES or self._num_response_bytes > _MAX_RESPONSE_BYTES:
+                self._num_response_bytes -= len(self._responses.popitem(last=False)[1])
             if self._cache is not None and execution.content:
                 self._cache[execution.content] = ScoreResult.model_validate_json(response.encoded)
 

@@ -21,6 +21,7 @@ from rljob_reward.server.http import HttpServer
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import ServedReward
+from rljob_reward.worker.settings import SCORE, TOOLS, USER
 from rljob_reward.worker_pool.orphans import Orphans
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ _FILES_PER_SLOT = 8
 _TCP_PROBES = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 """Seconds, seconds and number: a silent client is noticed after a minute."""
 _GC_ALLOCATIONS = 50_000
+_NOUNS = {SCORE: "reward", USER: "simulated user", TOOLS: "tools"}
 _RESPONSE_SECONDS = 5
 """Time to send the last responses after all work has ended."""
 
@@ -65,8 +67,8 @@ async def run(reward: ServedReward, host: str, port: int, token: str, grace_seco
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
         await http.listen(listener)
-        what = f"{report.signature}, scope {reward.config.scope}"
-        logger.info("reward %s (%s) on http://%s:%d", reward.config.name, what, host, port)
+        what = f"{report.signature}, scope {reward.config.scope}" if reward.serves == SCORE else report.entrypoint
+        logger.info("%s %s (%s) on http://%s:%d", _NOUNS[reward.serves], reward.config.name, what, host, port)
         ends: set[asyncio.Future[Any]] = {stop, scorer.fatal_error}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _drain(app, scorer, grace_seconds)

@@ -1,4 +1,4 @@
-"""From a request to a response: lanes, slots, timeouts, metrics. A group is one request, like a sample.
+"""From a request to a response: lanes, slots, timeouts, metrics. A group or a call is one request, like a sample.
 
 Consumes requests (submit) and idle slots; produces one encoded response per request, with a result for each of its
 samples, valid or invalid with a reason. Waits for a slot; unblocked by the pool's on_idle.
@@ -76,10 +76,8 @@ class Scorer:
 
     def reject(self, unscorable: Unscorable, waiter: Waiter) -> None:
         """Deliver invalid results for a request whose data cannot be read."""
-        replies = failure(InvalidReason.BAD_REQUEST, unscorable.problem) * len(unscorable.sample_ids)
-        response = build_response(
-            unscorable.request_id, unscorable.sample_ids, replies, unscorable.is_group, self._version
-        )
+        replies = [*failure(InvalidReason.BAD_REQUEST, unscorable.problem)] * len(unscorable.sample_ids)
+        response = build_response(unscorable.request_id, unscorable.sample_ids, replies, unscorable.kind, self._version)
         for _ in unscorable.sample_ids:
             self._metrics.record_result(unscorable.lane, InvalidReason.BAD_REQUEST.value, 0.0, 0.0)
         waiter.deliver(response.encoded)

@@ -18,7 +18,7 @@ from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.read.pod_files import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.settings import SCORE_NEUTRAL_FIELDS, FunctionSettings
+from rljob_reward.worker.settings import SCORE, SCORE_NEUTRAL_FIELDS, FunctionSettings
 
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
@@ -31,33 +31,42 @@ class ServedReward(NamedTuple):
     """What its pool needs; for a function, the settings of a worker."""
     version: str
     """sha256 of source, settings and images: scores of different versions are not comparable."""
+    serves: str = SCORE
+    """score; or user or tools, whose settings are those of a reward with a function."""
 
 
-def load_reward(config_path: Path, function_path: Path | None = None, images: str = "") -> ServedReward:
+def load_reward(
+    config_path: Path, function_path: Path | None = None, images: str = "", serves: str = SCORE
+) -> ServedReward:
     """Read the Reward at `config_path` and its source, or the source at `function_path`; `images` enter the version."""
     reward = _read_reward(config_path)
     scorer = reward.judge or reward.model
+    if serves != SCORE and reward.function is None:
+        raise UserError(f"{config_path}: {reward.name} must have a function, which --serves {serves} calls")
     if scorer is not None:
         backend: FunctionSettings | JudgeReward | ModelReward = scorer
         settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
-        backend = _build_settings(reward.function, reward.scope, config_path, function_path)
+        backend = _build_settings(reward.function, reward.scope, config_path, function_path, serves)
         # A function does not change when its files move.
         settings = {name: value for name, value in backend._asdict().items() if name not in SCORE_NEUTRAL_FIELDS}
+        if serves == SCORE:  # scores stay comparable with those of servers without the field
+            del settings["serves"]
     else:
         raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
     settings |= {"timeout_seconds": reward.timeout_seconds, "images": images}
-    return ServedReward(reward, backend, hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
+    version = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return ServedReward(reward, backend, version, serves)
 
 
 def _build_settings(
-    function: FunctionReward, scope: Scope, config_path: Path, function_path: Path | None
+    function: FunctionReward, scope: Scope, config_path: Path, function_path: Path | None, serves: str
 ) -> FunctionSettings:
     module = function.module if function_path is None else None
     path, source = (module, "") if module else _read_source(function, config_path, function_path)
     fields = function.model_dump(include=set(FunctionSettings._fields))
     derived = {"source": source, "path": path, "module": module, "requirements": tuple(function.requirements)}
-    return FunctionSettings(**fields | derived, scope=scope)
+    return FunctionSettings(**fields | derived, scope=scope, serves=serves)
 
 
 def _read_reward(path: Path) -> Reward:

@@ -1,7 +1,7 @@
 """From source text to a bound function, inside a worker process.
 
 Owns the errors of a user's file: each is a UserError of one or two lines with file:line and a remedy. The adapters
-choose the convention. Standard library only.
+choose the convention, entrypoints what is served. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,40 +16,32 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.functions import remedies
-from rljob_api.functions.descriptions import DEFAULT_ENTRYPOINTS, Description
+from rljob_api.functions.descriptions import Description
 from rljob_api.functions.forms import FormError
-from rljob_reward.worker import adapters
-from rljob_reward.worker.adapters import sample_then_group
-from rljob_reward.worker.adapters.binding import Binding
-from rljob_reward.worker.adapters.inspection import name_of
+from rljob_reward.worker import entrypoints
+from rljob_reward.worker.entrypoints import BoundFunction
 from rljob_reward.worker.sandbox import seccomp
-from rljob_reward.worker.settings import MODULE_NAME, FunctionSettings
+from rljob_reward.worker.settings import MODULE_NAME, SCORE, FunctionSettings
 
 _MAX_CAUSES = 100
 _BOM = "\ufeff"
 
 
-class BoundFunction(NamedTuple):
-    sample: Binding | None
-    group: Binding | None
-    entrypoint: str
-    signature: str
-    path: str
-    """File named in errors."""
-    reads_tokens: bool = False
-    """Whether it needs prompt_ids and completion_ids."""
-
-
 def load(settings: FunctionSettings) -> BoundFunction:
     """Run the source, or import the module, and bind its function. Raise UserError for errors in it."""
+    if settings.serves == SCORE:
+        find, bind = entrypoints.find, entrypoints.bind
+    else:
+        from rljob_reward.worker import agent_entrypoints  # here, since workers of rewards do not need it
+
+        agent_entrypoints.prepare(settings)
+        find, bind = agent_entrypoints.find, agent_entrypoints.bind
     module = _execute(settings)
     path = getattr(module, "__file__", None) or settings.path
-    name, value = _find(module, settings)
-    place = _place_of(value, path)
+    found = find(module, settings)
 
     def in_source(name: str) -> Description:
         from rljob_api.functions.source import describe_in_source  # here, since few functions need it
@@ -57,17 +49,17 @@ def load(settings: FunctionSettings) -> BoundFunction:
         return describe_in_source(settings.source or _read_source(module), name)
 
     try:
-        bound = adapters.bind(name, value, settings, settings.scope, in_source)
+        return bind(found, settings, path, in_source)
     except FormError as error:
+        place = _place_of(getattr(error, "function", found.value), path)
         raise UserError(f"{place}: {error}") from None
     except (Exception, SystemExit) as error:
-        hint = describe_limit(error, settings) or f" (while {name} was called with its function.{_given(settings)})"
-        raise UserError(f"{explain(error, path)}{hint}") from error
-    return BoundFunction(bound.sample, bound.group, name_of(value, name), bound.signature, path, bound.reads_tokens)
+        called = f" (while {found.name} was called with its function.{_given(settings)})"
+        raise UserError(f"{explain(error, path)}{describe_limit(error, settings) or called}") from error
 
 
 def _given(settings: FunctionSettings) -> str:
-    return "kwargs" if settings.scope == "sampleThenGroup" else "factoryArgs"
+    return "kwargs" if settings.scope == "sampleThenGroup" or settings.serves != SCORE else "factoryArgs"
 
 
 def _read_source(module: types.ModuleType) -> str:
@@ -135,29 +127,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__ or current.__context__
-
-
-def _find(module: types.ModuleType, settings: FunctionSettings) -> tuple[str, Any]:
-    """Return the entry point. Raise UserError, with what the source defines, if it has none."""
-    if settings.scope == "sampleThenGroup" and settings.entrypoint is None:
-        own = _own(module, settings)
-        found = [(name, value) for name, value in own if sample_then_group.is_scorer_class(value)]
-    else:
-        names = (settings.entrypoint,) if settings.entrypoint else DEFAULT_ENTRYPOINTS
-        found = [(name, getattr(module, name)) for name in names if getattr(module, name, None) is not None]
-    if found:
-        return found[0]
-    functions = [name for name, value in _own(module, settings) if inspect.isfunction(value)]
-    classes = {name: dir(value) for name, value in _own(module, settings) if inspect.isclass(value)}
-    problem = remedies.describe_missing_entrypoint(settings.entrypoint, settings.scope, functions, classes)
-    raise UserError(f"{settings.path}:1: {problem}")
-
-
-def _own(module: types.ModuleType, settings: FunctionSettings) -> list[tuple[str, Any]]:
-    """Return what a module defines, in its order, without what it imports."""
-    own = settings.module or MODULE_NAME
-    named = [(name, value, getattr(value, "__module__", None) or "") for name, value in vars(module).items()]
-    return [(name, value) for name, value, home in named if home == own or home.startswith(f"{own}.")]
 
 
 def _place_of(value: Any, path: str) -> str:

@@ -21,11 +21,12 @@ from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_reward.worker import sandbox
-from rljob_reward.worker.adapters.outcome import EXCEPTION, Outcome, invalid
+from rljob_reward.worker.adapters.outcome import EXCEPTION, CallOutcome, Outcome, failed_call, invalid
 from rljob_reward.worker.adapters.values import Sample
+from rljob_reward.worker.entrypoints import BoundFunction
 from rljob_reward.worker.frames import RETIRING, BlockingChannel
 from rljob_reward.worker.leftovers import Leftovers, describe_exhaustion
-from rljob_reward.worker.loading import BoundFunction, describe_limit, explain, load
+from rljob_reward.worker.loading import describe_limit, explain, load
 from rljob_reward.worker.sandbox import WorkerSandbox, shared_memory
 from rljob_reward.worker.sandbox.system import die_with
 from rljob_reward.worker.scratch import ScratchCleaner
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
     faulthandler.unregister(signal.SIGUSR1)
     os.close(stack)
     report: dict[str, Any] = {"entrypoint": bound.entrypoint, "signature": bound.signature, "missing": missing}
-    report |= {"reads_tokens": bound.reads_tokens}
+    report |= {"reads_tokens": bound.reads_tokens, "tools": bound.tools}
     others = [] if any(line.startswith(f"{sandbox.PRIVATE_SHM}:") for line in missing) else [shared_memory.PATH]
     cleaner = ScratchCleaner(worker_sandbox.scratch, *others)
     executor, leftovers = Executor(bound, settings), Leftovers()
@@ -105,27 +106,31 @@ class Executor:
         self.exhaustion = ""
         """The resource that the last request found used up: the next one would fail, too."""
 
-    def execute(self, body: bytes) -> list[Outcome]:
-        """Return one outcome per sample; or a single one with a reason, which applies to all samples."""
+    def execute(self, body: bytes) -> list[Outcome] | list[CallOutcome]:
+        """Return one outcome per sample or call; or a single one with a reason, which applies to all samples."""
         self.exhaustion = ""
+        calls = self._bound.calls
         try:
             _limit_cpu(self._settings)
             request = json.loads(body)
-            binding = self._bound.group if "samples" in request else self._bound.sample
-            if binding is None:
-                raise UserError(f"scope: {self._settings.scope} does not score requests of this kind")
-            samples = _samples_of(request)
-            value = binding.call(samples)
-            if inspect.isawaitable(value):
-                value = self._wait(value)
-            outcomes = binding.read(value, samples)
+            return self._score(request) if calls is None else [calls.read(self._wait(calls.call(request)), request)]
         except BaseException as error:  # including SystemExit and KeyboardInterrupt: only this request fails
             self.exhaustion = describe_exhaustion(error)
-            outcomes = [invalid(EXCEPTION, explain(error, self._bound.path) + describe_limit(error, self._settings))]
-        return outcomes
+            message = explain(error, self._bound.path) + describe_limit(error, self._settings)
+            return [invalid(EXCEPTION, message)] if calls is None else [failed_call(EXCEPTION, message)]
+
+    def _score(self, request: dict[str, Any]) -> list[Outcome]:
+        binding = self._bound.group if "samples" in request else self._bound.sample
+        if binding is None:
+            raise UserError(f"scope: {self._settings.scope} does not score requests of this kind")
+        samples = _samples_of(request)
+        return binding.read(self._wait(binding.call(samples)), samples)
 
     def _wait(self, value: Any) -> Any:
-        """Run on one event loop for the worker's life, so that the function may keep sessions open across calls."""
+        """Return the value; of an awaitable its result. One event loop for the worker's life, so that the function may
+        keep sessions open across calls."""
+        if not inspect.isawaitable(value):
+            return value
         if self._loop is None:
             import asyncio  # here, since sync functions do not need it
 

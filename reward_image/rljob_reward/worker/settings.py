@@ -8,6 +8,11 @@ MODULE_NAME = "rljob_reward_function"
 """Name of the module that a function's source becomes. A file of that name lets other processes import it."""
 
 
+SCORE, USER, TOOLS = "score", "user", "tools"
+SERVES = (SCORE, USER, TOOLS)
+"""What a server executes: rewards, a simulated user, or functions that the policy calls."""
+
+
 class FunctionSettings(NamedTuple):
     """Everything that a worker needs to load a function. Field names enter the reward's version: do not rename them."""
 
@@ -41,6 +46,8 @@ class FunctionSettings(NamedTuple):
     """Requests after which a worker is replaced. None: no limit."""
     spare_workers: int = 1
     """Ready workers beyond the slots, which replace others at once."""
+    serves: str = SCORE
+    """score, user, or tools."""
 
 
 SCORE_NEUTRAL_FIELDS = ("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers")

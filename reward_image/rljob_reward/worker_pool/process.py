@@ -15,17 +15,17 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.wire.contract import MAX_RESULT_BYTES
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.results import ExecutionResult, StartupReport, failure
+from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, ToolCallReply, UserCallReply, failure
 from rljob_reward.worker import frames, scratch
 from rljob_reward.worker.sandbox import PRIVATE_SHM, shared_memory
-from rljob_reward.worker.settings import FunctionSettings
+from rljob_reward.worker.settings import SCORE, TOOLS, USER, FunctionSettings
 from rljob_reward.worker_pool import process_marks
 from rljob_reward.worker_pool.environment import build_environment
 from rljob_reward.worker_pool.health import WorkerHistory, draw_max_requests, has_failed
@@ -40,10 +40,34 @@ _MAX_REPORT_BYTES = 1 << 20
 """Of a worker's first frame."""
 _MAX_REASON_CHARACTERS = 300
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
-_REPLIES = TypeAdapter(ExecutionResult)
-_TOO_LONG = failure(
-    InvalidReason.BAD_RETURN, f"the function's result has more than {MAX_RESULT_BYTES >> 10} KiB per sample as JSON"
+_MAX_CALL_RESULT_BYTES = 16 << 20
+"""Of a call's frame. Each character of a tool's result may take 12 bytes; workers shorten it before."""
+
+
+class _ReplyFormat(NamedTuple):
+    """What a worker answers, by what it serves."""
+
+    adapter: TypeAdapter[Any]
+    max_bytes: int
+    """For each sample, or for the call."""
+    too_long: ExecutionResult
+
+
+_SCORE_REPLIES = _ReplyFormat(
+    TypeAdapter(list[SampleReply]),
+    MAX_RESULT_BYTES,
+    failure(
+        InvalidReason.BAD_RETURN, f"the function's result has more than {MAX_RESULT_BYTES >> 10} KiB per sample as JSON"
+    ),
 )
+_TOO_LONG_VALUE = failure(
+    InvalidReason.BAD_RETURN, f"the value has more than {_MAX_CALL_RESULT_BYTES >> 20} MiB as JSON"
+)
+_REPLIES = {
+    SCORE: _SCORE_REPLIES,
+    USER: _ReplyFormat(TypeAdapter(list[UserCallReply]), _MAX_CALL_RESULT_BYTES, _TOO_LONG_VALUE),
+    TOOLS: _ReplyFormat(TypeAdapter(list[ToolCallReply]), _MAX_CALL_RESULT_BYTES, _TOO_LONG_VALUE),
+}
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -65,6 +89,7 @@ class WorkerProcess(asyncio.Protocol):
         self._output = output
         self._on_idle = on_idle
         self._on_exit = on_exit
+        self._replies = _REPLIES[settings.serves]
         self._buffer = frames.FrameBuffer(_MAX_REPORT_BYTES)
         self._callback: Callable[[ExecutionResult], None] | None = None
         self._num_samples = 0
@@ -131,7 +156,7 @@ class WorkerProcess(asyncio.Protocol):
         assert self._transport is not None
         self._callback = callback
         self._num_samples = num_samples
-        self._buffer.max_bytes = MAX_RESULT_BYTES * num_samples
+        self._buffer.max_bytes = self._replies.max_bytes * num_samples
         if not self._transport.is_closing():  # else _reap() delivers how the process ended
             self._transport.write(frames.encode(body))
 
@@ -180,7 +205,7 @@ class WorkerProcess(asyncio.Protocol):
         if self._killed_as is not None:
             return
         if frame is None:
-            return self._finish(_TOO_LONG)
+            return self._finish(self._replies.too_long)
         if not self.started.done():
             self._stack.close()
             if self._supervisor is not None and self._supervisor.has_new_processes:
@@ -194,7 +219,7 @@ class WorkerProcess(asyncio.Protocol):
             text = frame[len(frames.RETIRING) :].decode(errors="replace")
             self.problem = text[:_MAX_REASON_CHARACTERS]
             return
-        replies = _REPLIES.validate_json(frame)
+        replies: ExecutionResult = self._replies.adapter.validate_json(frame)
         failed_as_a_whole = len(replies) == 1 and replies[0].reason is not None
         if len(replies) != self._num_samples and not failed_as_a_whole:
             raise frames.BrokenFrameError(f"{len(replies)} answers for {self._num_samples} samples")

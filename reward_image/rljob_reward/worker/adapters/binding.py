@@ -11,7 +11,7 @@ from rljob_api.functions.conventions import TOKEN_VALUES
 from rljob_api.functions.descriptions import Function
 from rljob_api.functions.forms import CallPlan
 from rljob_reward.worker.adapters import results
-from rljob_reward.worker.adapters.outcome import Outcome, invalid
+from rljob_reward.worker.adapters.outcome import CallOutcome, Outcome, invalid
 from rljob_reward.worker.adapters.values import Sample, reader_of
 
 _ROW_OVERRIDES = ("ground_truth", "data_source")
@@ -29,6 +29,15 @@ class Binding(NamedTuple):
     """Read its return value: one outcome per sample, or a single one with a reason, which applies to all samples."""
     reads_tokens: bool = False
     """Whether it needs prompt_ids and completion_ids."""
+
+
+class CallBinding(NamedTuple):
+    """A simulated user or tools, ready to be called with a CallRequest."""
+
+    call: Callable[[dict[str, Any]], Any]
+    """Call the user's function. May return an awaitable."""
+    read: Callable[[Any, dict[str, Any]], CallOutcome]
+    """Read its return value."""
 
 
 class NamedBinding(NamedTuple):

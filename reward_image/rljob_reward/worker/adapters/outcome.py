@@ -1,4 +1,4 @@
-"""The outcome of a call for one sample, and the reading of numbers that user code returns.
+"""The outcome of an execution for one sample or one call, and the reading of numbers that user code returns.
 
 Owns the rule that a failure is never a zero: everything except a finite number becomes a reason. The reasons are values
 of rljob_api.wire.protocol.InvalidReason, repeated here since workers do not import pydantic (a test compares them).
@@ -16,6 +16,7 @@ EXCEPTION = "exception"
 NOT_FINITE = "not_finite"
 BAD_RETURN = "bad_return"
 ABSTAINED = "abstained"
+BAD_REQUEST = "bad_request"
 
 _MAX_NAME_CHARACTERS = 200
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -28,6 +29,19 @@ class Outcome(NamedTuple):
     components: dict[str, float]
     reason: str | None = None
     message: str = ""
+
+
+class CallOutcome(NamedTuple):
+    """The value of a call of a simulated user or a tool, or a reason with a message."""
+
+    value: Any
+    """For a user the fields of a UserReply, for a tool a str."""
+    reason: str | None = None
+    message: str = ""
+
+
+def failed_call(reason: str, message: str) -> CallOutcome:
+    return CallOutcome(None, reason, encodable(message)[:_MAX_MESSAGE_CHARACTERS])
 
 
 def invalid(reason: str, message: str, components: dict[str, float] | None = None) -> Outcome:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import GroupRequest, ScoreRequest
-from rljob_reward.server.bodies import MalformedError, Unscorable, parse
+from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
+from rljob_reward.server.bodies import MalformedError, Unscorable, find_user_problem, parse
 
 SURROGATE = "\ud83d"
 """Half a pair, as a truncated text may end."""
@@ -42,6 +42,9 @@ def test_data_that_cannot_be_read_costs_its_sample_or_its_group(odd: dict[str, o
     group = parse(GroupRequest, json.dumps({"id": "g", "samples": [sample("a"), sample("b", **odd)]}).encode())
     assert isinstance(group, Unscorable)
     assert (group.request_id, group.sample_ids) == ("g", ["a", "b"])
+    call = parse(CallRequest, json.dumps({"id": "c", "function": "f", "arguments": {"x": odd}}).encode())
+    assert isinstance(call, Unscorable)
+    assert (call.request_id, call.sample_ids, call.kind) == ("c", ["c"], CallRequest)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,11 @@ def test_body_that_breaks_the_protocol_is_malformed(body: bytes, expected: str) 
 
 def test_good_body_is_parsed() -> None:
     assert parse(ScoreRequest, json.dumps(sample()).encode()) == ScoreRequest(id="a", prompt="p", completion="c")
+
+
+def test_arguments_of_a_user_are_the_fields_of_a_user_call() -> None:
+    good = {"messages": [{"role": "assistant", "content": "4"}], "prompt": "2+2?"}
+    assert find_user_problem(good) == ""
+    assert find_user_problem({"messages": []}) == "arguments: prompt: Field required"
+    assert "arguments: state: Input should be a valid dict" in find_user_problem(good | {"state": []})
+    assert "arguments: tries: Extra inputs" in find_user_problem(good | {"tries": 1})

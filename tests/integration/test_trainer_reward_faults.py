@@ -28,6 +28,7 @@ from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason
 from rljob_inputs.prompts import Prompt
+from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.algorithms.registry import build_algorithm
 from rljob_trainer.driver.collection import Collection, CollectionPlan, Collector
 from rljob_trainer.episodes.batches import build_rows, episode_rewards
@@ -63,10 +64,10 @@ def reward(prompts, completions, kind, **columns):
 class Agent:
     """Conversations without a model: the text is a number."""
 
-    async def run(self, prompt: Prompt, group: int, sample: int, generate: Any) -> Episode:
+    async def run(self, task: EpisodeTask) -> Episode:
         await asyncio.sleep(0)
-        text = str((group * 7 + sample * 3) % 10)
-        return episode(text=text, index=(prompt.index, group, sample))
+        text = str((task.group * 7 + task.sample * 3) % 10)
+        return episode(text=text, index=(task.prompt.index, task.group, task.sample))
 
 
 class Servers:

@@ -26,6 +26,7 @@ from rljob_api.wire.protocol import RolloutWeights, ScoreResult, WeightManifest
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
+from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ledger import Reports
 from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
@@ -229,6 +230,7 @@ class DriverHarness:
         self.withhold = lambda manifest: False
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
+        self.template, self.context_length = None, None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
         self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
         self.hosts = folder / "hosts"
@@ -308,13 +310,17 @@ class DriverHarness:
             prometheus = self.prometheus = PrometheusMetrics()
             trackers = build_trackers(self.job, self.run_dir, prometheus)
             stack.callback(trackers.close)
-            collector = Collector(build_agent(self.job.spec.agent), rollouts, rewards, self.job.spec.rewards)
+            services = AgentServices(self.job.spec.services, session)
+            await services.start()
+            stack.push_async_callback(services.close)
+            agent = build_agent(self.job.spec.agent, services, self.template, self.context_length)
+            collector = Collector(agent, rollouts, rewards, self.job.spec.rewards, services)
             train = {i: Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
             held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
             parts = DriverParts(
                 self.start_trainer,
                 collector,
-                Reports(self.board, trackers, prometheus),
+                Reports(self.board, trackers, prometheus, self.template.decode if self.template else None),
                 Datasets(PromptSet(len(train), train), held_out),
                 "/m",
                 self.read_schedule,

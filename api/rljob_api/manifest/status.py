@@ -91,13 +91,18 @@ class RewardProblem(Spec):
     """Why samples have no valid score."""
 
     reward: Name
-    """Name of the reward."""
+    """Name of the reward. For an episode that failed: the field of what failed, such as spec.agent.user."""
     reason: Word
     """Reason of the invalid result, such as exception or timeout."""
     message: Line = ""
     """Message of the first sample: for an exception its file, line, type and text."""
     step: int = 0
     """Step of the first sample. 0: an evaluation before the first step."""
+
+    def describe(self) -> str:
+        """Return `reward correct: no valid score (timeout): ...`, or the same with the field of what failed."""
+        what = self.reward if self.reward.startswith("spec.") else f"reward {self.reward}"
+        return f"{what}: no valid score ({self.reason}): {self.message}"
 
 
 class ScheduleProgress(Spec):

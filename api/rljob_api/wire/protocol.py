@@ -305,9 +305,9 @@ class DriverProblem(Wire):
     """Why samples have no valid score: the first of its kind since the driver started, and how many followed."""
 
     reward: Name
-    """Name of the reward."""
+    """Name of the reward. For an episode that failed: the field of what failed, such as spec.agent.user."""
     reason: Word
-    """An InvalidReason, or one of a newer driver."""
+    """An InvalidReason, context (the prompt leaves no room for an answer), or one of a newer driver."""
     message: Line = ""
     """Of the first sample: for an exception its file, line, type and text."""
     step: Count = 0
@@ -389,6 +389,26 @@ class ScheduleStatus(Wire):
     busy: BusyShares = BusyShares()
 
 
+class AgentStatus(Wire):
+    """What the conversations of the last step did. Empty or null: not known yet, or agent.type is singleTurn."""
+
+    turns_mean: FiniteFloat | None = None
+    """Answers of the policy per episode."""
+    turn_reward_mean: FiniteFloat | None = None
+    """Over the answers that got a reward from the simulated user."""
+    tool_calls_mean: FiniteFloat | None = None
+    """Calls per episode."""
+    user_seconds_mean: Seconds | None = None
+    """From an answer to the user's reply, with waits and retries."""
+    segments_mean: FiniteFloat | None = None
+    """Token sequences per episode. More than 1: the chat template rewrites the history."""
+    segments_by_cause: Annotated[dict[Word, Count], first(MAX_NAMES)] = {}
+    """Why segments after the first one were needed."""
+    episodes_by_end: Annotated[dict[Word, Count], first(MAX_NAMES)] = {}
+    failures: Annotated[dict[Name, Count], first(MAX_NAMES)] = {}
+    """Episodes without a score, by what failed: the name of a service, or agent."""
+
+
 class DriverStatus(Wire):
     """The driver's status, served at /status.
 
@@ -427,3 +447,4 @@ class DriverStatus(Wire):
     """The first reasons for which samples have no valid score, each once."""
     learning: Learning = Learning()
     schedule: ScheduleStatus = ScheduleStatus()
+    agent: AgentStatus = AgentStatus()

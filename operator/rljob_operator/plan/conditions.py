@@ -197,8 +197,7 @@ def _problem_events(old: RLJobStatus, new: RLJobStatus) -> Iterator[Event]:
     """One event per kind of problem that the driver has reported since the last status."""
     for problem in new.progress.problems:
         if problem not in old.progress.problems:
-            message = f"reward {problem.reward}: no valid score ({problem.reason}): {problem.message}"
-            yield Event("Warning", REASON_INVALID_SAMPLES, message)
+            yield Event("Warning", REASON_INVALID_SAMPLES, problem.describe())
 
 
 def _event_type(before: Condition | None, condition: Condition) -> Literal["Normal", "Warning"] | None:

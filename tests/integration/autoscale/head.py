@@ -15,13 +15,14 @@ from types import SimpleNamespace
 
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
+from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.dispatcher import DispatchState
 from rljob_trainer.driver.evaluation import EvalLane
 from rljob_trainer.driver.live_status import describe_live
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.train_lane import LaneState, TrainLane
-from rljob_trainer.episodes.types import Completion, Group, single_turn
+from rljob_trainer.episodes.types import Completion, Episode, Group, single_turn
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.replicas.http import open_session
@@ -34,9 +35,9 @@ GENERATE_SECONDS, UPDATE_SECONDS, LINGER_SECONDS = 6.0, 3.0, 600.0
 class Agent:
     """Conversations that take a random time and sample nothing."""
 
-    async def run(self, prompt, group, sample, generate):  # type: ignore[no-untyped-def]
+    async def run(self, task: EpisodeTask) -> Episode:
         await asyncio.sleep(GENERATE_SECONDS * random.uniform(0.3, 1.0))
-        return single_turn(prompt, group, sample, Completion([2], [-1.0], [0], "text", False, "g"))
+        return single_turn(task.prompt, task.group, task.sample, Completion([2], [-1.0], [0], "text", False, "g"))
 
 
 async def run(environment: Environment) -> None:

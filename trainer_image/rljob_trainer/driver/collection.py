@@ -1,7 +1,7 @@
 """Prompts to scored groups: one task per episode runs its agent loop, and the rewards score the episode at once.
 
-The lanes of training and of evaluation use it. Invariant: after `rescore_stale`, one version of each reward scored a
-group.
+The lanes of training and of evaluation use it. Invariants: after `rescore_stale`, one version of each reward scored a
+group. An episode that failed is never scored.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from rljob_api.manifest.reward import Reward
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire.protocol import Lane, ScoreRequest
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
-from rljob_trainer.agents.base import Generate
+from rljob_trainer.agents.base import EpisodeTask, Generate
+from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
-from rljob_trainer.episodes.types import Completion, Episode, Group
+from rljob_trainer.episodes.types import NOT_SAMPLED, Completion, Episode, Group, Segment
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 from rljob_trainer.rewards.groups import GroupScorer, run_all
@@ -59,12 +61,21 @@ class CollectionPlan:
     def group_id(self, group: int) -> str:
         return f"{self.incarnation}/{self.lane}/{self.step}/{group}"
 
+    def episode_id(self, group: int, sample: int) -> str:
+        return f"{self.group_id(group)}/{sample}"
+
 
 class Collector:
     def __init__(
-        self, agent: AgentLoop, rollouts: RolloutClient, rewards: RewardClients, specs: Sequence[Reward]
+        self,
+        agent: AgentLoop,
+        rollouts: RolloutClient,
+        rewards: RewardClients,
+        specs: Sequence[Reward],
+        services: AgentServices | None = None,
     ) -> None:
-        self.agent, self.rollouts, self.rewards, self.specs = agent, rollouts, rewards, specs
+        """`services`: of the agent, to describe what it waits for."""
+        self.agent, self.rollouts, self.rewards, self.specs, self.services = agent, rollouts, rewards, specs, services
         self.roles, self.phases = RoleClock(time.monotonic()), PhaseClock(time.monotonic())
         self.on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None
         """Called once per episode, when its last reward arrives."""
@@ -93,8 +104,11 @@ class Collector:
     async def _run_episode(
         self, group: Group, sample: int, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
     ) -> Episode:
+        episode_id = plan.episode_id(group.index, sample)
+        generate = self._bind_generate(group, sample, plan)
+        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate)
         with self._generating(plan.lane):
-            episode = await self.agent.run(group.prompt, group.index, sample, self._bind_generate(group, sample, plan))
+            episode = await self.agent.run(task)
         episode.ended_at = time.monotonic()
         progress().record_ended(episode)
         await self._score(group.prompt, episode, plan, scorer, progress)
@@ -104,10 +118,12 @@ class Collector:
     def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan) -> Generate:
         turns = itertools.count()
 
-        async def generate(token_ids: list[int]) -> Completion:
-            seed = plan.sample_seed(group.prompt.index, group.index, sample, next(turns))
+        async def generate(token_ids: list[int], max_tokens: int | None = None) -> Completion:
+            seed, sampling = plan.sample_seed(group.prompt.index, group.index, sample, next(turns)), plan.sampling
+            if max_tokens is not None and max_tokens < sampling.max_tokens:
+                sampling = sampling.model_copy(update={"max_tokens": max_tokens})
             with self.roles.working("rollouts", time.monotonic):
-                return await self.rollouts.complete(token_ids, plan.sampling, seed)
+                return await self.rollouts.complete(token_ids, sampling, seed)
 
         return generate
 
@@ -119,16 +135,19 @@ class Collector:
         self, prompt: Prompt, episode: Episode, plan: CollectionPlan, scorer: GroupScorer, progress: ReadProgress
     ) -> None:
         with self.roles.working("rewards", time.monotonic):
-            results = await scorer.score(episode.sample, build_request(prompt, episode, plan), episode.ended_at)
-        episode.results = {**episode.results, **results}
-        episode.score = weighted_score(episode, self.specs)
+            if episode.failure is not None:
+                await scorer.skip()
+            else:
+                results = await scorer.score(episode.sample, build_request(prompt, episode, plan), episode.ended_at)
+                episode.results = {**episode.results, **results}
+                episode.score = weighted_score(episode, self.specs)
         progress().record_scored(episode, time.monotonic())
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
         scorer = self._open_scorer(group, plan, names)
         await run_all([self._score(group.prompt, episode, plan, scorer, progress) for episode in group.episodes])
         for name in names:
-            self.rewards.clients[name].num_rescored += len(group.episodes)
+            self.rewards.clients[name].num_rescored += sum(episode.failure is None for episode in group.episodes)
 
     def _open_scorer(self, group: Group, plan: CollectionPlan, names: set[str] | None = None) -> GroupScorer:
         return self.rewards.open_group(plan.group_id(group.index), plan.lane, plan.group_size, names)
@@ -170,14 +189,41 @@ class Collection:
 
 
 def build_request(prompt: Prompt, episode: Episode, plan: CollectionPlan) -> ScoreRequest:
+    """Return the request for the last answer. A conversation adds its messages, turns, state and end to extra_info."""
+    segment = episode.segments[-1]
+    start, end = _find_last_answer(segment)
+    facts = {"truncated": episode.truncated, "num_tokens": episode.num_sampled}
     return ScoreRequest(
-        id=f"{plan.group_id(episode.group)}/{episode.sample}",
+        id=plan.episode_id(episode.group, episode.sample),
         lane=plan.lane,
         prompt=prompt.prompt,
         completion=episode.text,
         ground_truth=prompt.ground_truth,
         data_source=prompt.data_source,
-        extra_info={**prompt.extra_info, "truncated": episode.truncated, "num_tokens": episode.num_sampled},
-        prompt_ids=prompt.token_ids,
-        completion_ids=episode.segments[-1].token_ids[len(prompt.token_ids) :],
+        extra_info={**prompt.extra_info, **facts, **(_describe_conversation(episode) if episode.messages else {})},
+        prompt_ids=segment.token_ids[:start],
+        completion_ids=segment.token_ids[start:end],
     )
+
+
+def _describe_conversation(episode: Episode) -> dict[str, Any]:
+    turns = [
+        {
+            "text": turn.text,
+            "reward": turn.reward,
+            "tool_calls": [
+                {"name": call.name, "arguments": call.arguments, "error": call.error} for call in turn.tool_calls
+            ],
+        }
+        for turn in episode.turns
+    ]
+    return {"messages": episode.messages, "turns": turns, "state": episode.state, "end": episode.end.value}
+
+
+def _find_last_answer(segment: Segment) -> tuple[int, int]:
+    """Return where the tokens of the last turn begin and end."""
+    last = max(segment.turns)
+    if last == NOT_SAMPLED:
+        return len(segment.turns), len(segment.turns)
+    start = segment.turns.index(last)
+    return start, start + segment.turns.count(last)

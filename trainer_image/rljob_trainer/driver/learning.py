@@ -92,7 +92,7 @@ def judge(counts: StepsWithoutSignal, step: int, spec: RLJobSpec) -> Learning:
 def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
     """Return why a job without valid samples fails, with its most frequent problems. The first word is the field."""
     top = sorted(problems, key=lambda problem: -problem.count)[:_MAX_REASONS]
-    reasons = [f"{problem.count} x {problem.reason} of reward {problem.reward}: {problem.message}" for problem in top]
+    reasons = [f"{each.count} x {each.reason} of {_name(each)}: {each.message}" for each in top]
     return (
         f"{_field(top, spec)}: no sample of the last {counts.without_valid} steps has a valid score, so the model "
         f"learned nothing: {'; '.join(reasons) or 'no weighted sum of scores is finite'}; fix that, or set "
@@ -100,8 +100,19 @@ def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProble
     )
 
 
+def _name(problem: DriverProblem) -> str:
+    return problem.reward if _is_field(problem) else f"reward {problem.reward}"
+
+
+def _is_field(problem: DriverProblem) -> bool:
+    """Whether an episode failed before a reward could score it."""
+    return problem.reward.startswith("spec.")
+
+
 def _field(problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
-    """Return the path of the reward with the most frequent problem."""
+    """Return the path of the reward with the most frequent problem, or of what failed."""
+    if problems and _is_field(problems[0]):
+        return problems[0].reward
     for index, reward in enumerate(spec.rewards):
         if problems and reward.name == problems[0].reward:
             return f"spec.rewards[{index}]" + (f".{reward.kind}" if reward.kind else "")

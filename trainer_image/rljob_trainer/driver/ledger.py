@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.manifest.job import RLJobSpec
-from rljob_api.wire.protocol import BusyShares, RolloutWeights, ScheduleStatus, WeightManifest
+from rljob_api.wire.protocol import AgentStatus, BusyShares, RolloutWeights, ScheduleStatus, WeightManifest
 from rljob_trainer.driver.evaluation import EvaluationResult
 from rljob_trainer.driver.learning import StepsWithoutSignal, classify_step, count_last_skipped
 from rljob_trainer.driver.mismatch import NUM_STEPS, judge_mismatch
@@ -31,6 +31,7 @@ from rljob_trainer.history.metrics import (
     count_staleness,
     flatten,
     mean,
+    summarize_conversations,
     summarize_lengths,
     summarize_schedule,
     summarize_step,
@@ -38,7 +39,7 @@ from rljob_trainer.history.metrics import (
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import FILE_METRICS, History, write_summary
 from rljob_trainer.history.tracking import Trackers
-from rljob_trainer.history.trajectory_log import TrajectoryLog
+from rljob_trainer.history.trajectory_log import Decode, TrajectoryLog
 from rljob_trainer.history.versions import find_model_commit
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Reports:
     board: StatusBoard
     trackers: Trackers
     prometheus: PrometheusMetrics
+    decode: Decode | None = None
+    """Shows the tokens of conversations in the trajectory log."""
 
 
 class Ledger:
@@ -76,7 +79,7 @@ class Ledger:
         self._recent: deque[Record] = deque(maxlen=NUM_STEPS)
         self._mismatch = ""
         self._served: dict[str, RolloutWeights] = {}
-        self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib)
+        self.trajectories = TrajectoryLog(run_dir, spec.tracking.trajectories_mib, reports.decode)
         """The driver flushes it before a checkpoint, which counts its samples."""
         self._trackers.restart_at(history.step)
         self._board.update(step=history.step, total_steps=spec.schedule.steps, accuracy=history.accuracy_after)
@@ -190,6 +193,7 @@ class Ledger:
             "num_invalid": sum(invalid.values()),
             "invalid_by_reason": invalid,
             **summarize_lengths(episodes),
+            **summarize_conversations(episodes),
             "seconds": outcome.seconds,
         }
         self.trajectories.record("eval", outcome.step, outcome.groups)
@@ -216,7 +220,8 @@ class Ledger:
         append_line(self._run_dir / FILE_METRICS, record)
         numbers = flatten({name: value for name, value in record.items() if name not in ("step", "time")})
         self._trackers.log(record["type"], record["step"], numbers)
-        history.rewards_served += record["num_samples"] * len(self._spec.rewards)
+        num_failed = sum(record.get("agent", {}).get("failures", {}).values())
+        history.rewards_served += (record["num_samples"] - num_failed) * len(self._spec.rewards)
         history.invalid_by_reason = dict(Counter(history.invalid_by_reason) + Counter(record["invalid_by_reason"]))
         self._board.update(num_invalid=sum(history.invalid_by_reason.values()))
 
@@ -230,6 +235,8 @@ class Ledger:
                 "busy": BusyShares(**record["busy_shares"]),
             }
         )
+        agent = record.get("agent") or {}
+        self._board.update(agent={name: agent[name] for name in AgentStatus.model_fields if name in agent})
         shown = {name: record[name] for name in _SHOWN}
         self._board.update(gpu_seconds_per_step=gpu_seconds, schedule=schedule.model_dump(), **shown)
         log.info(

@@ -42,9 +42,13 @@ def describe_live(
 
 def _describe_collection(progress: CollectionProgress, collector: Collector, num_due: int | None) -> str:
     num_open = progress.num_samples - progress.num_generated
+    calls = collector.services.describe_wait() if collector.services else ""
+    if num_open > 0 and calls and not collector.roles.is_working("rollouts"):
+        return f"waits for {calls}"
     if num_open > 0:
         num_queued = collector.rollouts.replicas.num_waiting
         queued = f", {num_queued} of them for a free rollout" if num_queued else ""
         due = f", {num_due} groups are due" if num_due and progress.lane == "train" else ""
-        return f"waits for {num_open} of {progress.num_samples} completions{queued}{due}"
+        called = f", {calls}" if calls else ""
+        return f"waits for {num_open} of {progress.num_samples} completions{queued}{due}{called}"
     return collector.rewards.describe_wait(progress.num_unscored, progress.num_samples)

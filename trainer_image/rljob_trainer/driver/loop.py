@@ -101,6 +101,9 @@ class Driver:
         parts.collector.rollouts.on_mismatch = self._report_mismatch
         parts.collector.on_scored = self._record_scored
         self._prometheus.register_rewards(parts.collector.rewards.clients)
+        if (services := parts.collector.services) is not None and services.clients:
+            self._prometheus.register_agent(services.clients)
+            services.on_call = self._prometheus.record_call
 
     async def run(self) -> None:
         """Train. If the trainer group dies, start a new one from the last checkpoint. Deaths count against its backoff
@@ -306,7 +309,7 @@ class Driver:
         self._prometheus.record_scored(lane, episode)
         new = self._problems.record(self._board.status.step + (lane == "train"), episode)
         for problem in new:
-            log.warning("reward %s: no valid score (%s): %s", problem.reward, problem.reason, problem.message)
+            log.warning("%s: no valid score (%s): %s", problem.reward, problem.reason, problem.message)
         if new:
             self._board.update(problems=self._problems.failures)
 

@@ -7,7 +7,7 @@ numbers and quoted values is of the same kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverProblem, InvalidReason
 from rljob_api.wire.text import clean_line
@@ -33,19 +33,26 @@ class ProblemLog:
         return [problem for problem in self.all if problem.reason != InvalidReason.ABSTAINED]
 
     def record(self, step: int, episode: Episode) -> list[DriverProblem]:
-        """Count the invalid results of an episode. Return those of a new kind."""
+        """Count the invalid results of an episode, or its failure. Return those of a new kind."""
         new = []
-        for name, result in episode.results.items():
-            if result.reason is None:
-                continue
-            message = clean_message(result.message)
-            key = (name, str(result.reason), kind_of(message))
+        for where, reason, text in _problems_of(episode):
+            message = clean_message(text)
+            key = (where, reason, kind_of(message))
             if key in self._found:
                 self._found[key].count += 1
             elif len(self._found) < MAX_PROBLEMS:
-                self._found[key] = DriverProblem(reward=name, reason=result.reason, message=message, step=step)
+                self._found[key] = DriverProblem(reward=where, reason=reason, message=message, step=step)
                 new.append(self._found[key])
         return new
+
+
+def _problems_of(episode: Episode) -> Iterator[tuple[str, str, str]]:
+    """Yield the reward or the field of the job, the reason and the message of each problem."""
+    if episode.failure is not None:
+        yield episode.failure.path, episode.failure.reason, episode.failure.message
+    for name, result in episode.results.items():
+        if result.reason is not None:
+            yield name, str(result.reason), result.message
 
 
 def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:

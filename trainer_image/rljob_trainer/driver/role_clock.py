@@ -65,6 +65,9 @@ class RoleClock:
         finally:
             self.end(role, clock())
 
+    def is_working(self, role: Role) -> bool:
+        return self._num_active[role] > 0
+
     def busy_seconds(self, now: float) -> dict[Role, float]:
         """Return the seconds of work since the last reset."""
         self._advance(now)

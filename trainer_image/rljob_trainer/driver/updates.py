@@ -16,7 +16,13 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_trainer.algorithms.base import AlgorithmCode
 from rljob_trainer.driver.ports import Trainer
 from rljob_trainer.driver.train_lane import TrainLane
-from rljob_trainer.episodes.batches import build_rows, denominator, episode_rewards, inspection_rows
+from rljob_trainer.episodes.batches import (
+    build_rows,
+    denominator,
+    episode_rewards,
+    inspection_rows,
+    record_advantages,
+)
 from rljob_trainer.episodes.types import Group, TrainRow, UpdateMetrics, UpdateVersions
 
 
@@ -115,5 +121,5 @@ class StepUpdates:
         rows = build_rows(groups, advantages, spec, facts)
         for group, of_group in zip(groups, advantages, strict=True):
             for episode, each in zip(group.episodes, of_group, strict=True):
-                episode.advantage = None if each is None or not each.advantages.size else float(each.advantages.mean())
+                record_advantages(episode, each.advantages if each else None)
         return [_Prepared(group, each) for group, each in zip(groups, rows, strict=True)]

@@ -128,6 +128,17 @@ def build_rows(
     ]
 
 
+def record_advantages(episode: Episode, advantages: NDArray[np.float64] | None) -> None:
+    """Record the means that the trajectory log shows: of the episode, and of each turn.  `advantages`: [sampled], None
+    for a masked episode."""
+    is_known = advantages is not None and advantages.size > 0
+    episode.advantage = float(advantages.mean()) if advantages is not None and is_known else None
+    turns = _turn_of_token(episode)
+    for number, turn in enumerate(episode.turns):
+        of_turn = advantages[turns == number] if advantages is not None else np.zeros(0)
+        turn.advantage = float(of_turn.mean()) if of_turn.size else None
+
+
 def denominator(groups: Sequence[Group], spec: RLJobSpec) -> float:
     """Return by what the summed gradient of an update over `groups` is divided: its trained tokens or episodes."""
     trained = [

@@ -51,7 +51,8 @@ class CollectionProgress:
             self.all_generated.set()
 
     def record_scored(self, episode: Episode, now: float) -> None:
-        """Record that all rewards of an episode have arrived, perhaps for the second time."""
+        """Record that all rewards of an episode have arrived, perhaps for the second time. One that failed has none."""
         self.num_scored += 1
         self.scored_at = now
-        self.latency_by_sample[episode.group, episode.sample] = now - episode.ended_at
+        if episode.failure is None:
+            self.latency_by_sample[episode.group, episode.sample] = now - episode.ended_at

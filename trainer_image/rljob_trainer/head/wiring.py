@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
+from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ledger import Reports
 from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
@@ -57,7 +60,16 @@ def load_tokenizer(environment: Environment) -> Any:
         raise UserError(f"spec.model.source: cannot load the tokenizer of {name}: {error}") from error
 
 
-def load_data(environment: Environment) -> tuple[PromptSet, list[Prompt]]:
+@dataclass(frozen=True)
+class Inputs:
+    train: PromptSet
+    held_out: list[Prompt]
+    tokenizer: Any
+    context_length: int | None
+    """Of the rollouts: the longest prompt with its answer, in tokens. None: not known."""
+
+
+def load_inputs(environment: Environment) -> Inputs:
     """Return the training and the held-out prompts, without those that are too long for the rollouts."""
     spec, access = environment.job.spec, HubAccess.from_environment(os.environ)
     config = read_config(environment.model, spec.model.revision, access)
@@ -74,7 +86,7 @@ def load_data(environment: Environment) -> tuple[PromptSet, list[Prompt]]:
     held_out: list[Prompt] = []
     if spec.data.eval is not None and environment.eval_data is not None:
         held_out = list(load(spec.data.eval, environment.eval_data, "test").by_row.values())
-    return train, held_out
+    return Inputs(train, held_out, tokenizer, spec.rollout.max_model_len or context_length)
 
 
 async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lambda: None) -> None:
@@ -92,7 +104,7 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         stack.push_async_callback(ray_head.close)
         board.waits_for("reads the data and starts Ray")
         # Concurrently: each takes many seconds, mostly for imports.
-        (train, held_out), _ = await asyncio.gather(asyncio.to_thread(load_data, environment), ray_head.start())
+        inputs, _ = await asyncio.gather(asyncio.to_thread(load_inputs, environment), ray_head.start())
         # connect() would wait forever for a Ray head that has died since.
         await run_with_watcher(asyncio.to_thread(connect), ray_head.watch())
         stack.push_async_callback(asyncio.to_thread, disconnect)
@@ -105,15 +117,18 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         spans_updates = build_schedule(job.spec.schedule).spans_updates
         rollouts = RolloutClient(job.spec.rollout, session, spans_updates=spans_updates, reports=pulls)
         rewards = RewardClients(job.spec.rewards, session)
-        for client in (rollouts, rewards):
+        services = AgentServices(job.spec.services, session)
+        for client in (rollouts, rewards, services):
             await client.start()
             stack.push_async_callback(client.close)
+        template = ChatTemplate(inputs.tokenizer, job.spec.agent.tool_format) if job.spec.agent.type == "loop" else None
+        agent = build_agent(job.spec.agent, services, template, inputs.context_length)
 
         parts = DriverParts(
             start_trainer=partial(TrainerGroup.start, job, model=environment.model),
-            collector=Collector(build_agent(job.spec.agent), rollouts, rewards, job.spec.rewards),
-            reports=Reports(board, trackers, prometheus),
-            data=Datasets(train, held_out),
+            collector=Collector(agent, rollouts, rewards, job.spec.rewards, services),
+            reports=Reports(board, trackers, prometheus, template.decode if template else None),
+            data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
             read_schedule=JobFile(environment.job_file).read_schedule,
         )

@@ -16,10 +16,12 @@ from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
 from rljob_trainer.algorithms.advantages import average, deviation
 from rljob_trainer.episodes.batches import has_signal, training_scores
-from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, UpdateMetrics
+from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, ToolCall, UpdateMetrics
 from rljob_trainer.history.run_state import disk_errors
 
 Record = dict[str, Any]
+NO_TOOL = "_none"
+"""Stands for the tool of calls that were not made: no function has their name, or they cannot be read."""
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -56,14 +58,18 @@ def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def count_invalid(episodes: Iterable[Episode]) -> Counter[str]:
-    return Counter(
-        str(result.reason) for episode in episodes for result in episode.results.values() if result.reason is not None
-    )
+    """Count by reason: results, and episodes that failed, which have no result."""
+    counts: Counter[str] = Counter()
+    for episode in episodes:
+        counts.update(str(result.reason) for result in episode.results.values() if result.reason is not None)
+        counts.update([episode.failure.reason] if episode.failure else [])
+    return counts
 
 
 def count_versions(episodes: Sequence[Episode], rewards: Sequence[Reward]) -> dict[str, int]:
     """Count the versions of each reward among the valid scores. Results without a version count as one version."""
-    valid = {r.name: [t.results[r.name] for t in episodes if t.results[r.name].valid] for r in rewards}
+    results = {r.name: [t.results[r.name] for t in episodes if r.name in t.results] for r in rewards}
+    valid = {name: [result for result in found if result.valid] for name, found in results.items()}
     return {name: len({result.version for result in found}) for name, found in valid.items()}
 
 
@@ -80,7 +86,11 @@ def summarize_step(
         "components": summarize_scores(episodes),
         "reward_versions": count_versions(episodes, spec.rewards),
         "rewards": {
-            reward.name: mean(score for t in episodes if (score := t.results[reward.name].score) is not None)
+            reward.name: mean(
+                result.score
+                for t in episodes
+                if (result := t.results.get(reward.name)) is not None and result.score is not None
+            )
             for reward in spec.rewards
         },
         "reward_latency_p50_seconds": quantile(latencies, 0.5),
@@ -93,6 +103,7 @@ def summarize_step(
         "invalid_by_reason": dict(invalid),
         "zero_signal_share": mean(not has_signal(group, spec) for group in groups),
         **summarize_lengths(episodes),
+        **summarize_conversations(episodes),
         **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
     }
 
@@ -125,6 +136,40 @@ def summarize_lengths(episodes: Sequence[Episode]) -> Record:
         "response_tokens_mean": mean(t.num_sampled for t in episodes),
         "response_tokens_max": max((t.num_sampled for t in episodes), default=None),
         "truncated_share": mean(t.truncated for t in episodes),
+    }
+
+
+def summarize_conversations(episodes: Sequence[Episode]) -> Record:
+    """Return what the turns, tools and the user did; empty without conversations. A mean over nothing is null."""
+    found = [episode for episode in episodes if episode.messages]
+    if not found:
+        return {}
+    turns = [turn for episode in found for turn in episode.turns]
+    calls = [call for turn in turns for call in turn.tool_calls]
+    user_seconds = [turn.user_seconds for turn in turns if turn.user_seconds is not None]
+    by_tool = {name: [call for call in calls if call.tool == name] for name in sorted({call.tool for call in calls})}
+    return {
+        "agent": {
+            "turns_mean": mean(len(episode.turns) for episode in found),
+            "turn_reward_mean": mean(turn.reward for turn in turns if turn.reward is not None),
+            "user_seconds_mean": mean(user_seconds),
+            "user_seconds_max": max(user_seconds, default=None),
+            "tool_calls_mean": mean(sum(len(turn.tool_calls) for turn in episode.turns) for episode in found),
+            "tools": {name or NO_TOOL: _summarize_calls(of_tool) for name, of_tool in by_tool.items()},
+            "segments_mean": mean(len(episode.segments) for episode in found),
+            "segments_by_cause": dict(Counter(each.cause for episode in found for each in episode.breaks)),
+            "episodes_by_end": dict(Counter(episode.end.value for episode in found)),
+            "failures": dict(Counter(episode.failure.service for episode in found if episode.failure)),
+        }
+    }
+
+
+def _summarize_calls(calls: Sequence[ToolCall]) -> Record:
+    return {
+        "calls": len(calls),
+        "errors": sum(bool(call.error) for call in calls),
+        "seconds_mean": mean(call.seconds for call in calls),
+        "seconds_max": max(call.seconds for call in calls),
     }
 
 

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rljob_api.wire.protocol import InvalidReason, Lane
+from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
 from rljob_trainer.episodes.types import Episode, ScoredResult
+from rljob_trainer.history.metrics import NO_TOOL
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,15 @@ _REWARD_COUNTERS = {
 }
 
 
-class RewardStatistics(Protocol):
+_AGENT_GAUGES = {
+    "in_flight": "Calls that wait for the result of this service.",
+    "waiting": "Calls that wait for a free replica.",
+    "waiting_oldest_seconds": "Age of the oldest waiting call.",
+    "replicas": "Ready replicas that were found.",
+}
+
+
+class ServiceStatistics(Protocol):
     @property
     def num_requests(self) -> Mapping[Lane, int]: ...
     def statistics(self) -> Mapping[str, float]: ...
@@ -87,19 +96,54 @@ class PrometheusMetrics:
         self._replaced = counter("rljob_replaced_groups", text)
         self.mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
         self.restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
+        self._calls = Histogram(
+            "rljob_agent_call_seconds", "From a call of the simulated user or a tool to its result, with retries.",
+            ["service", "lane", "outcome"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
+        )  # fmt: skip
+        self._episodes = counter("rljob_agent_episodes", "Conversations, by what ended them.", "lane", "end")
+        self._turns = counter("rljob_agent_turns", "Answers of the policy in conversations.", "lane")
+        self._tool_calls = counter("rljob_agent_tool_calls", "Calls that the policy wrote.", "lane", "tool", "outcome")
+        text = "Token sequences after the first one of a conversation, by why the chat template does not continue it."
+        self._segments = counter("rljob_agent_further_segments", text, "lane", "cause")
+        text = "Conversations without a score, by what failed."
+        self._failures = counter("rljob_agent_failures", text, "lane", "service", "reason")
         for phase in PHASES:
             self.phases.labels(phase)
 
-    def register_rewards(self, clients: Mapping[str, RewardStatistics]) -> None:
+    def register_rewards(self, clients: Mapping[str, ServiceStatistics]) -> None:
         """Export all rewards, whose clients a scrape reads. Counters start at 0: rate() shows their first event."""
         for name in clients:
             for lane in get_args(Lane):
                 self._latency.labels(name, lane, VALID)
                 for reason in InvalidReason:
                     self._invalid.labels(name, lane, reason.value)
-        self.registry.register(_RewardCollector(clients))
+        self.registry.register(
+            _ServiceCollector("rljob_reward", "reward", clients, gauges=_REWARD_GAUGES, counters=_REWARD_COUNTERS)
+        )
+
+    def register_agent(self, clients: Mapping[str, ServiceStatistics]) -> None:
+        """Export the simulated user and the tools. Counters start at 0: rate() shows their first event."""
+        for name in clients:
+            for lane in get_args(Lane):
+                self._calls.labels(name, lane, VALID)
+        self.registry.register(_ServiceCollector("rljob_agent", "service", clients, gauges=_AGENT_GAUGES))
+
+    def record_call(self, service: str, lane: Lane, result: CallResult, seconds: float) -> None:
+        self._calls.labels(service, lane, VALID if result.reason is None else result.reason.value).observe(seconds)
+
+    def _record_conversation(self, lane: Lane, episode: Episode) -> None:
+        self._episodes.labels(lane, episode.end.value).inc()
+        self._turns.labels(lane).inc(len(episode.turns))
+        for call in (call for turn in episode.turns for call in turn.tool_calls):
+            self._tool_calls.labels(lane, call.tool or NO_TOOL, "error" if call.error else VALID).inc()
+        for each in episode.breaks:
+            self._segments.labels(lane, each.cause).inc()
+        if episode.failure is not None:
+            self._failures.labels(lane, episode.failure.service, episode.failure.reason).inc()
 
     def record_scored(self, lane: Lane, episode: Episode) -> None:
+        if episode.messages:
+            self._record_conversation(lane, episode)
         self._samples.labels(lane).inc()
         self._tokens.labels(lane).inc(episode.num_sampled)
         for name, result in episode.results.items():
@@ -156,23 +200,34 @@ class PrometheusMetrics:
         return generate_latest(self.registry)
 
 
-class _RewardCollector(Collector):
-    def __init__(self, clients: Mapping[str, RewardStatistics]) -> None:
-        self._clients = clients
+class _ServiceCollector(Collector):
+    """What the clients of services do now: rewards, or the user and the tools of an agent."""
+
+    def __init__(
+        self,
+        prefix: str,
+        label: str,
+        clients: Mapping[str, ServiceStatistics],
+        *,
+        gauges: Mapping[str, str],
+        counters: Mapping[str, str] | None = None,
+    ) -> None:
+        self._prefix, self._label, self._clients = prefix, label, clients
+        self._families = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters or {}))
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
 
     def collect(self) -> Iterator[Metric]:
         statistics = {name: client.statistics() for name, client in self._clients.items()}
-        for family, texts in ((GaugeMetricFamily, _REWARD_GAUGES), (CounterMetricFamily, _REWARD_COUNTERS)):
+        for family, texts in self._families:
             for metric_name, text in texts.items():
-                metric = family(f"rljob_reward_{metric_name}", text, labels=["reward"])
+                metric = family(f"{self._prefix}_{metric_name}", text, labels=[self._label])
                 for name, values in statistics.items():
                     metric.add_metric([name], values[metric_name])
                 yield metric
-        text = "Requests for scores, one per sample or group."
-        attempts = CounterMetricFamily("rljob_reward_attempts", text, labels=["reward", "lane"])
+        text = "Requests, with retries and hedges."
+        attempts = CounterMetricFamily(f"{self._prefix}_attempts", text, labels=[self._label, "lane"])
         for name, client in self._clients.items():
             for lane in get_args(Lane):
                 attempts.add_metric([name, lane], client.num_requests[lane])

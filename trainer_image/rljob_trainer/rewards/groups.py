@@ -1,7 +1,8 @@
 """One group's way through all rewards of the job: which reward sees a sample alone, and which sees samples together.
 
 With scope group, a reward waits for the group's last episode; with sampleThenGroup, for the last result of its
-samples. Invariant: an invalid sample stays invalid, and no later group request contains it.
+samples. Invariants: an invalid sample stays invalid, and no later group request contains it. An episode that failed is
+in no request, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class GroupScorer:
         results = await run_all([self._score_by(name, position, request, ended_at) for name in self._clients])
         return dict(zip(self._clients, results, strict=True))
 
+    async def skip(self) -> None:
+        """Score the others without this sample; call it instead of `score`. The last one scores the group."""
+        await run_all([barrier.leave() for barrier in self._barriers.values()])
+
     async def _score_by(self, name: str, position: int, request: ScoreRequest, ended_at: float) -> ScoredResult:
         client = self._clients[name]
         result = None
@@ -89,16 +94,25 @@ class _GroupBarrier:
 
     async def join(self, position: int, member: _Member) -> ScoredResult:
         self._members[position] = member
-        if len(self._members) == self._size:
-            try:
-                self._results.set_result(await self._work([self._members[i] for i in range(self._size)]))
-            except asyncio.CancelledError:
-                self._results.cancel()
-                raise
-            except Exception as error:
-                self._results.set_exception(error)
+        await self._run_if_complete()
         results = await asyncio.shield(self._results)  # a cancelled sample leaves the others waiting
-        return results[position]
+        return results[sorted(self._members).index(position)]
+
+    async def leave(self) -> None:
+        """Wait for one sample fewer."""
+        self._size -= 1
+        await self._run_if_complete()
+
+    async def _run_if_complete(self) -> None:
+        if not self._members or len(self._members) != self._size:
+            return
+        try:
+            self._results.set_result(await self._work([self._members[i] for i in sorted(self._members)]))
+        except asyncio.CancelledError:
+            self._results.cancel()
+            raise
+        except Exception as error:
+            self._results.set_exception(error)
 
 
 def merge(sample_result: ScoredResult, group_result: ScoredResult) -> ScoredResult:

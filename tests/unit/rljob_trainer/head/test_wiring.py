@@ -35,13 +35,14 @@ def environment(tmp_path, monkeypatch):
 
 def test_prompts_beyond_the_models_context_are_left_out_and_reported(environment, caplog):
     with caplog.at_level("INFO", logger="rljob_trainer"):
-        train, held_out = wiring.load_data(environment)
-    assert (train.num_rows, list(train.by_row)) == (3, [0, 2])
-    assert [prompt.prompt for prompt in held_out] == ["held out"]
+        inputs = wiring.load_inputs(environment)
+    assert (inputs.train.num_rows, list(inputs.train.by_row)) == (3, [0, 2])
+    assert [prompt.prompt for prompt in inputs.held_out] == ["held out"]
+    assert inputs.context_length == 64, "conversations end there"
     assert "at most 48 (the model's context 64 - rollout.sampling.maxTokens 16); 1 are left out" in caplog.text
 
 
 def test_model_without_config_is_a_user_error(environment, tmp_path):
     (tmp_path / "model" / "config.json").unlink()
     with pytest.raises(UserError, match=r"spec.model.source: .*/model has no config.json; set a Hugging Face folder"):
-        wiring.load_data(environment)
+        wiring.load_inputs(environment)

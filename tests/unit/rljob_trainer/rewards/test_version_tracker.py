@@ -19,8 +19,9 @@ PROMPTS = [Prompt(i, f"p{i}", [1], ground_truth=str(i)) for i in range(6)]
 class Agent:
     """Conversations of one token; the text is the number of the sample."""
 
-    async def run(self, prompt, group, sample, generate):
-        return episode(text=str(group + sample), index=(prompt.index, group, sample))
+    async def run(self, task):
+        index = (task.prompt.index, task.group, task.sample)
+        return episode(text=str(task.group + task.sample), index=index)
 
 
 async def collect(collection):

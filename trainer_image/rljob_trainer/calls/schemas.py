@@ -1,0 +1,99 @@
+"""The functions that one tool's server offers: read once it is reachable, and again when its version changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from rljob_api.errors import UserError
+from rljob_api.wire.contract import PORT_REWARD, UrlPath
+from rljob_api.wire.protocol import ToolSchema
+from rljob_trainer.calls.client import CallClient
+from rljob_trainer.replicas.http import CONNECT_SECONDS
+
+log = logging.getLogger(__name__)
+
+_INFO_TIMEOUT_SECONDS = 10.0
+_USER_ERROR_STATUSES = (401, 403, 404, 405)
+
+
+class SchemaReader:
+    def __init__(self, client: CallClient, session: aiohttp.ClientSession) -> None:
+        self._client, self._session = client, session
+        self._schemas: list[ToolSchema] | None = None
+        self._version = ""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def read(self) -> list[ToolSchema]:
+        """Return the newest schemas that are known; wait for them only if there are none yet.
+
+        Raise UserError if the server has no usable functions, and TransientError if none answers for long.
+        """
+        if self._schemas is None:
+            await asyncio.shield(self._start_reading())  # others wait for the same answer
+        assert self._schemas is not None
+        return self._schemas
+
+    def record_version(self, version: str) -> None:
+        """Read the schemas again, in the background, if a result came from another version."""
+        if version and version != self._version:
+            self._start_reading()
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    def _start_reading(self) -> asyncio.Task[None]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_retrieve)
+        return self._reading
+
+    async def _read(self) -> None:
+        tried: set[str] = set()
+        while True:
+            async with self._client.replicas.lease(tried) as lease:
+                tried.add(lease.address)
+                try:
+                    info = await self._request(lease.address)
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                    lease.failed(f"cannot query its functions: {type(error).__name__}: {error}")
+                    continue
+                self._schemas = self._parse(lease.address, info)
+                self._version = str(info.get("version") or "")
+                lease.done()
+                return
+
+    async def _request(self, address: str) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=_INFO_TIMEOUT_SECONDS, sock_connect=CONNECT_SECONDS)
+        url = f"http://{address}:{PORT_REWARD}{UrlPath.INFO.value}"
+        async with self._session.get(url, headers=self._client.headers, timeout=timeout) as response:
+            if response.status in _USER_ERROR_STATUSES:
+                text = await response.text()
+                raise UserError(f"{self._client.service.path}: {address} returned {response.status}: {text[:500]}")
+            response.raise_for_status()
+            info = await response.json()
+        if not isinstance(info, dict):
+            raise ValueError(f"expected a JSON object, got {str(info)[:200]}")
+        return info
+
+    def _parse(self, address: str, info: dict[str, Any]) -> list[ToolSchema]:
+        path = self._client.service.path
+        try:
+            schemas = [ToolSchema.model_validate(each, extra="ignore") for each in info.get("tools") or []]
+        except (ValidationError, TypeError) as error:
+            raise UserError(f"{path}: {address} has unusable functions: {error}") from error
+        if not schemas:
+            raise UserError(f"{path}: {address} has no functions; define one in the source of the tool")
+        return schemas
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Log the error of a refresh in the background. The known schemas stay."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("%s", error)

@@ -14,8 +14,9 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 20, 80
 class BreakCause(enum.StrEnum):
     """Why a new segment began: what the chat template does."""
 
-    HEADER = "header"
-    """It writes the start of an answer in the history otherwise than the header after which the policy answers."""
+    PROMPT = "prompt"
+    """It writes the prompt otherwise once it is answered: for example, the header of an answer in the history differs
+    from the one after which the policy answers."""
     ANSWER = "answer"
     """It leaves a part of the last answer out of the history, or ends it otherwise: for example, it drops reasoning."""
     HISTORY = "history"
@@ -60,7 +61,7 @@ def find_following(answered: Answered, text: str, turn: int) -> str | Break:
     if text.startswith(literal):
         return answered.unsampled + text[len(literal) :]
     if not answered.closed.startswith(answered.prompt):
-        return _break(turn, BreakCause.HEADER, answered.prompt, answered.closed)
+        return _break(turn, BreakCause.PROMPT, answered.prompt, answered.closed)
     written = answered.closed[len(answered.prompt) :]
     if not written.endswith(answered.tail) or not _keeps(written, answered.message):
         return _break(turn, BreakCause.ANSWER, literal, answered.closed)

@@ -1,17 +1,20 @@
 """Whatever the conversation: trained tokens are those that were sampled, in the context that the template writes."""
 
+import copy
 import itertools
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from rljob_api.wire.protocol import ToolSchema
 from rljob_trainer.conversation.conversation import Conversation
+from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, parse
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion
-from tests.support.chat_templates import ENDS, FAMILIES, build_template, build_tokenizer
+from tests.support.chat_templates import ENDS, FAMILIES, SMOLLM2, build_template, build_tokenizer
 
 TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -203,3 +206,208 @@ def test_no_segment_begins_where_the_template_keeps_history(family, data):
     conversation, _, _ = play(family, data.draw(turns(TEXTS, CALL_TEXTS)), data.draw(st.sampled_from([[], TOOLS])))
     assert conversation.breaks == []
     assert len(conversation.segments) == 1
+
+
+def answer(family, token_ids, *, truncated=False, text=None):
+    decoded = build_tokenizer().decode(token_ids, skip_special_tokens=True)
+    count = len(token_ids)
+    return Completion(token_ids, [-1.0] * count, [0] * count, decoded if text is None else text, truncated, "g")
+
+
+def converse(family, *texts, tools=()):
+    """Play answers that end with the template's token; each text is an answer, or a message that replies to it."""
+    conversation = Conversation(build_template(family), FIRST, tools)
+    for text in texts:
+        if isinstance(text, dict):
+            conversation.add([text])
+            continue
+        conversation.next_prompt()
+        message, _ = as_message(family, text, tools)
+        completion = answer(family, build_template(family).encode(text + ENDS[family]), text=text)
+        conversation.add_answer(completion, message)
+    return conversation
+
+
+def reply(text, role="user"):
+    return {"role": role, "content": text}
+
+
+AGAIN = "<|im_start|>user\nAgain<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("sampled_text", "truncated", "text", "following"),
+    [
+        ("4<|im_end|>", False, "4", f"\n{AGAIN}"),
+        ("4", True, "4", f"<|im_end|>\n{AGAIN}"),
+        ("4 <", True, "4 <", f"<|im_end|>\n{AGAIN}"),
+        ("4<|im_end|>", True, "4", f"\n{AGAIN}"),
+        ("4<|im_start|>", True, "4", f"<|im_end|>\n{AGAIN}"),
+        ("4 STOP", False, "4 ", f"<|im_end|>\n{AGAIN}"),
+        ("4<|endoftext|>", False, "4", f"\n{AGAIN}"),
+        ("<|im_end|>", False, "", f"\n{AGAIN}"),
+        ("4\n<|im_end|>", False, "4\n", f"\n{AGAIN}"),
+        ("<|im_end|>4<|im_end|>", False, "4", f"\n{AGAIN}"),
+    ],
+    ids=["own", "cut", "cut-in-mark", "cut-after", "cut-special", "stop", "other", "empty", "newline", "inner"],
+)
+def test_next_prompt_writes_what_the_answer_lacks(sampled_text, truncated, text, following):
+    template = build_template("smollm2")
+    conversation = Conversation(template, FIRST)
+    first = conversation.next_prompt()
+    token_ids = template.encode(sampled_text)
+    conversation.add_answer(answer("smollm2", token_ids, truncated=truncated, text=text), reply(text, "assistant"))
+    conversation.add([reply("Again")])
+    prompt = conversation.next_prompt()
+    assert prompt[: len(first) + len(token_ids)] == first + token_ids
+    assert template.decode(prompt[len(first) + len(token_ids) :]) == following
+
+
+def test_the_end_of_a_message_takes_the_place_of_the_end_of_a_turn():
+    """Llama 3 ends a call with <|eom_id|>, and its template writes <|eot_id|>."""
+    template, text = build_template("llama3"), '{"name": "add", "parameters": {}}'
+    conversation = Conversation(template, FIRST, TOOLS)
+    first, token_ids = conversation.next_prompt(), template.encode(f"{text}<|eom_id|>")
+    conversation.add_answer(answer("llama3", token_ids, text=text), as_message("llama3", text, TOOLS)[0])
+    conversation.add([reply("4", "tool")])
+    after = template.decode(conversation.next_prompt()[len(first) + len(token_ids) :])
+    assert after.startswith("<|start_header_id|>ipython<|end_header_id|>")
+
+
+def test_tokens_stay_where_the_text_has_other_tokens():
+    """The engine samples tokens that the tokenizer would not choose, and halves of characters."""
+    template = build_template("smollm2")
+    separate = [token_id for character in "Too high" for token_id in template.encode(character)]
+    halves = template.encode("漢")[:1] + template.encode("🙂")[1:]
+    assert separate != template.encode("Too high")
+    for token_ids in (separate, halves):
+        conversation = Conversation(template, FIRST)
+        first = conversation.next_prompt()
+        completion = answer("smollm2", token_ids + template.encode("<|im_end|>"))
+        conversation.add_answer(completion, reply(completion.text, "assistant"))
+        conversation.add([reply("Again")])
+        assert conversation.next_prompt()[len(first) :][: len(token_ids)] == token_ids
+        assert conversation.breaks == []
+
+
+def test_calls_stay_as_they_were_written():
+    text = 'So.<tool_call>{"arguments":{"a":1.50},"name":"add"}</tool_call>'
+    conversation = converse("qwen25", text, reply("3", "tool"), tools=TOOLS)
+    shown = build_template("qwen25").decode(conversation.next_prompt())
+    assert f"{text}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>" in shown
+    assert conversation.breaks == []
+
+
+def test_a_template_that_drops_reasoning_begins_a_segment_and_says_why():
+    reasoning = "<think>\nTwo and two.\n</think>\n\n"
+    conversation = converse("qwen3", f"{reasoning}4", reply("Again"), f"{reasoning}5", reply("More"), "6")
+    assert [(each.turn, each.cause) for each in conversation.breaks] == [(1, "history"), (2, "history")]
+    assert conversation.breaks[0].expected.endswith(f"assistant\n{reasoning}4<|im_end|>\n")
+    assert "assistant\n4<|im_end|>\n<|im_start|>user\nAgain" in conversation.breaks[0].found
+    template = build_template("qwen3")
+    contexts = [template.decode(run[1]) for segment in conversation.segments for run in split(segment)[:1]]
+    assert [reasoning in context for context in contexts] == [False] * 3, "each segment is as the template writes it"
+    assert contexts[2].endswith(
+        "4<|im_end|>\n<|im_start|>user\nAgain<|im_end|>\n<|im_start|>assistant\n5<|im_end|>\n"
+        "<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_reasoning_stays_between_calls_of_tools():
+    call = '<think>\nAdd.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    conversation = converse("qwen3", call, reply("3", "tool"), call, reply("4", "tool"), "4", tools=TOOLS)
+    assert (len(conversation.segments), conversation.breaks) == (1, [])
+
+
+def test_an_answer_without_reasoning_does_not_begin_a_segment():
+    """Qwen 3's template writes empty reasoning into the last answer, and drops it once the user replies."""
+    conversation = converse("qwen3", "4", reply("Again"), "5", reply("More"), "6")
+    assert (len(conversation.segments), conversation.breaks) == (1, [])
+
+
+def with_template(source):
+    tokenizer = copy.deepcopy(build_tokenizer())
+    tokenizer.chat_template = source
+    return ChatTemplate(tokenizer)
+
+
+LATE_END = "('' if message.role == 'assistant' and not loop.last else '<|im_end|>') + '\n'"
+
+
+@pytest.mark.parametrize(
+    ("source", "cause", "found"),
+    [
+        (SMOLLM2.replace("message['content']", "message['content'].split('</think>')[-1]"), "answer", "4<|im_end|>"),
+        (SMOLLM2.replace("assistant\n' }}", "assistant\n<think>\n' }}"), "prompt", "assistant\n<think>well"),
+        (SMOLLM2.replace("<|im_start|>system", "<|im_start|>system {{ messages|length }}"), None, ""),
+        (SMOLLM2.replace("{% for", "{{ messages|length }}{% for", 1), "prompt", "2<|im_start|>"),
+        (SMOLLM2.replace("'<|im_end|>' + '\n'", LATE_END), "history", "4\n<|im"),
+        (SMOLLM2.replace("message['role'] + '", "message['role'] + message['content'][-9:-6] + '"), "prompt", "eas"),
+    ],
+    ids=["reasoning", "header", "escaped", "counts", "end", "role"],
+)
+def test_every_way_to_rewrite_history_has_its_cause(source, cause, found):
+    template = with_template(source)
+    conversation = Conversation(template, FIRST)
+    conversation.next_prompt()
+    text = "<think>well, easily done</think>4"
+    conversation.add_answer(answer("", template.encode(f"{text}<|im_end|>"), text=text), reply(text, "assistant"))
+    conversation.add([reply("Again")])
+    conversation.next_prompt()
+    assert conversation.breaks == [], "a break counts once its prompt is answered"
+    conversation.add_answer(answer("", template.encode("5<|im_end|>")), reply("5", "assistant"))
+    assert [each.cause for each in conversation.breaks] == ([cause] if cause else [])
+    assert all(found in each.found for each in conversation.breaks), conversation.breaks
+
+
+def test_calls_that_the_template_refuses_are_text():
+    text = '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}'
+    conversation = converse("llama3", text, reply("1", "tool"), reply("2", "tool"), "3", tools=TOOLS)
+    assert conversation.breaks == []
+    assert len(conversation.messages[1]["tool_calls"]) == 2, "the rewards see the calls"
+    assert conversation.rendered[1] == reply(text, "assistant")
+
+
+def test_a_template_that_refuses_a_message_is_a_typed_error():
+    template = with_template("{% if messages[-1].role == 'tool' %}{{ raise_exception('No tools.') }}{% endif %}.")
+    conversation = Conversation(template, FIRST)
+    conversation.next_prompt()
+    conversation.add_answer(answer("", [40]), reply("x", "assistant"))
+    conversation.add([reply("4", "tool")])
+    with pytest.raises(TemplateError, match="roles user, assistant, tool: TemplateError: No tools"):
+        conversation.next_prompt()
+    assert read(conversation.segments, "token_ids") == [40], "what was sampled stays"
+
+
+def test_a_prompt_without_an_answer_is_in_no_segment():
+    conversation = converse("smollm2", "4", reply("Again"))
+    assert conversation.next_prompt() == conversation.next_prompt()
+    assert [len(segment.token_ids) for segment in conversation.segments] == [len(conversation.segments[0].turns)]
+    assert conversation.segments[0].loss_mask[-1] == 1
+    with pytest.raises(ValueError, match="the last prompt has no answer yet"):
+        conversation.add([reply("More")])
+
+
+def test_an_answer_without_a_prompt_is_an_error():
+    conversation = converse("smollm2", "4")
+    with pytest.raises(ValueError, match="next_prompt must be called before add_answer"):
+        conversation.add_answer(answer("smollm2", [40]), reply("x", "assistant"))
+
+
+def test_what_follows_an_end_token_gets_no_space():
+    """Tokenizers of SentencePiece's kind write a space before the first word of each text that they encode."""
+    tokenizer = copy.deepcopy(build_tokenizer())
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), backend.pre_tokenizer]
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(tokenizer)
+    assert template.encode("Again") != template.encode("<|im_end|>Again")[1:]
+    conversation = Conversation(template, FIRST)
+    first, end = conversation.next_prompt(), template.encode("<|im_end|>")
+    conversation.add_answer(answer("", [*template.encode("4"), *end]), reply("4", "assistant"))
+    conversation.add([reply("Again")])
+    assert conversation.next_prompt()[len(first) :] == template.encode("4") + template.encode(
+        "<|im_end|>Again<|im_end|>"
+    )

@@ -1,0 +1,71 @@
+"""Exact tokens with the tokenizer and the chat template of SmolLM2, as the head loads them."""
+
+import pytest
+
+from examples import prepare
+from rljob_api.manifest.job_sections import Data
+from rljob_api.wire.protocol import ToolSchema
+from rljob_inputs.data.prompts import tokenize
+from rljob_trainer.conversation.conversation import Conversation
+from rljob_trainer.conversation.template import load_template
+from rljob_trainer.episodes.types import Completion
+
+FOLDER = prepare.MODELS / "smollm2-135m-instruct"
+FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
+TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+
+
+@pytest.fixture(scope="module")
+def template():
+    if not FOLDER.is_dir():
+        pytest.skip(f"{FOLDER} not found; python examples/prepare.py creates it")
+    return load_template(str(FOLDER), None)
+
+
+def sample(template, text, *, truncated=False):
+    """Sample the characters one by one, which are not the tokens that the tokenizer has for the text."""
+    token_ids = [token_id for character in text for token_id in template.encode(character)]
+    token_ids += [] if truncated else template.encode("<|im_end|>")
+    return Completion(token_ids, [-1.0] * len(token_ids), [3] * len(token_ids), text, truncated)
+
+
+def test_first_prompt_has_the_tokens_of_the_data(template):
+    data = Data.model_validate({"train": {"source": "x.jsonl", "prompt": "p"}, "format": "chat"})
+    [expected] = tokenize(data, [FIRST], template._tokenizer)
+    assert Conversation(template, FIRST).next_prompt() == expected
+
+
+def test_conversation_is_one_segment_of_what_was_sampled(template):
+    conversation = Conversation(template, FIRST)
+    completions = [
+        sample(template, "It is 5."),
+        sample(template, " Is it 3\n", truncated=True),
+        sample(template, "漢🙂"),
+    ]
+    for completion in completions:
+        prompt = conversation.next_prompt()
+        conversation.add_answer(completion, {"role": "assistant", "content": completion.text})
+        conversation.add([{"role": "user", "content": "Too high."}])
+    assert conversation.breaks == []
+    [segment] = conversation.segments
+    trained = [i for i, is_sampled in zip(segment.token_ids, segment.loss_mask, strict=True) if is_sampled]
+    assert trained == [token_id for completion in completions for token_id in completion.token_ids]
+    assert segment.token_ids[: len(prompt)] == prompt
+    assert (
+        template.decode(segment.token_ids) == template.render(conversation.messages[:-1], [], generate=False).rstrip()
+    )
+
+
+def test_tools_and_their_results_are_seen(template):
+    conversation = Conversation(template, FIRST, TOOLS)
+    assert '"name": "add"' in template.decode(conversation.next_prompt())
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    conversation.add_answer(sample(template, text), {"role": "assistant", "content": "", "tool_calls": [CALL]})
+    conversation.add([{"role": "tool", "content": "4"}])
+    seen = template.decode(conversation.next_prompt())
+    assert seen.endswith(
+        f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert conversation.breaks == []

@@ -1,0 +1,25 @@
+"""Chat templates are loaded as the head loads tokenizers: with transformers, which takes seconds to import."""
+
+import pytest
+
+from rljob_api.errors import UserError
+from rljob_api.wire.protocol import ToolSchema
+from rljob_trainer.conversation.template import load_template
+from tests.support.chat_templates import build_template
+
+TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
+CHAT = [{"role": "user", "content": "What is 2 + 3?"}]
+
+
+def test_a_template_is_loaded_from_a_folder(tmp_path):
+    build_template("qwen25")._tokenizer.save_pretrained(tmp_path)
+    loaded = load_template(str(tmp_path), None)
+    text = build_template("qwen25").render(CHAT, TOOLS, generate=True)
+    assert loaded.render(CHAT, TOOLS, generate=True) == text
+    assert loaded.encode(text) == build_template("qwen25").encode(text)
+    assert load_template(str(tmp_path), None, tool_format="llama3").tool_format == "llama3"
+
+
+def test_a_folder_without_a_tokenizer_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"spec\.model\.source: cannot load the tokenizer"):
+        load_template(str(tmp_path), None)

@@ -49,11 +49,13 @@ class Element(NamedTuple):
 
 
 def list_elements(name: str, value: Any) -> list[Element]:
-    """Return the elements of an entry point: of a list each one, else itself."""
+    """Return the elements of an entry point: of a list each one, else itself. Raise FormError for an empty list."""
     if isinstance(value, Element):
         return [value]
     if not isinstance(value, (list, tuple)):
         return [Element(name, value)]
+    if not value:
+        raise FormError(f"{name} is an empty list; add functions to it")
     return [each for i, item in enumerate(value) for each in list_elements(name_of(item, f"{name}[{i}]"), item)]
 
 

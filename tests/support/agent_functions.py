@@ -1,0 +1,45 @@
+"""Simulated users and tools, loaded and called as in a worker, without a process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rljob_reward.worker.adapters.outcome import CallOutcome
+from rljob_reward.worker.entrypoints import BoundFunction
+from rljob_reward.worker.loading import load
+from rljob_reward.worker.main import Executor
+from rljob_reward.worker.settings import TOOLS, USER, FunctionSettings
+
+ANSWERS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+
+
+def build_settings(source: str, serves: str, **fields: Any) -> FunctionSettings:
+    settings = FunctionSettings(source, "function.py", None, "auto", {}, 2048, serves=serves)
+    return settings._replace(**fields)
+
+
+def build_user_call(**fields: Any) -> dict[str, Any]:
+    """Return the fields of a UserCall."""
+    return {"messages": ANSWERS, "prompt": ANSWERS[:1], "ground_truth": "4", **fields}
+
+
+def call_user(source: str, settings: dict[str, Any] | None = None, **fields: Any) -> CallOutcome:
+    """Call a simulated user. `fields` are those of a UserCall, `settings` of FunctionSettings."""
+    built = build_settings(source, USER, **(settings or {}))
+    request = {"id": "c", "arguments": build_user_call(**fields)}
+    [outcome] = Executor(load(built), built).execute(json.dumps(request).encode())
+    assert isinstance(outcome, CallOutcome)
+    return outcome
+
+
+def load_tools(source: str, **settings: Any) -> BoundFunction:
+    return load(build_settings(source, TOOLS, **settings))
+
+
+def call_tool(source: str, function: str, arguments: dict[str, Any], **settings: Any) -> CallOutcome:
+    built = build_settings(source, TOOLS, **settings)
+    request = {"id": "c", "function": function, "arguments": arguments}
+    [outcome] = Executor(load(built), built).execute(json.dumps(request).encode())
+    assert isinstance(outcome, CallOutcome)
+    return outcome

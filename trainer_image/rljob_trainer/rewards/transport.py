@@ -71,8 +71,8 @@ class Transport(Generic[R]):
         *,
         may_be_malformed: bool = False,
     ) -> None:
-        """`where`: the service in messages to the user, such as spec.rewards: NAME. `may_be_malformed`: requests have
-        JSON that the policy wrote, so a server may reject one of them."""
+        """`where`: the service in messages to the user, such as spec.rewards: NAME. `may_be_malformed`: a request may have
+        JSON that the policy wrote, so a server may reject it."""
         self.num_requests: Counter[Lane] = Counter()
         """Sent so far, including retries and hedges."""
         self._where = where

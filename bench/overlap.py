@@ -110,7 +110,9 @@ def build_job(variant: Variant, arguments: argparse.Namespace) -> dict[str, Any]
     spec["algorithm"]["groupSize"] = GROUP_SIZE
     num_steps = NUM_WARM_UP + arguments.steps + NUM_DRAINED
     spec["schedule"] = {"steps": num_steps, "promptsPerStep": arguments.prompts, "seed": 0, **variant.schedule}
-    spec["trainer"]["replicas"] = 1
+    # One thread each, as with separate devices: on shared cores, roles that overlap would only slow each other down.
+    spec["trainer"] |= {"replicas": 1, "env": {"OMP_NUM_THREADS": "1"}}
+    spec.setdefault("rollout", {})["env"] = {"OMP_NUM_THREADS": "1"}
     spec["rollout"]["sampling"] = {"maxTokens": arguments.max_tokens}
     spec["checkpoint"] = {"everySteps": num_steps, "export": False}
     command = [sys.executable, str(HERE / "timeline_head.py")]
@@ -188,9 +190,9 @@ def print_table(results: dict[str, dict[str, Any]], ratios: dict[str, float]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="measured steps; warm-up and drained ones come on top")
-    parser.add_argument("--prompts", type=int, default=12, help="prompts per step, each sampled 5 times")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--min-floor", type=float, default=12.0, help="stop if a step of the floor takes fewer seconds")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts per step, each sampled 5 times")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--min-floor", type=float, default=10.0, help="stop if a step of the floor takes fewer seconds")
     parser.add_argument("--fixed", action="store_true", help="the published number of slots with all schedules")
     parser.add_argument("--only", nargs="+", choices=list(LABELS), help="variants to run in addition to the floors")
     parser.add_argument("--plot", type=Path, default=PLOT_PATH)

@@ -202,11 +202,14 @@ _IMMUTABLE: Final = (
 )
 
 
+ServiceKind = Literal["reward", "user", "tool"]
+
+
 @dataclass(frozen=True)
 class Service:
     """What one Deployment serves: a reward, the simulated user, or functions that the policy calls."""
 
-    kind: Literal["reward", "user", "tool"]
+    kind: ServiceKind
     path: str
     """In the job: spec.rewards[0], spec.agent.user."""
     reward: Reward

@@ -1,6 +1,7 @@
 """A client of one reward server: sends samples or groups as the driver does. Results are in the samples' order."""
 
 import asyncio
+from typing import Any
 
 import aiohttp
 
@@ -12,6 +13,17 @@ from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, Sco
 from rljob_cli.check import token_ids
 
 _CONNECT_SECONDS = 30.0
+
+
+async def read_info(url: str, token: str) -> dict[str, Any]:
+    """Return what a server says about the function that it serves."""
+    headers, timeout = {"Authorization": f"Bearer {token}"}, aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
+    async with (
+        aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session,
+        session.get(UrlPath.INFO) as response,
+    ):
+        found: dict[str, Any] = await response.json()
+    return found
 
 
 async def score_all(

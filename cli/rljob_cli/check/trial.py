@@ -1,26 +1,27 @@
 """One call of each function reward on one row of the data, in the server that training uses.
 
-Finds what no static check can: an import that fails or hangs, a call that raises, the components. The server of a judge
-with an endpoint is only started, which checks its template: a call would cost money. Rewards that need vLLM or packages
-to be installed are left out. Invariant: when it returns, no process that it started is alive.
+Finds what no static check can: an import that fails or hangs, a call that raises, the components. Other servers are
+only started: of a judge with an endpoint, which checks its template, since a call would cost money; of a simulated user
+and of tools, whose calls need a conversation (`rljob test-agent`). What needs vLLM or packages to be installed is left
+out. Invariant: when it returns, no process that it started is alive.
 """
 
 import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, Service, ServiceKind
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
-from rljob_cli.check.score_client import score_all
-from rljob_cli.check.try_reward import TOKEN, find_ended_container, reward_children
+from rljob_cli.check.score_client import read_info, score_all
+from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
 from rljob_cli.check.waits import find_import_place, pods_of, report_waits
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
@@ -37,19 +38,24 @@ _SKIP = "skip this call with --no-call"
 
 @dataclass(frozen=True)
 class Trial:
-    """What one reward returned for one row."""
+    """What one reward returned for one row, or what the server of a simulated user or tools serves."""
 
     index: int
-    """Of the reward in the job."""
+    """In RLJobSpec.services, which begin with the rewards."""
     name: str
     start_seconds: float
     """Until the server was ready: the program's start and the function's import."""
     result: ScoreResult | None = None
     error: str = ""
     """Why there is no result."""
+    kind: ServiceKind = "reward"
+    serves: str = ""
+    """The user's form, or the names of the tools. Empty for a reward."""
 
     def describe(self) -> str:
-        """`reward correct: score 1 (acc 1), ready after 0.8 s`."""
+        """`reward correct: score 1 (acc 1), ready after 0.8 s`, `tool math: add, multiply, ready after 0.8 s`."""
+        if self.kind != "reward":
+            return f"{describe_service(self.kind, self.name)}: {self.serves}, ready after {self.start_seconds:.1f} s"
         if self.result is None:
             return f"reward {self.name}: started; its endpoint was not asked"
         if self.result.score is None:
@@ -60,9 +66,14 @@ class Trial:
 
 
 def find_callable(job: RLJob) -> list[int]:
-    """Return the rewards whose servers start in a second: functions without packages to install, and judges with an
+    """Return the services whose servers start in a second: functions without packages to install, and judges with an
     endpoint."""
-    return [index for index, reward in enumerate(job.spec.rewards) if _starts_quickly(reward)]
+    return [index for index, service in enumerate(job.spec.services) if _starts_quickly(service.reward)]
+
+
+def describe_service(kind: ServiceKind, name: str) -> str:
+    """`reward correct`, `simulated user`, `tool calculator`."""
+    return "simulated user" if kind == "user" else f"{kind} {name}"
 
 
 def _starts_quickly(reward: Reward) -> bool:
@@ -75,7 +86,7 @@ def _starts_quickly(reward: Reward) -> bool:
 def call_rewards(
     job: RLJob, prompt: Prompt, say: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS
 ) -> list[Trial]:
-    """Call the rewards of `find_callable`, all at once. `say` gets a line about what is waited for."""
+    """Call or start the services of `find_callable`, all at once. `say` gets a line about what is waited for."""
     chosen = find_callable(job)
     if not chosen:
         return []
@@ -89,13 +100,14 @@ async def _call_all(
 ) -> list[Trial]:
     async with cluster:
         try:
-            children = {(c["kind"], c["metadata"]["name"]): c for index in chosen for c in _children(job, index)}
-            for child in children.values():
+            services = {index: job.spec.services[index] for index in chosen}
+            names = {each.reward.name: describe_service(each.kind, each.reward.name) for each in services.values()}
+            for child in service_children(_with_one_worker(job), names):
                 await cluster.store.apply(child)
-            started, names = time.monotonic(), [job.spec.rewards[index].name for index in chosen]
+            started = time.monotonic()
             progress = asyncio.create_task(report_waits(cluster, names, say, limit))
             try:
-                calls = (_call(job, index, prompt, cluster, started, limit) for index in chosen)
+                calls = (_try(job, index, each, prompt, cluster, started, limit) for index, each in services.items())
                 return list(await asyncio.gather(*calls))
             finally:
                 progress.cancel()
@@ -103,33 +115,46 @@ async def _call_all(
             await cluster.stop(_STOP_SECONDS)
 
 
-def _children(job: RLJob, index: int) -> list[dict[str, Any]]:
-    """Return the objects of one reward with one worker: a call needs no more."""
-    rewards = list(job.spec.rewards)
-    rewards[index] = rewards[index].model_copy(update={"slots": 1, "autoscaling": None})
-    single = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
-    return reward_children(single, rewards[index])
+def _with_one_worker(job: RLJob) -> RLJob:
+    """Return the job with one Pod and one worker per service: a call needs no more."""
+    single = {"slots": 1, "replicas": 1}
+    spec, agent = job.spec, job.spec.agent
+    tools = [tool.model_copy(update=single) for tool in agent.tools]
+    user = agent.user.model_copy(update=single) if agent.user else None
+    rewards = [reward.model_copy(update=single | {"autoscaling": None}) for reward in spec.rewards]
+    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools})}
+    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
 
 
-async def _call(job: RLJob, index: int, prompt: Prompt, cluster: LocalCluster, started: float, limit: float) -> Trial:
-    reward, ready_seconds = job.spec.rewards[index], 0.0
+async def _try(
+    job: RLJob, index: int, service: Service, prompt: Prompt, cluster: LocalCluster, started: float, limit: float
+) -> Trial:
+    reward, trial = service.reward, Trial(index, service.reward.name, 0.0, kind=service.kind)
     try:
         async with asyncio.timeout(limit if reward.judge is None else min(limit, _JUDGE_SECONDS)):
             pod = await _wait_until_ready(cluster, reward.name)
-            ready_seconds = time.monotonic() - started
+            trial = replace(trial, start_seconds=time.monotonic() - started)
             if reward.judge is not None:
-                return Trial(index, reward.name, ready_seconds)
+                return trial
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
+            if service.kind != "reward":
+                return replace(trial, serves=await _read_forms(url))
             (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt)])
-        return Trial(index, reward.name, ready_seconds, results[0])
+        return replace(trial, result=results[0])
     except TimeoutError:
         if reward.judge is not None:  # nothing is known to be wrong
-            return Trial(index, reward.name, ready_seconds)
-        what = "its call did not return" if ready_seconds else "its import did not end"
+            return trial
+        what = "its call did not return" if trial.start_seconds else "its import did not end"
         where = find_import_place(cluster, reward.name)
-        return Trial(index, reward.name, ready_seconds, error=f"{what} within {limit:g} s{where}; {_SKIP}")
+        return replace(trial, error=f"{what} within {limit:g} s{where}; {_SKIP}")
     except UserError as error:
-        return Trial(index, reward.name, ready_seconds, error=str(error))
+        return replace(trial, error=str(error))
+
+
+async def _read_forms(url: str) -> str:
+    """Return the names of a server's tools, or the form of its simulated user."""
+    info = await read_info(url, TOKEN)
+    return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
 
 
 async def _wait_until_ready(cluster: LocalCluster, name: str) -> dict[str, Any]:
@@ -166,10 +191,10 @@ def build_samples(reward: Reward, prompt: Prompt) -> list[ScoreRequest]:
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
     """Report rewards without a result, and an `evaluation.accuracy` that no reward returned."""
     for trial in trials:
-        kind = "judge" if job.spec.rewards[trial.index].judge else "function"
-        path, result = f"spec.rewards[{trial.index}].{kind}", trial.result
+        service = job.spec.services[trial.index]
+        path, result = f"{service.path}.{service.reward.kind}", trial.result
         # Its packages may be in its own image, which this machine does not run.
-        only: Target | None = "local" if job.spec.rewards[trial.index].image else None
+        only: Target | None = "local" if service.reward.image else None
         if trial.error:
             yield Finding(path, f"cannot be used: {trial.error}", only=only)
         elif result is not None and result.reason not in (None, InvalidReason.ABSTAINED):
@@ -177,7 +202,8 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
             message = f"is invalid for the first row, with the row's answer as the completion: {why}; {_SKIP}"
             yield Finding(path, message, only=only)
     wanted, names = job.spec.evaluation.accuracy, sorted({"score", *_components(trials)})
-    are_all_known = len(trials) == len(job.spec.rewards) and all(t.result and t.result.valid for t in trials)
+    scored = [trial for trial in trials if trial.kind == "reward"]
+    are_all_known = len(scored) == len(job.spec.rewards) and all(t.result and t.result.valid for t in scored)
     if wanted and are_all_known and wanted.rpartition("/")[2] not in names:
         message = f"must be a component that a reward returns, got {wanted}; returned: {', '.join(names)}"
         yield Finding("spec.evaluation.accuracy", message)

@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.table import Table
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob, Service
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import LABEL_REWARD, PORT_REWARD
+from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
 from rljob_cli.check.rewards import check_service
@@ -32,6 +33,7 @@ from rljob_cli.manifests import is_ready, labels_of
 from rljob_cli.output import print_json
 from rljob_cli.tables import make_console
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import read_service_name
 from rljob_operator.children.reward_vllm import CONTAINER as VLLM_CONTAINER
 from rljob_operator.plan.job import render_children
 from rljob_operator.plan.observed_job import container_statuses, name_of
@@ -169,9 +171,14 @@ def reward_children(job: RLJob, reward: Reward) -> list[Manifest]:
     single = reward.model_copy(update={"replicas": 1})
     rewards = [single if other.name == reward.name else other for other in job.spec.rewards]
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"rewards": rewards})})
+    return service_children(job, {reward.name})
+
+
+def service_children(job: RLJob, names: Container[str]) -> list[Manifest]:
+    """Return the planned objects of the services with these names, and the Secret with the token."""
     children = render_children(job, TOKEN)
     kinds = ("ConfigMap", "Service", "Deployment")
-    own = [c for c in children if c["kind"] in kinds and labels_of(c).get(LABEL_REWARD) == reward.name]
+    own = [c for c in children if c["kind"] in kinds and read_service_name(labels_of(c)) in names]
     return [child for child in children if child["kind"] == "Secret"] + own
 
 
@@ -182,7 +189,7 @@ async def _score(
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with LocalCluster(job, network, folder) as cluster:
-        progress = asyncio.create_task(report_waits(cluster, [reward.name], _say))
+        progress = asyncio.create_task(report_waits(cluster, {reward.name: f"reward {reward.name}"}, _say))
         try:
             for child in reward_children(job, reward):
                 await cluster.store.apply(child)

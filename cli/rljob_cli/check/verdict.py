@@ -133,5 +133,17 @@ def to_json(path: Path, verdict: Verdict | None, error: Exception | None = None)
                 "error": trial.error,
             }
             for trial in verdict.trials
+            if trial.kind == "reward"
+        ],
+        "agent": [
+            {
+                "name": trial.name,
+                "kind": trial.kind,
+                "start_seconds": round(trial.start_seconds, 3),
+                "serves": trial.serves,
+                "error": trial.error,
+            }
+            for trial in verdict.trials
+            if trial.kind != "reward"
         ],
     }

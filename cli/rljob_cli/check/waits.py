@@ -1,22 +1,22 @@
-"""Lines about what a check waits for: the start of a reward's server, which imports the function, or its results."""
+"""Lines about what a check waits for: the start of a service, which imports the function, or its results."""
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
-from rljob_api.wire.contract import LABEL_REWARD
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.manifests import is_ready, labels_of
 from rljob_operator.backend import Manifest
+from rljob_operator.children.common import read_service_name
 
 _FIRST_SECONDS, _LATER_SECONDS = 2.0, 10.0
 _IMPORT_PLACE = re.compile(r"the import of .* now at (.+?:\d+)")
 
 
 def pods_of(cluster: LocalCluster, name: str) -> list[Manifest]:
-    """Return the Pods of a reward."""
-    return [pod for pod in cluster.store.pods.values() if labels_of(pod).get(LABEL_REWARD) == name]
+    """Return the Pods of a service."""
+    return [pod for pod in cluster.store.pods.values() if read_service_name(labels_of(pod)) == name]
 
 
 def find_import_place(cluster: LocalCluster, name: str) -> str:
@@ -27,15 +27,19 @@ def find_import_place(cluster: LocalCluster, name: str) -> str:
 
 
 async def report_waits(
-    cluster: LocalCluster, names: Sequence[str], say: Callable[[str], None], limit_seconds: float | None = None
+    cluster: LocalCluster, services: Mapping[str, str], say: Callable[[str], None], limit_seconds: float | None = None
 ) -> None:
-    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled."""
+    """Say after two seconds, and then every ten, what is waited for. Runs until it is cancelled.
+
+    `services`: by name, as text, such as `reward correct`.
+    """
     started, pause = time.monotonic(), _FIRST_SECONDS
     limit = f"; at most {limit_seconds:g} s" if limit_seconds else ""
     while True:
         await asyncio.sleep(pause)
-        starting = [name for name in names if not any(map(is_ready, pods_of(cluster, name)))]
+        starting = [name for name in services if not any(map(is_ready, pods_of(cluster, name)))]
         places = "".join(find_import_place(cluster, name) for name in starting)
-        what = f"the import of reward {', '.join(starting)}" if starting else f"a call of reward {', '.join(names)}"
+        what = f"the import of {', '.join(services[name] for name in starting)}"
+        what = what if starting else f"a call of {', '.join(services.values())}"
         say(f"waits for {what} ({time.monotonic() - started:.0f} s{limit}){places}")
         pause = _LATER_SECONDS

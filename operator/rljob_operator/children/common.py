@@ -72,6 +72,11 @@ def read_role_name(labels: Mapping[str, str], role: str = "") -> str:
     return f"{role}-{name}" if name else role
 
 
+def read_service_name(labels: Mapping[str, str]) -> str:
+    """The name of the reward, simulated user or tool that a child belongs to; empty for other roles."""
+    return labels.get(_NAME_LABELS.get(labels.get(contract.LABEL_ROLE, ""), ""), "")
+
+
 def build_child(
     api_version: str, kind: str, owner: Owner, name: str, labels: dict[str, str], **fields: Any
 ) -> Manifest:

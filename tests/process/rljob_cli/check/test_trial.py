@@ -134,3 +134,49 @@ def test_judge_is_started_and_its_endpoint_is_not_asked(call, tmp_path):
         found = list(find_problems(changed, trials))
         assert [finding.path for finding in found] == ["spec.rewards[0].judge"] * bool(expected)
         assert all(expected in finding.message for finding in found)
+
+
+def agent_job(tmp_path, user, tools):
+    (tmp_path / "user.py").write_text(user)
+    (tmp_path / "tools.py").write_text(tools)
+    spec = {
+        "model": {"source": "hf://org/m"},
+        "data": {"train": {"source": "train.jsonl"}, "format": "chat"},
+        "rewards": [{"name": "r", "function": {"inline": body("return 1")}}],
+        "agent": {
+            "type": "loop",
+            "user": {"function": {"file": "user.py"}, "replicas": 3},
+            "tools": [{"name": "math", "function": {"file": "tools.py"}, "replicas": 3}],
+        },
+    }
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    return load(tmp_path / "job.yaml").job
+
+
+TOOLS = """\
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def negate(a: int) -> int:
+    return -a
+"""
+
+
+def test_user_and_tools_are_started_and_listed(tmp_path):
+    job = agent_job(tmp_path, "def respond(messages): return None, 1.0, {}\n", TOOLS)
+    trials = call_rewards(job, PROMPT, print)
+    assert list(find_problems(job, trials)) == []
+    _, user, tool = trials
+    assert user.describe().startswith("simulated user: respond, ready after ")
+    assert tool.describe().startswith("tool math: add, negate, ready after ")
+
+
+def test_user_and_tools_that_cannot_start_are_reported_with_their_places(tmp_path):
+    job = agent_job(tmp_path, "import no_such_module\ndef respond(messages): ...\n", "1 / 0\n" + TOOLS)
+    user, tool = find_problems(job, call_rewards(job, PROMPT, print))
+    assert user.path == "spec.agent.user.function"
+    assert user.message.startswith(f"cannot be used: {tmp_path}/user.py:1: ModuleNotFoundError")
+    assert tool.path == "spec.agent.tools[0].function"
+    assert tool.message.startswith(f"cannot be used: {tmp_path}/tools.py:1: ZeroDivisionError")

@@ -265,9 +265,13 @@ class RLJobSpec(PodSettings):
     @property
     def functions(self) -> dict[str, PythonFunction]:
         """The Python of the user that the job runs, by path: spec.rewards[0].function, spec.agent.user.function."""
-        found = {f"spec.rewards[{index}].function": reward.function for index, reward in enumerate(self.rewards)}
-        found |= {"spec.agent.user.function": self.agent.user.function if self.agent.user else None}
-        found |= {f"spec.agent.tools[{index}].function": tool.function for index, tool in enumerate(self.agent.tools)}
+        found: dict[str, PythonFunction | None] = {}
+        for index, reward in enumerate(self.rewards):
+            found[f"spec.rewards[{index}].function"] = reward.function
+        if self.agent.user:
+            found["spec.agent.user.function"] = self.agent.user.function
+        for index, tool in enumerate(self.agent.tools):
+            found[f"spec.agent.tools[{index}].function"] = tool.function
         return {path: function for path, function in found.items() if function is not None}
 
     @property

@@ -17,7 +17,7 @@ from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
 from rljob_operator.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import JobSimulation, make_job
+from tests.support.job_simulation import JobSimulation, make_agent_job, make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HEAD = ChildKey("Job", "gsm8k-head")
@@ -119,6 +119,27 @@ def test_upgrade_keeps_the_pods_of_every_role(upgraded):
     for name, key in ROLES.items():
         assert fresh[key]["spec"]["template"] != upgraded.children[key]["spec"]["template"], f"{name} would differ"
     assert set(upgraded.images().values()) == {DEFAULTS.trainer_image, DEFAULTS.reward_image}
+
+
+def test_upgrade_keeps_the_pods_of_an_agent_until_their_restart_is_requested(monkeypatch):
+    simulation = JobSimulation(make_agent_job())
+    keys = {name: ChildKey("Deployment", f"gsm8k-{name}") for name in ("agent-user", "agent-calculator")}
+
+    def read_templates():
+        return {name: copy.deepcopy(simulation.children[key]["spec"]["template"]) for name, key in keys.items()}
+
+    for _ in range(3):
+        simulation.reconcile()
+    before = read_templates()
+    change_code(monkeypatch)
+    simulation.defaults = NEWER
+    simulation.reconcile()
+    assert (simulation.writes, read_templates()) == (0, before)
+    simulation.job.metadata.annotations["rljob.dev/restart-agent-user"] = "now"
+    simulation.reconcile()
+    after = read_templates()
+    assert after["agent-calculator"] == before["agent-calculator"]
+    assert after["agent-user"]["spec"]["containers"][0]["image"] == NEWER.reward_image
 
 
 @pytest.mark.parametrize("defaults", [NEWER, DEFAULTS])

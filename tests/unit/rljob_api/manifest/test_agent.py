@@ -1,0 +1,72 @@
+"""The settings of an agent: its rules, and the services and functions that follow from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.manifest.job import RLJobSpec
+
+FUNCTION = {"function": {"inline": "x = 1"}}
+USER: dict[str, Any] = {"type": "loop", "user": FUNCTION}
+TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
+
+
+def build(reward: str = "correct", data_format: str = "chat", **agent: Any) -> RLJobSpec:
+    data = {"train": {"source": "/d"}, "format": data_format}
+    rewards = [{"name": reward} | FUNCTION]
+    return RLJobSpec.model_validate({"model": {"source": "/m"}, "data": data, "rewards": rewards, "agent": agent})
+
+
+def test_services_are_the_rewards_the_user_and_the_tools_with_their_paths() -> None:
+    spec = build(**USER, tools=[TOOL, TOOL | {"name": "search"}])
+    assert [(service.kind, service.path, service.reward.name) for service in spec.services] == [
+        ("reward", "spec.rewards[0]", "correct"),
+        ("user", "spec.agent.user", "user"),
+        ("tool", "spec.agent.tools[0]", "calculator"),
+        ("tool", "spec.agent.tools[1]", "search"),
+    ]
+    assert [service.kind for service in build().services] == ["reward"]
+
+
+def test_settings_of_a_function_are_those_of_its_server() -> None:
+    settings = {"replicas": 3, "slots": 5, "timeoutSeconds": 7, "retries": 4, "env": {"A": "b"}, "backoffLimit": 1}
+    tool = TOOL | settings | {"onError": "invalid", "maxResultCharacters": 9}
+    reward = build(type="loop", tools=[tool]).services[1].reward
+    assert (reward.replicas, reward.slots, reward.timeout_seconds, reward.failure_policy.retries) == (3, 5, 7, 4)
+    assert (reward.env, reward.backoff_limit, reward.is_served) == ({"A": "b"}, 1, True)
+
+
+def test_functions_are_found_by_path_and_may_be_changed_in_place() -> None:
+    spec = build(**USER, tools=[TOOL])
+    assert [*spec.functions] == [
+        "spec.rewards[0].function", "spec.agent.user.function", "spec.agent.tools[0].function"
+    ]  # fmt: skip
+    spec.functions["spec.agent.user.function"].inline = "y = 2"
+    assert spec.services[1].reward.function is not None
+    assert spec.services[1].reward.function.inline == "y = 2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"user": FUNCTION}, "user is for type loop alone"),
+        ({"tools": [TOOL]}, "tools is for type loop alone, got 1 of them"),
+        ({"type": "loop"}, "type needs a user or tools with loop"),
+        (USER | {"tools": [TOOL, TOOL]}, "tools must have different names, got calculator in tools[0] and tools[1]"),
+        (USER | {"tools": [TOOL | {"name": "user"}]}, "tools must not be named user, .*, got tools\\[0\\]"),
+        ({"type": "loop", "tools": [TOOL], "reward": "calculator"}, "agent.tools must have names that no reward has"),
+        (USER | {"reward": "user"}, "rewards must not be named user, .*, got rewards\\[0\\]"),
+        (USER | {"data_format": "text"}, "data.format must be chat with agent.type loop"),
+    ],
+)
+def test_rule_names_the_offender(fields: dict[str, Any], message: str) -> None:
+    pattern = message if "\\" in message else message.replace("[", "\\[").replace("]", "\\]")
+    with pytest.raises(ValidationError, match=pattern):
+        build(**fields)
+
+
+def test_reward_may_be_named_user_without_a_simulated_one() -> None:
+    assert build(reward="user").services[0].reward.name == "user"

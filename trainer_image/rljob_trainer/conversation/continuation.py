@@ -57,17 +57,40 @@ class Answered:
 
 def find_following(answered: Answered, text: str, turn: int) -> str | Break:
     """Return what follows the sampled tokens in `text`, the next prompt, or why it does not continue the last one."""
-    literal = answered.prompt + answered.body + answered.tail
-    if text.startswith(literal):
-        return answered.unsampled + text[len(literal) :]
+    end = _find_end(answered, text)
+    if end is not None:
+        return answered.unsampled + text[end:]
     if not answered.closed.startswith(answered.prompt):
         return _break(turn, BreakCause.PROMPT, answered.prompt, answered.closed)
-    written = answered.closed[len(answered.prompt) :]
-    if not written.endswith(answered.tail) or not _keeps(written, answered.message):
-        return _break(turn, BreakCause.ANSWER, literal, answered.closed)
-    if not text.startswith(answered.closed):
-        return _break(turn, BreakCause.HISTORY, answered.closed, text)
-    return answered.unsampled + text[len(answered.closed) :]
+    if not _is_kept(answered):
+        return _break(turn, BreakCause.ANSWER, answered.prompt + answered.body + answered.tail, answered.closed)
+    return _break(turn, BreakCause.HISTORY, answered.closed, text)
+
+
+def _find_end(answered: Answered, text: str) -> int | None:
+    """Return where the answer and its tail end in `text`; None if the template writes something else there."""
+    literal = answered.prompt + answered.body + answered.tail
+    if text.startswith(literal):
+        return len(literal)
+    if not _is_kept(answered):
+        return None
+    if text.startswith(answered.closed):
+        return len(answered.closed)
+    # The template may write less than at first, such as no empty reasoning, but not less than the message.
+    if not answered.tail or not text.startswith(answered.prompt):
+        return None
+    written, tail, _ = text[len(answered.prompt) :].partition(answered.tail)
+    at_first = _squeeze(answered.closed[len(answered.prompt) :])
+    if not tail or _squeeze(written) not in at_first or not _keeps(written, answered.message):
+        return None
+    return len(answered.prompt) + len(written) + len(tail)
+
+
+def _is_kept(answered: Answered) -> bool:
+    """Whether `closed` is the prompt and the whole answer."""
+    if not answered.closed.startswith(answered.prompt) or not answered.closed.endswith(answered.tail):
+        return False
+    return _keeps(answered.closed[len(answered.prompt) :], answered.message)
 
 
 def _keeps(written: str, message: Message) -> bool:

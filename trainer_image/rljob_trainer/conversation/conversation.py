@@ -1,4 +1,33 @@
-"""The conversation of one episode: messages, and the segments of exact tokens."""
+"""The conversation of one episode: messages, and the segments of exact tokens.
+
+Let F(messages) be what the chat template writes, `previous` the text of the last prompt, `closed` = F(messages up to
+its answer), `text` = F(all messages, with the header of the next answer), and `tail` what the template writes after the
+body of an answer.
+
+    previous                                | answer                      | results, replies, header
+    what the engine got, as token ids       | what it sampled, unchanged  | encode(unsampled tail + text[len(closed):])
+
+The next prompt continues these tokens if `closed` begins with `previous`, `text` begins with `closed`, and the template
+leaves nothing of the answer out. Or if `text` begins with `previous` and writes the answer exactly as it was sampled,
+or with less than `closed`, such as without empty reasoning, but with the whole message. What follows then is the text
+after the answer. Otherwise a new segment begins with encode(text), and a Break says why. This is sound:
+
+- Trained tokens. Sampled ids are copied from the completion to the segment, and never made from text. A prompt is the
+  ids of its segment, so their log-probs are those of the context in which the trainer computes them again. In a new
+  segment, earlier answers are context without loss: each sampled token is in one segment, once.
+- Context. By induction, a segment is what the template writes for its last prompt, except that answers are as the model
+  wrote them: each step adds to both what follows the answer, or it begins a new segment.
+- How an answer is written makes no difference, because it is not encoded: JSON of a call that the template prints with
+  other spaces, tokens that the tokenizer would not choose for the text, bytes that decode to U+FFFD, special tokens
+  within the answer. The check compares what the template writes with the message, without white space.
+- An answer that was cut off has no end token, so all of the tail follows. The same holds for an answer that a stop
+  string ended: the engine sampled the string, so its tokens stay before the tail.
+- An end token that differs from the template's (<|eom_id|> of Llama 3, <|endoftext|>) takes its place: the model has
+  marked the end, so what follows the mark in the tail follows here.
+- Seams. What is encoded follows a special token, or begins with one, over which no tokenizer merges. Around a template
+  without special tokens, the tokens at the seam may differ from those of the whole text; the engine and the trainer see
+  the same ids nevertheless.
+"""
 
 from __future__ import annotations
 

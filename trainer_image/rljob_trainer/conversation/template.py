@@ -84,7 +84,8 @@ class ChatTemplate:
     def is_special(self, token_id: int) -> bool:
         """Whether the token is left out of the text of a completion."""
         if token_id not in self._special:
-            self._special[token_id] = not self._tokenizer.decode([token_id], skip_special_tokens=True)
+            is_empty = not self._tokenizer.decode([token_id], skip_special_tokens=True)
+            self._special[token_id] = is_empty and bool(self.decode([token_id]))
         return self._special[token_id]
 
     @cached_property

@@ -208,6 +208,12 @@ def test_no_segment_begins_where_the_template_keeps_history(family, data):
     assert len(conversation.segments) == 1
 
 
+@given(played=turns(TEXTS))
+def test_no_segment_begins_for_answers_without_reasoning(played):
+    conversation, _, _ = play("qwen3", played)
+    assert conversation.breaks == []
+
+
 def answer(family, token_ids, *, truncated=False, text=None):
     decoded = build_tokenizer().decode(token_ids, skip_special_tokens=True)
     count = len(token_ids)
@@ -331,6 +337,7 @@ def with_template(source):
     return ChatTemplate(tokenizer)
 
 
+OTHER_END = "('<|endoftext|>' if '</think>' in message.content else '<|im_end|>') + '\n'"
 LATE_END = "('' if message.role == 'assistant' and not loop.last else '<|im_end|>') + '\n'"
 
 
@@ -342,9 +349,10 @@ LATE_END = "('' if message.role == 'assistant' and not loop.last else '<|im_end|
         (SMOLLM2.replace("<|im_start|>system", "<|im_start|>system {{ messages|length }}"), None, ""),
         (SMOLLM2.replace("{% for", "{{ messages|length }}{% for", 1), "prompt", "2<|im_start|>"),
         (SMOLLM2.replace("'<|im_end|>' + '\n'", LATE_END), "history", "4\n<|im"),
+        (SMOLLM2.replace("'<|im_end|>' + '\n'", OTHER_END), "answer", "</think>4<|endoftext|>"),
         (SMOLLM2.replace("message['role'] + '", "message['role'] + message['content'][-9:-6] + '"), "prompt", "eas"),
     ],
-    ids=["reasoning", "header", "escaped", "counts", "end", "role"],
+    ids=["reasoning", "header", "escaped", "counts", "late-end", "other-end", "role"],
 )
 def test_every_way_to_rewrite_history_has_its_cause(source, cause, found):
     template = with_template(source)

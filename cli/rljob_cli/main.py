@@ -257,7 +257,7 @@ def try_agent(
     output: OutputOption = "text",
 ) -> None:
     """Play an episode with the user and the tools of a job, and show each turn; trains nothing."""
-    from rljob_cli.check.try_agent import try_agent_command
+    from rljob_cli.agents.command import try_agent_command
 
     job = file_of(jobs, filenames)
     code = try_agent_command(job, overrides or [], volumes or [], row, episodes, answer or [], network, full, output)

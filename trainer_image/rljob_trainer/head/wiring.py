@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rljob_api.errors import UserError
 from rljob_api.manifest.job_sections import DataSource
 from rljob_inputs.data.lengths import find_limit
 from rljob_inputs.data.prompts import PromptSet, load_prompts
 from rljob_inputs.findings import describe_lengths
-from rljob_inputs.hub.repository import HubAccess, repository_name
+from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
@@ -36,6 +35,7 @@ from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.status_server import StatusServer
+from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import check_disk_space
 from rljob_trainer.history.tracking import build_trackers
@@ -47,17 +47,6 @@ from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
 
 log = logging.getLogger(__name__)
-
-
-def load_tokenizer(environment: Environment) -> Any:
-    from transformers import AutoTokenizer  # seconds to import
-
-    model = environment.job.spec.model
-    name = repository_name(environment.model)
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    except Exception as error:  # transformers and its hub client raise dozens of types
-        raise UserError(f"spec.model.source: cannot load the tokenizer of {name}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from rich.console import Console
 from rljob_api.errors import TransientError, UserError
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
+from rljob_cli.agents.given_answers import find_playable, play_answers
 from rljob_cli.check.jobfile import check_file, load
-from rljob_cli.check.play_answers import find_playable, play_answers
 from rljob_cli.check.preflight import locate
 from rljob_cli.check.rewards import check_service
 from rljob_cli.commands import parse_claims
@@ -82,7 +82,7 @@ def _play(job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str,
     if answers:
         play_answers(job, answers, folder, claims, block, _say)
     else:
-        from rljob_cli.check.play_model import play_model  # imports matplotlib
+        from rljob_cli.agents.base_model import play_model  # imports matplotlib
 
         if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
             raise KeyboardInterrupt

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rljob_cli.agents.command import describe_rest, is_invalid, place_row, read_row
 from rljob_cli.check.jobfile import load
-from rljob_cli.check.play_answers import build_rehearsal, find_playable
-from rljob_cli.check.try_agent import describe_rest, is_invalid, place_row, read_row
 from rljob_cli.main import app
-from rljob_cli.manifests import role_of
 from tests.paths import EXAMPLES
 
 FEEDBACK = EXAMPLES / "feedback" / "rljob.yaml"
@@ -34,29 +32,6 @@ def test_episodes_have_copies_of_one_row_and_the_sampling_of_training(tmp_path):
     assert placed.evaluation.sampling == job.spec.rollout.sampling
     assert placed.evaluation.at_start
     assert placed.data.train.data_source == job.spec.data.train.data_source, "as the reward sees it in training"
-
-
-def test_rehearsal_has_the_services_and_the_head_with_another_program_and_nothing_else():
-    job = load(FEEDBACK).job
-    children = build_rehearsal(job, find_playable(job))
-    workloads = {role_of(child): child for child in children if child["kind"] in ("Deployment", "StatefulSet", "Job")}
-    assert sorted(workloads) == ["agent-user", "head", "reward-correct"]
-    [container] = workloads["head"]["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python", "-m", "rljob_trainer.rehearsal", "/var/lib/rljob/rehearsal.json"]
-    assert {child["spec"]["replicas"] for role, child in workloads.items() if role != "head"} == {1}
-    assert {role_of(child) for child in children} == {"", *workloads}
-
-
-def test_rewards_that_need_a_model_are_left_out():
-    job = load(EXAMPLES / "judge" / "rljob.yaml").job
-    served = [reward.name for reward in job.spec.rewards if reward.judge]
-    playable = find_playable(job)
-    assert served
-    assert not set(served) & set(playable)
-    roles = {role_of(child) for child in build_rehearsal(job, playable)}
-    assert roles == {"", "head", *(f"reward-{name}" for name in playable)}
-    [line] = describe_rest([], job, ["4"])
-    assert line == f"not scored by {', '.join(served)}, which needs a model"
 
 
 def row(num_turns, end, **fields):

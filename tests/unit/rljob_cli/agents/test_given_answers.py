@@ -1,0 +1,34 @@
+"""The objects of an episode with given answers."""
+
+from __future__ import annotations
+
+from rljob_cli.agents.command import describe_rest
+from rljob_cli.agents.given_answers import build_rehearsal, find_playable
+from rljob_cli.check.jobfile import load
+from rljob_cli.manifests import role_of
+from tests.paths import EXAMPLES
+
+FEEDBACK = EXAMPLES / "feedback" / "rljob.yaml"
+
+
+def test_rehearsal_has_the_services_and_the_head_with_another_program():
+    job = load(FEEDBACK).job
+    children = build_rehearsal(job, find_playable(job))
+    workloads = {role_of(child): child for child in children if child["kind"] in ("Deployment", "StatefulSet", "Job")}
+    assert sorted(workloads) == ["agent-user", "head", "reward-correct"]
+    [container] = workloads["head"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rljob_trainer.rehearsal", "/var/lib/rljob/rehearsal.json"]
+    assert {child["spec"]["replicas"] for role, child in workloads.items() if role != "head"} == {1}
+    assert {role_of(child) for child in children} == {"", *workloads}
+
+
+def test_rewards_that_need_a_model_are_left_out():
+    job = load(EXAMPLES / "judge" / "rljob.yaml").job
+    served = [reward.name for reward in job.spec.rewards if reward.judge]
+    playable = find_playable(job)
+    assert served
+    assert not set(served) & set(playable)
+    roles = {role_of(child) for child in build_rehearsal(job, playable)}
+    assert roles == {"", "head", *(f"reward-{name}" for name in playable)}
+    [line] = describe_rest([], job, ["4"])
+    assert line == f"not scored by {', '.join(served)}, which needs a model"

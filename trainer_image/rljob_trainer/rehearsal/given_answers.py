@@ -1,0 +1,56 @@
+"""A policy whose answers are given: tokenized as the model would have sampled them, and then used up. Pure.
+
+Invariant: an episode that asks for more answers than there are ends after the last given one, with all replies to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd
+
+GENERATION = "given"
+"""In place of the weights' generation."""
+
+
+def build_completion(text: str, template: ChatTemplate, end_id: int | None, max_tokens: int) -> Completion:
+    """Return the text as a completion. Like the model's, it ends with the end token, or at the limit."""
+    token_ids = [*template.encode(text), *([] if end_id is None else [end_id])]
+    truncated = len(token_ids) > max_tokens
+    if truncated:
+        token_ids = token_ids[:max_tokens]
+        text = template.decode(token_ids)
+    count = len(token_ids)
+    return Completion(token_ids, [0.0] * count, [0] * count, text, truncated, GENERATION)
+
+
+@dataclass
+class GivenAnswers:
+    """Implements agents.base.Generate."""
+
+    answers: Sequence[str]
+    template: ChatTemplate
+    end_id: int | None
+    max_tokens: int
+    num_used: int = 0
+    is_used_up: bool = False
+
+    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
+        if self.num_used == len(self.answers):
+            # A cut-off answer ends the episode after everything that follows from the last given one.
+            self.is_used_up = True
+            return Completion([], [], [], "", True, GENERATION)
+        text = self.answers[self.num_used]
+        self.num_used += 1
+        limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        return build_completion(text, self.template, self.end_id, limit)
+
+
+def drop_last_answer(episode: Episode) -> None:
+    """Remove the empty answer that ended the episode. What the model would have seen before it stays."""
+    episode.turns.pop()
+    episode.messages = episode.messages[:-1]
+    if episode.end is not EpisodeEnd.FAILED:
+        episode.end = EpisodeEnd.MAX_TURNS

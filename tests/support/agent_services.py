@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 def make_agent(
     *, user: bool = False, tools: Sequence[str] = (), tool: dict[str, Any] | None = None, **fields: Any
 ) -> Agent:
-    """`tools`: their names; `tool`: further fields of each."""
+    """`tools`: their names; `tool`: further fields that each gets."""
     source = {"function": {"inline": "x"}}
     listed = [{"name": name, **source, **(tool or {})} for name in tools]
     users = {"user": source} if user else {}
@@ -40,7 +40,7 @@ def fail(reason: InvalidReason, message: str = "it failed") -> Callable[[CallReq
 
 
 class FakeServices:
-    """Implements agents.base.Services. Answers: a value, a function of the request, or a list of them, used up."""
+    """Implements agents.base.Services. An answer is a value, a function of the request, or a list that is used up."""
 
     def __init__(self, **answers: Any) -> None:
         """By function; `user`: the simulated user. The tool of function f is f-tool."""

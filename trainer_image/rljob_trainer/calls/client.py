@@ -32,9 +32,7 @@ class CallClient:
             readiness_lags=False,
         )
         self.headers = auth_headers()
-        transport = Transport[CallResult](
-            settings, service.path, session, self.headers, self.replicas, None, may_be_malformed=True
-        )
+        transport = Transport[CallResult](settings, service.path, session, self.headers, self.replicas, None)
         self.num_requests = transport.num_requests
         self._requests = Requests(
             transport,

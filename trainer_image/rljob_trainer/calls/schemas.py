@@ -43,13 +43,17 @@ class SchemaReader:
         if version and version != self._version:
             self._start_reading()
 
+    @property
+    def is_idle(self) -> bool:
+        return self._reading is None or self._reading.done()
+
     async def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
     def _start_reading(self) -> asyncio.Task[None]:
-        if self._reading is None or self._reading.done():
+        if self._reading is None or self.is_idle:
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(_retrieve)
         return self._reading
@@ -61,6 +65,8 @@ class SchemaReader:
                 tried.add(lease.address)
                 try:
                     info = await self._request(lease.address)
+                except UserError:
+                    raise
                 except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                     lease.failed(f"cannot query its functions: {type(error).__name__}: {error}")
                     continue

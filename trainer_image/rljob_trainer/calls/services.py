@@ -21,7 +21,7 @@ class AgentServices:
         self.clients = {each.reward.name: CallClient(each, session) for each in services if each.kind != "reward"}
         self.on_call: Callable[[str, Lane, CallResult, float], None] = lambda service, lane, result, seconds: None
         """Called with each result, and the seconds until it."""
-        self._readers = {
+        self.readers = {
             name: SchemaReader(client, session)
             for name, client in self.clients.items()
             if client.service.kind == "tool"
@@ -32,16 +32,16 @@ class AgentServices:
             await client.start()
 
     async def close(self) -> None:
-        for reader in self._readers.values():
+        for reader in self.readers.values():
             await reader.close()
         for client in self.clients.values():
             await client.close()
 
     async def tools(self) -> ToolSet:
         """Return the functions of all tools. Raise UserError if two of them have the same name."""
-        found = await asyncio.gather(*(reader.read() for reader in self._readers.values()))
+        found = await asyncio.gather(*(reader.read() for reader in self.readers.values()))
         owners: dict[str, str] = {}
-        for name, schemas in zip(self._readers, found, strict=True):
+        for name, schemas in zip(self.readers, found, strict=True):
             for schema in schemas:
                 if (other := owners.setdefault(schema.name, name)) != name:
                     paths = [self.clients[each].service.path for each in (other, name)]
@@ -53,7 +53,7 @@ class AgentServices:
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         """Return the result of a call, and the seconds until it."""
         result, seconds = await self.clients[service].call(request)
-        if reader := self._readers.get(service):
+        if reader := self.readers.get(service):
             reader.record_version(result.version)
         self.on_call(service, request.lane, result, seconds)
         return result, seconds

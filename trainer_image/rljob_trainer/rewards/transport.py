@@ -68,17 +68,13 @@ class Transport(Generic[R]):
         headers: Mapping[str, str],
         replicas: ReplicaPool,
         versions: VersionTracker | None,
-        *,
-        may_be_malformed: bool = False,
     ) -> None:
-        """`where`: the service in messages to the user, such as spec.rewards: NAME. `may_be_malformed`: a request may have
-        JSON that the policy wrote, so a server may reject it."""
+        """`where`: the service in messages to the user, such as spec.rewards: NAME."""
         self.num_requests: Counter[Lane] = Counter()
         """Sent so far, including retries and hedges."""
         self._where = where
         self.hedges = HedgeTracker(reward.hedging) if reward.hedging else None
         self._is_external = reward.http is not None
-        self._may_be_malformed = may_be_malformed or self._is_external
         # Two requests per slot: the second waits for the whole execution of the first.
         queue_seconds = 0.0 if self._is_external else max(_MIN_QUEUE_SECONDS, reward.timeout_seconds)
         self.timeout_seconds = reward.timeout_seconds + queue_seconds
@@ -173,7 +169,7 @@ class Transport(Generic[R]):
         if status == 429:
             lease.busy(busy_seconds(response.headers.get("Retry-After")))
             return None
-        if status in _USER_ERROR_STATUSES or (status == _MALFORMED_STATUS and not self._may_be_malformed):
+        if status in _USER_ERROR_STATUSES or (status == _MALFORMED_STATUS and not self._is_external):
             raise UserError(f"{self._where}: {lease.address} returned {status}: {text[:500]}")
         if status in _UNAVAILABLE_STATUSES or (status >= 500 and not self._is_external):
             lease.failed(f"{status} {text[:200]}")

@@ -1,0 +1,107 @@
+"""The client of one service against real HTTP servers: retries, limits, and what it reports."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from rljob_api.errors import UserError
+from rljob_api.wire.protocol import CallRequest, InvalidReason
+from tests.support.reward_harness import until
+
+REQUEST = CallRequest(id="e/0/user_0", lane="eval", arguments={"messages": []})
+INVALID = {"valid": False, "reason": "exception", "message": "user.py:3: KeyError: 'a'"}
+
+
+async def call(services, service="user", request=REQUEST):
+    result, _ = await services.call(service, request)
+    return result
+
+
+async def test_call_has_the_token_and_returns_the_value(call_harness):
+    server = await call_harness.serve("user", value={"text": "Again."})
+    async with call_harness.services(user={}) as services:
+        result, seconds = await services.call("user", REQUEST)
+    assert (result.value, seconds > 0) == ({"text": "Again."}, True)
+    assert server.authorizations == ["Bearer secret"]
+
+
+async def test_retry_has_the_same_id_and_another_replica(call_harness):
+    servers = [await call_harness.serve("user") for _ in range(3)]
+    for server in servers[:2]:
+        server.answer = lambda body: INVALID
+    servers[2].answer = lambda body: "hang up"
+    async with call_harness.services(user={"retries": 1}) as services:
+        await until(lambda: len(services.clients["user"].replicas.fleet.replicas) == 3)
+        result = await call(services)
+    assert (result.reason, result.message) == (InvalidReason.EXCEPTION, INVALID["message"])
+    assert [len(server.bodies) for server in servers[:2]] == [1, 1], "a lost connection uses up no retry"
+    assert {body["id"] for server in servers for body in server.bodies} == {REQUEST.id}
+
+
+async def test_wrong_call_of_a_tool_is_not_retried(call_harness):
+    server = await call_harness.serve("calc", "add")
+    server.answer = lambda body: {"valid": False, "reason": "bad_request", "message": "a is missing"}
+    async with call_harness.services(tools={"calc": {"retries": 5}}) as services:
+        result = await call(services, "calc", CallRequest(id="e", function="add", arguments={}))
+    assert (result.reason, len(server.bodies)) == (InvalidReason.BAD_REQUEST, 1)
+
+
+async def test_full_or_stopping_replica_is_avoided(call_harness):
+    full, stops, free = [await call_harness.serve("user") for _ in range(3)]
+    full.answer = lambda body: web.Response(status=429, headers={"Retry-After": "60"})
+    stops.answer = lambda body: {"valid": False, "reason": "cancelled", "message": "it shut down"}
+    async with call_harness.services(user={"retries": 0}) as services:
+        await until(lambda: len(services.clients["user"].replicas.fleet.replicas) == 3)
+        results = [await call(services) for _ in range(6)]
+    assert all(result.valid for result in results)
+    assert (len(full.bodies), len(free.bodies)) == (1, 6)
+
+
+@pytest.mark.parametrize("status", [401, 404, 422])
+async def test_wrong_configuration_is_a_user_error(call_harness, status):
+    server = await call_harness.serve("user")
+    server.answer = lambda body: web.Response(status=status, text="no")
+    async with call_harness.services(user={}) as services:
+        with pytest.raises(UserError, match=rf"^spec.agent.user: {server.address} returned {status}: no"):
+            await call(services)
+
+
+async def test_call_ends_at_its_deadline_and_is_described_until_then(call_harness):
+    server = await call_harness.serve("user")
+    server.is_open.clear()
+    async with call_harness.services(user={"deadlineSeconds": 0.3}) as services:
+        calls = [asyncio.create_task(call(services)) for _ in range(3)]
+        await until(lambda: len(server.bodies) == 3)
+        assert services.describe_wait().startswith("3 replies of the user, oldest 0.")
+        assert services.clients["user"].statistics()["in_flight"] == 3
+        results = await asyncio.gather(*calls)
+        assert services.describe_wait() == ""
+    assert [result.reason for result in results] == [InvalidReason.DEADLINE] * 3
+
+
+async def test_wait_names_the_tool_and_the_missing_replica(call_harness):
+    async with call_harness.services(tools={"calc": {"deadlineSeconds": 0.2}}) as services:
+        running = asyncio.create_task(call(services, "calc"))
+        await until(lambda: services.describe_wait() != "")
+        assert services.describe_wait().startswith("1 result of the tool calc, oldest 0.")
+        assert services.describe_wait().endswith(", no replica exists")
+        assert services.clients["calc"].statistics()["waiting"] == 1
+        assert (await running).reason is InvalidReason.DEADLINE
+
+
+async def test_arguments_without_json_form_are_a_wrong_call(call_harness):
+    await call_harness.serve("calc", "add")
+    async with call_harness.services(tools={"calc": {}}) as services:
+        result = await call(services, "calc", CallRequest(id="e", arguments={"a": float("nan")}))
+    assert result.reason is InvalidReason.BAD_REQUEST
+
+
+async def test_each_result_is_reported(call_harness):
+    server = await call_harness.serve("user")
+    server.answer = lambda body: INVALID
+    async with call_harness.services(user={"retries": 0}) as services:
+        found = []
+        services.on_call = lambda *args: found.append(args[:3])
+        result = await call(services)
+    assert found == [("user", "eval", result)]

@@ -69,9 +69,6 @@ def find_following(answered: Answered, text: str, turn: int) -> str | Break:
 
 def _find_end(answered: Answered, text: str) -> int | None:
     """Return where the answer and its tail end in `text`; None if the template writes something else there."""
-    literal = answered.prompt + answered.body + answered.tail
-    if text.startswith(literal):
-        return len(literal)
     if not _is_kept(answered):
         return None
     if text.startswith(answered.closed):

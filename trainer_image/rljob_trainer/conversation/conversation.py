@@ -8,9 +8,9 @@ body of an answer.
     what the engine got, as token ids       | what it sampled, unchanged  | encode(unsampled tail + text[len(closed):])
 
 The next prompt continues these tokens if `closed` begins with `previous`, `text` begins with `closed`, and the template
-leaves nothing of the answer out. Or if `text` begins with `previous` and writes the answer exactly as it was sampled,
-or with less than `closed`, such as without empty reasoning, but with the whole message. What follows then is the text
-after the answer. Otherwise a new segment begins with encode(text), and a Break says why. This is sound:
+leaves nothing of the answer out. Or if `text` begins with `previous` and then writes less for the answer than `closed`,
+such as no empty reasoning, but the whole message; what follows is then the text after the answer. Otherwise a new
+segment begins with encode(text), and a Break says why. This is sound:
 
 - Trained tokens. Sampled ids are copied from the completion to the segment, and never made from text. A prompt is the
   ids of its segment, so their log-probs are those of the context in which the trainer computes them again. In a new

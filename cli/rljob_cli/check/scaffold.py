@@ -49,7 +49,7 @@ _AGENT_FILES = {
     "tools.py": "Python functions that the policy may call",
 }
 _AGENT_COMMANDS = (
-    'rljob test-agent rljob.yaml --answer "It is 200." --answer 204  # plays an episode with these answers\n'
+    'rljob test-agent rljob.yaml --answer "It is 200." --answer 121  # plays an episode with these answers\n'
     "rljob test-agent rljob.yaml                                # plays one with the base model\n"
 )
 
@@ -93,7 +93,7 @@ def write_scaffold(
         (directory / file).write_text(text)
     following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
     if task in TASK_OF_AGENT.values():
-        following = f'rljob test-agent {directory}/rljob.yaml --answer "It is 200." --answer 204'
+        following = f'rljob test-agent {directory}/rljob.yaml --answer "It is 200." --answer 121'
     if output == "json":
         print_json({"directory": str(directory), "task": task, "files": list(files), "next": following})
     else:

@@ -101,7 +101,7 @@ def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path
     agent = load(tmp_path / "mine" / "rljob.yaml").job.spec.agent
     assert (agent.type, agent.user.function.file) == ("loop", str(tmp_path / "mine" / "user.py"))
     assert [tool.function.file for tool in agent.tools] == [str(tmp_path / "mine" / "tools.py")]
-    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 200." --answer 204' in done.output
+    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 200." --answer 121' in done.output
     assert "| `user.py` |" in (tmp_path / "mine" / "README.md").read_text()
     tools, user = {}, {}
     exec((tmp_path / "mine" / "tools.py").read_text(), tools)

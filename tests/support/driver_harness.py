@@ -22,7 +22,7 @@ from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import PORT_REWARD, PORT_ROLLOUT
-from rljob_api.wire.protocol import RolloutWeights, ScoreResult, WeightManifest
+from rljob_api.wire.protocol import CallResult, RolloutWeights, ScoreResult, WeightManifest
 from rljob_inputs.data.prompts import PromptSet
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import build_agent
@@ -173,10 +173,14 @@ class FakeRollout:
         seed = body["sampling_params"]["seed"]
         draw = random.Random(f"{weight}/{body['token_ids']}/{seed}")
         tokens = [draw.randrange(1, 100) for _ in range(draw.randrange(1, 5))] + [EOS]
+        text = " ".join(map(str, tokens[:-1]))
+        if self.harness.write_answer is not None:  # of a conversation: tokens that its template knows
+            text = self.harness.write_answer(draw, self.harness.template.decode(body["token_ids"]))
+            tokens = self.harness.template.encode(f"{text}<|im_end|>")
         self.num_served += 1
         spans = [(first, 0, 1), (self.harness.published.key, 1, len(tokens))]
         choice = {
-            "text": " ".join(map(str, tokens[:-1])),
+            "text": text,
             "token_ids": tokens,
             "logprobs": {"content": [{"logprob": -0.5}] * len(tokens)},
             "finish_reason": "stop",
@@ -212,6 +216,30 @@ class FakeReward:
         return answer
 
 
+class FakeService:
+    """The simulated user, or a tool with one function: the answer is that of `harness.answer_call`."""
+
+    def __init__(self, harness, address, function=""):
+        self.harness, self.address, self.function = harness, address, function
+        self.bodies = []
+
+    async def info(self, request):
+        schema = {"name": self.function, "description": "", "parameters": {"type": "object", "properties": {}}}
+        return web.json_response({"version": "v1", "tools": [schema] if self.function else []})
+
+    async def call(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        found = self.harness.answer_call(self, body)
+        if asyncio.iscoroutine(found):
+            found = await found
+        if isinstance(found, web.Response):
+            return found
+        fields = found if isinstance(found, dict) and "valid" in found else {"valid": True, "value": found}
+        result = CallResult(id=body["id"], version="v1", **fields)
+        return web.json_response(result.model_dump(mode="json"))
+
+
 class DriverHarness:
     """Everything around the driver. Faults are callables that a test replaces."""
 
@@ -231,15 +259,25 @@ class DriverHarness:
         self.break_completion = lambda rollout: False
         self.judge = lambda reward, body: None
         self.template, self.context_length = None, None
+        self.write_answer = None
+        self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
         self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
+        names = [*(["user"] if job.spec.agent.user else []), *(tool.name for tool in job.spec.agent.tools)]
+        self.services = {
+            name: FakeService(self, f"{network}.{150 + i}", "" if name == "user" else f"{name}_function")
+            for i, name in enumerate(names)
+        }
         self.hosts = folder / "hosts"
         self.write_hosts()
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test here depends on it, and disks are slow
         monkeypatch.setenv("RLJOB_HOSTS_FILE", str(self.hosts))
         monkeypatch.setenv("RLJOB_TOKEN", "token")
         monkeypatch.setenv("RLJOB_ROLLOUT_SERVICE", "rollouts")
-        monkeypatch.setenv("RLJOB_REWARD_SERVICES", json.dumps({r.name: "rewards" for r in job.spec.rewards}))
+        monkeypatch.setenv(
+            "RLJOB_REWARD_SERVICES",
+            json.dumps({r.name: "rewards" for r in job.spec.rewards} | dict(zip(names, names, strict=True))),
+        )
         self.board = StatusBoard()
         self.runners = {}
 
@@ -252,6 +290,7 @@ class DriverHarness:
         """List all servers as ready except `without`."""
         lines = [f"{r.address} rollouts" for r in self.rollouts if r not in without]
         lines += [f"{r.address} rewards" for r in self.rewards if r not in without]
+        lines += [f"{service.address} {name}" for name, service in self.services.items() if service not in without]
         new = self.hosts.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
         new.replace(self.hosts)
@@ -271,6 +310,9 @@ class DriverHarness:
     async def serve_reward(self, reward):
         await self.serve(reward, PORT_REWARD, [web.get("/v1/info", reward.info), web.post("/v1/score", reward.score)])
 
+    async def serve_service(self, service):
+        await self.serve(service, PORT_REWARD, [web.get("/v1/info", service.info), web.post("/v1/call", service.call)])
+
     async def stop(self, server):
         await self.runners.pop(server.address).cleanup()
 
@@ -279,6 +321,8 @@ class DriverHarness:
             await self.serve_rollout(rollout)
         for reward in self.rewards:
             await self.serve_reward(reward)
+        for service in self.services.values():
+            await self.serve_service(service)
         return self
 
     async def __aexit__(self, *_):
@@ -315,8 +359,9 @@ class DriverHarness:
             stack.push_async_callback(services.close)
             agent = build_agent(self.job.spec.agent, services, self.template, self.context_length)
             collector = Collector(agent, rollouts, rewards, self.job.spec.rewards, services)
-            train = {i: Prompt(i, f"p{i}", [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
-            held_out = [Prompt(i, f"e{i}", [9, 9, i], ground_truth=str(i)) for i in range(4)]
+            text = self._write_prompt
+            train = {i: Prompt(i, text(f"p{i}"), [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
+            held_out = [Prompt(i, text(f"e{i}"), [9, 9, i], ground_truth=str(i)) for i in range(4)]
             parts = DriverParts(
                 self.start_trainer,
                 collector,
@@ -326,6 +371,9 @@ class DriverHarness:
                 self.read_schedule,
             )
             yield Driver(self.job, self.run_dir, parts, head_job_uid)
+
+    def _write_prompt(self, text):
+        return text if self.template is None else [{"role": "user", "content": text}]
 
     async def run(self):
         async with self.driver() as driver:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from rljob_api.wire.protocol import GroupResult
+from rljob_api.wire.protocol import CallResult, GroupResult
 from tests.support.waiting import DEADLINE_SECONDS
 
 TOKEN = "secret"
@@ -80,6 +80,14 @@ class Server:
         request = {"id": f"r{next(_numbers)}", "prompt": "2+2?", "completion": completion, **fields}
         status, result, _ = self.request("POST", "/v1/score", request)
         assert status == 200, f"{status}: {result}"
+        return result
+
+    def call(self, arguments: dict[str, Any], function: str = "", **fields: Any) -> Any:
+        """Return the CallResult of one call; its status must be 200."""
+        request = {"id": f"c{next(_numbers)}", "function": function, "arguments": arguments, **fields}
+        status, result, _ = self.request("POST", "/v1/call", request)
+        assert status == 200, f"{status}: {result}"
+        CallResult.model_validate(result)
         return result
 
     def score_group(self, request: dict[str, Any]) -> GroupResult:

@@ -77,3 +77,21 @@ def test_version_depends_on_the_image_and_not_on_the_folder(tmp_path, config):
 def test_reward_without_function_judge_or_model_is_refused(tmp_path):
     with pytest.raises(UserError, match="reward r must have a function, model or judge"):
         version_of(tmp_path, {"name": "r", "http": {"url": "https://x/score"}})
+
+
+def test_server_of_a_user_or_tools_needs_a_function(tmp_path):
+    (tmp_path / "reward.yaml").write_text(yaml.safe_dump(JUDGE))
+    with pytest.raises(UserError, match="r must have a function, which --serves user calls"):
+        load_reward(tmp_path / "reward.yaml", serves="user")
+
+
+def test_what_is_served_enters_the_version(tmp_path):
+    (tmp_path / "reward.yaml").write_text(yaml.safe_dump(FUNCTION))
+    served = [load_reward(tmp_path / "reward.yaml", serves=serves) for serves in ("score", "user", "tools")]
+    assert len({each.version for each in served}) == 3
+    assert [each.backend.serves for each in served] == ["score", "user", "tools"]
+
+
+def test_version_of_a_reward_is_that_of_earlier_servers(tmp_path):
+    expected = "af5297997d5384884ee4644a0bf20a72336b869c3030047111cdfc641c460c24"
+    assert version_of(tmp_path, FUNCTION) == expected

@@ -117,7 +117,7 @@ def test_type_as_text(annotation: Any, text: str) -> None:
         ("Text.\n\nArgs:\n    a: First.\n    b (dict[str, int], optional): B.", "Text.", {"a": "First.", "b": "B."}),
         ("Args:\n    a: First,\n        then: more.\n\n    b:\n        B.", "", {"a": "First, then: more.", "b": "B."}),
         ("Text.\n\nReturns:\n    x: no parameter.\n\nArguments:\n    *a: First.", "Text.", {"a": "First."}),
-        ("Use the Args: of it.", "Use the Args: of it.", {}),
+        ("Use the Args: section.", "Use the Args: section.", {}),
         ("Text.\n\nRaises:\n    ValueError: If wrong.", "Text.", {}),
     ],
 )  # fmt: skip

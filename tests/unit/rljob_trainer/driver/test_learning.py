@@ -102,3 +102,13 @@ def test_failure_without_invalid_results_names_the_weighted_sum():
     message = describe_failure(StepsWithoutSignal(3, 3), [], SPEC)
     assert message.startswith("spec.rewards: ")
     assert "no weighted sum of scores is finite" in message
+
+
+def test_failure_of_episodes_begins_with_the_field_of_what_failed():
+    problems = [
+        DriverProblem(reward="correct", reason="timeout", message="took 9 s", count=2),
+        DriverProblem(reward="spec.agent.user", reason="exception", message="user.py:3: KeyError: 'a'", count=62),
+    ]
+    message = describe_failure(StepsWithoutSignal(3, 3), problems, SPEC)
+    assert message.startswith("spec.agent.user: no sample of the last 3 steps has a valid score")
+    assert "62 x exception of spec.agent.user: user.py:3: KeyError: 'a'; 2 x timeout of reward correct" in message

@@ -102,7 +102,7 @@ async def test_trained_tokens_are_the_sampled_ones_with_the_advantage_of_their_t
     talks = [row for row in logged if len(row["turns"]) > 1 and any(turn["reward"] for turn in row["turns"])]
     assert talks, "an episode of several turns with rewards"
     assert any(len({round(turn["advantage"], 6) for turn in row["turns"]}) > 1 for row in talks), (
-        "turns of one episode have advantages of their own"
+        "turns of one episode have different advantages"
     )
     for row in talks:
         [segment] = row["segments"]
@@ -153,7 +153,7 @@ async def test_driver_killed_in_a_conversation_repeats_it(make_talks, seed):
 
 
 def fail_for(episodes):
-    """Fail the user in episodes whose id ends with one of these: GROUP/SAMPLE."""
+    """Fail the user in episodes whose id ends so: GROUP/SAMPLE."""
 
     def answer(service, body):
         if not service.function and body["arguments"]["episode"].endswith(episodes):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_api.wire.protocol import MAX_PROBLEM_LENGTH, MAX_PROBLEMS, DriverStatus
 from rljob_trainer.driver.problems import ProblemLog, clean_message
-from rljob_trainer.episodes.types import ScoredResult
+from rljob_trainer.episodes.types import EpisodeFailure, ScoredResult
 from tests.support.episodes import episode
 
 
@@ -63,3 +63,10 @@ def test_message_has_one_line_without_terminal_escapes_and_surrogates():
     cleaned = clean_message("a\n\x1b[31mb\x07\ud800 c")
     assert cleaned == "a b c"
     json.dumps(cleaned).encode()
+
+
+def test_failed_episode_is_a_problem_of_its_field():
+    log = ProblemLog()
+    failure = EpisodeFailure("calc", "spec.agent.tools[0]", "timeout", "took 30 s")
+    [problem] = log.record(2, episode(failure=failure))
+    assert (problem.reward, problem.reason, problem.message) == ("spec.agent.tools[0]", "timeout", "took 30 s")

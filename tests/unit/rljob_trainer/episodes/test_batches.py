@@ -16,11 +16,21 @@ from rljob_trainer.episodes.batches import (
     has_signal,
     inspection_rows,
     max_replacements,
+    record_advantages,
     should_replace,
     usable_scores,
     weighted_score,
 )
-from rljob_trainer.episodes.types import Completion, Episode, Group, TokenFacts, Turn, empty_segment
+from rljob_trainer.episodes.types import (
+    Completion,
+    Episode,
+    EpisodeFailure,
+    Group,
+    Segment,
+    TokenFacts,
+    Turn,
+    empty_segment,
+)
 from tests.support.episodes import episode
 
 
@@ -275,3 +285,42 @@ def test_score_of_turns_that_overflows_masks_the_episode():
         spec.rewards,
     )
     assert episode_rewards([group], spec)[0][0] is None
+
+
+def test_conversation_has_one_row_per_segment_with_the_advantages_of_its_turns():
+    """The first turn got a reward of the user; the second is in a segment that the template began anew."""
+    spec = spec_of(normalization="none")
+    group = Group(0, Prompt(0, "p", [1]))
+    for sample, (first, score) in enumerate([(1.0, 0.0), (0.0, 1.0)]):
+        one, two = (
+            Segment([7, 8], [0, 1], [0.0, -1.0], [-1, 0], [-1, 0]),
+            Segment([7, 9, 9], [0, 1, 1], [0.0, -1.0, -1.0], [-1, 0, 0], [-1, 1, 1]),
+        )
+        turns = [Turn("a", reward=first), Turn("b")]
+        group.episodes.append(Episode(0, 0, sample, [one, two], turns, results=results_of(r=score), score=score))
+    rewards = episode_rewards([group], spec)
+    advantages = build_algorithm(spec).advantages(rewards)
+    [rows] = build_rows([group], advantages, spec)
+    assert [len(row.token_ids) for row in rows] == [2, 3, 2, 3]
+    assert [row.episode for row in rows] == [0, 0, 1, 1]
+    by_turn = [sorted(set(row.advantages[row.loss_mask].tolist())) for row in rows]
+    assert by_turn == [[0.0], [-1.0], [0.0], [1.0]], "what follows from a turn, against the other episode"
+    for ended, each in zip(group.episodes, advantages[0], strict=True):
+        record_advantages(ended, each.advantages)
+    assert [turn.advantage for turn in group.episodes[0].turns] == [0.0, -1.0]
+    assert group.episodes[0].advantage == pytest.approx(-2 / 3)
+    assert denominator([group], spec) == 6
+
+
+def test_failed_episode_is_masked_and_does_not_drop_its_group():
+    policy = {"failurePolicy": {"action": "dropGroup"}}
+    spec = spec_of([reward(**policy)])
+    group = group_of(spec.rewards, {"r": 1.0}, {"r": 0.0}, {"r": 1.0})
+    failed = group.episodes[2]
+    failed.results, failed.score = {}, None
+    failed.failure = EpisodeFailure("user", "spec.agent.user", "timeout", "took 9 s")
+    assert usable_scores(group, spec.rewards) == [1.0, 0.0, None]
+    [rewards] = episode_rewards([group], spec)
+    assert rewards[2] is None
+    [rows] = build_rows([group], build_algorithm(spec).advantages([rewards]), spec)
+    assert [bool(row.loss_mask.any()) for row in rows] == [True, True, False]

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.errors import UserError
 from rljob_api.wire.protocol import ScoreResult
 from rljob_trainer.driver.evaluation import pick_accuracy
-from rljob_trainer.episodes.types import UpdateMetrics
+from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ToolCall, Turn, UpdateMetrics
 from rljob_trainer.history.metrics import (
     append_line,
     count_invalid,
@@ -18,6 +18,7 @@ from rljob_trainer.history.metrics import (
     mean,
     quantile,
     std,
+    summarize_conversations,
     summarize_lengths,
     summarize_schedule,
     summarize_scores,
@@ -165,3 +166,35 @@ def test_lines_are_strict_json(tmp_path):
 
 def test_flatten_returns_numbers_by_path():
     assert flatten({"a": 1, "b": {"c": 0.5, "d": None}, "e": "x"}) == {"a": 1.0, "b/c": 0.5}
+
+
+def test_conversations_are_summarized_by_end_tool_and_cause():
+    calls = [
+        ToolCall("0", "add", {}, seconds=1.0, tool="calc"),
+        ToolCall("1", "add", {}, error="timeout: 30 s", seconds=3.0, tool="calc"),
+        ToolCall("2", "oops", None, error="there is no function oops"),
+    ]
+    first = episode(messages=[{}], end=EpisodeEnd.USER, breaks=[ContextBreak("history")])
+    first.turns = [Turn("a", reward=-0.5, user_seconds=1.0), Turn("b", tool_calls=calls), Turn("c", reward=1.0)]
+    failure = EpisodeFailure("user", "spec.agent.user", "timeout", "took 9 s")
+    second = episode(messages=[{}], end=EpisodeEnd.FAILED, failure=failure)
+    assert summarize_conversations([first, second])["agent"] == {
+        "turns_mean": 2.0,
+        "turn_reward_mean": 0.25,
+        "user_seconds_mean": 1.0,
+        "user_seconds_max": 1.0,
+        "tool_calls_mean": 1.5,
+        "tools": {
+            "_none": {"calls": 1, "errors": 1, "seconds_mean": 0.0, "seconds_max": 0.0},
+            "calc": {"calls": 2, "errors": 1, "seconds_mean": 2.0, "seconds_max": 3.0},
+        },
+        "segments_mean": 1.0,
+        "segments_by_cause": {"history": 1},
+        "episodes_by_end": {"user": 1, "failed": 1},
+        "failures": {"user": 1},
+    }
+    assert count_invalid([first, second]) == {"timeout": 1}
+
+
+def test_single_turns_have_no_part_about_conversations():
+    assert summarize_conversations([trajectory(1.0)]) == {}

@@ -2,7 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rljob_trainer.episodes.types import ScoredResult
+from rljob_api.wire.protocol import CallResult
+from rljob_trainer.episodes.types import ContextBreak, EpisodeEnd, EpisodeFailure, ScoredResult, ToolCall, Turn
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from tests.support.episodes import episode
 
@@ -109,3 +110,34 @@ async def test_driver_counts_samples_and_time_by_phase(make_harness):
         assert value(text, f"rljob_reward_{name}_total", reward="correct") == 0, name
     for phase in ("generate", "update", "publish", "sync", "evaluate", "checkpoint"):
         assert value(text, "rljob_phase_seconds_total", phase=phase) > 0, phase
+
+
+def test_conversations_are_counted_by_end_tool_cause_and_failure():
+    prometheus = PrometheusMetrics()
+    calls = [ToolCall("0", "add", {}, tool="calc"), ToolCall("1", "oops", None, error="unknown")]
+    failure = EpisodeFailure("user", "spec.agent.user", "timeout", "took 9 s")
+    talk = episode(messages=[{}], end=EpisodeEnd.FAILED, failure=failure, breaks=[ContextBreak("history")])
+    talk.turns = [Turn("a", tool_calls=calls), Turn("b")]
+    prometheus.record_scored("train", talk)
+    prometheus.record_scored("train", trajectory(correct=valid(1.0)))
+    found = {
+        name: count
+        for (name, _), count in read(prometheus).items()
+        if name.startswith("rljob_agent") and name.endswith("_total") and count
+    }
+    assert found == {
+        "rljob_agent_episodes_total": 1, "rljob_agent_turns_total": 2, "rljob_agent_tool_calls_total": 1,
+        "rljob_agent_further_segments_total": 1, "rljob_agent_failures_total": 1,
+    }  # fmt: skip
+    assert value(prometheus, "rljob_agent_tool_calls_total", lane="train", tool="_none", outcome="error") == 1
+    assert value(prometheus, "rljob_agent_tool_calls_total", lane="train", tool="calc", outcome="valid") == 1
+    assert value(prometheus, "rljob_agent_failures_total", lane="train", service="user", reason="timeout") == 1
+
+
+def test_calls_are_counted_by_service_and_outcome():
+    prometheus = PrometheusMetrics()
+    result = CallResult(id="e", valid=False, reason="timeout")
+    prometheus.record_call("user", "eval", result, 9.0)
+    labels = {"service": "user", "lane": "eval", "outcome": "timeout"}
+    assert value(prometheus, "rljob_agent_call_seconds_count", **labels) == 1
+    assert value(prometheus, "rljob_agent_call_seconds_sum", **labels) == 9.0

@@ -165,3 +165,31 @@ async def test_an_endpoint_of_scope_group_gets_the_group_at_its_url(reward_harne
         assert bodies == [{"query": ["p0", "p1"], "prompts": ["p", "p"], "labels": [0, 1]}]
     else:
         assert [sample["id"] for sample in bodies[0]["samples"]] == ["s0", "s1"]
+
+
+@pytest.mark.parametrize("scope", ["group", "sampleThenGroup"])
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_group_is_scored_without_an_episode_that_failed(reward_harness, scope, is_last):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    async with reward_harness.rewards(make_reward(scope=scope), make_reward(name="s")) as rewards:
+        scorer = rewards.open_group("g", "train", 3)
+        if not is_last:
+            await scorer.skip()
+        scored = [asyncio.create_task(scorer.score(i, make_request(i))) for i in (0, 2)]
+        if is_last:
+            await until(lambda: len(server.asked) >= 2)
+            await scorer.skip()
+        found = await asyncio.gather(*scored)
+    assert [each["r"].score for each in found] == [0.0, 2.0]
+    assert [sample.id for sample in server.groups[0].samples] == ["s0", "s2"]
+
+
+async def test_group_without_any_episode_is_not_scored(reward_harness):
+    server = await reward_harness.serve()
+    reward_harness.list(server)
+    async with reward_harness.rewards(make_reward(scope="group")) as rewards:
+        scorer = rewards.open_group("g", "train", 2)
+        await scorer.skip()
+        await scorer.skip()
+    assert not server.groups

@@ -376,6 +376,19 @@ def test_calls_that_the_template_refuses_are_text():
     assert conversation.rendered[1] == reply(text, "assistant")
 
 
+def test_a_template_that_drops_calls_begins_a_segment():
+    template = with_template(SMOLLM2.replace("{% for", "{{ tools }}{% for", 1))
+    conversation, text = Conversation(template, FIRST, TOOLS), '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {}}}
+    conversation.next_prompt()
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    conversation.add_answer(answer("", template.encode(f"{text}<|im_end|>"), text=text), message)
+    conversation.add([reply("4", "tool")])
+    conversation.next_prompt()
+    conversation.add_answer(answer("", template.encode("4<|im_end|>")), reply("4", "assistant"))
+    assert [each.cause for each in conversation.breaks] == ["answer"]
+
+
 def test_a_template_that_refuses_a_message_is_a_typed_error():
     template = with_template("{% if messages[-1].role == 'tool' %}{{ raise_exception('No tools.') }}{% endif %}.")
     conversation = Conversation(template, FIRST)

@@ -3,12 +3,13 @@
 Real: the driver with its loop, collection, retries and /metrics; two reward servers with worker processes, whose
 functions raise, crash, abstain and are slow for some samples; two judge servers with a cache, which share the limits of
 an endpoint that sometimes rejects or fails; the operator's metrics server. Fakes (those of the unit tests): the
-rollouts, the trainer group, the endpoint. This module makes up the operator's decisions.
+rollouts, the trainer group, the endpoint. This module makes up the operator's decisions, and conversations.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -18,17 +19,19 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from aiohttp import web
 
 from rljob_api.manifest.job import RLJob
 from rljob_api.wire.contract import ENV_PEERS, ENV_POD_IP, ENV_TOKEN, PORT_DRIVER, PORT_REWARD
+from rljob_api.wire.protocol import CallResult
 from rljob_operator.backend import JobKey
 from rljob_operator.loop.health import Health
 from rljob_operator.loop.metrics import OperatorMetrics
 from rljob_operator.loop.workqueue import WorkQueue
+from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, EpisodeFailure, ToolCall, Turn
 from rljob_trainer.head.status_server import StatusServer
 from tests.support import driver_harness, fake_endpoint
 
@@ -142,6 +145,15 @@ def _list_replicas() -> list[tuple[str, str]]:
 NUM_TARGETS = 2 + len(_list_replicas())
 
 
+class AgentService:
+    """What a client of a tool, or of the simulated user, reports."""
+
+    num_requests: ClassVar = {"train": 3, "eval": 0}
+
+    def statistics(self) -> dict[str, float]:
+        return {"in_flight": 2.0, "waiting": 1.0, "waiting_oldest_seconds": 0.5, "replicas": 1.0}
+
+
 class RunningJob:
     """A job that trains until it is stopped."""
 
@@ -179,7 +191,8 @@ class RunningJob:
                 operator = await Health(WorkQueue(), self.operator).serve(0, self.operator_port)
                 try:
                     async with asyncio.TaskGroup() as group:  # a task that fails ends the test at once
-                        tasks = [group.create_task(driver.run()), group.create_task(self._operate())]
+                        work = (driver.run(), self._operate(), self._converse())
+                        tasks = [group.create_task(each) for each in work]
                         yield self
                         for task in tasks:
                             task.cancel()
@@ -221,6 +234,27 @@ class RunningJob:
                 if b" 200 " in answer:
                     break
                 await asyncio.sleep(0.1)
+
+    async def _converse(self) -> None:
+        """Record conversations, as the driver of a job with an agent does. Some fail."""
+        prometheus, ends = self.harness.prometheus, (EpisodeEnd.USER, EpisodeEnd.MAX_TURNS, EpisodeEnd.FAILED)
+        prometheus.register_agent({name: AgentService() for name in ("user", "calculator")})
+        for number in itertools.count():
+            end = ends[number % len(ends)]
+            calls = [ToolCall("0", "add", {}, tool="calculator"), ToolCall("1", "sub", {}, error="no such function")]
+            failure = EpisodeFailure("user", "spec.agent.user", "timeout", "killed")
+            episode = Episode(
+                0, number, 0,
+                turns=[Turn("", tool_calls=calls), Turn("")],
+                messages=[{"role": "user", "content": ""}],
+                end=end,
+                failure=failure if end is EpisodeEnd.FAILED else None,
+                breaks=[ContextBreak("history")],
+            )  # fmt: skip
+            prometheus.record_scored("train", episode)
+            for service in ("user", "calculator"):
+                prometheus.record_call(service, "train", CallResult(id="0", valid=True), 0.05)
+            await asyncio.sleep(0.5)
 
     async def _operate(self) -> None:
         """Record what an operator of this job records. It decides for as many slots as samples wait."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-from rljob_trainer.history.prometheus import LATENCY_BUCKETS_SECONDS
+from rljob_api.wire.protocol import CallResult
+from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, EpisodeFailure, ToolCall, Turn
+from rljob_trainer.history.prometheus import LATENCY_BUCKETS_SECONDS, PrometheusMetrics
+from tests.integration.monitoring import dashboard
+from tests.integration.monitoring.running_job import AgentService
 from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "rljob"
@@ -31,3 +35,23 @@ def test_config_map_contains_the_unchanged_dashboard(render):
         o for o in render("--set", "dashboards.enabled=true") if o["metadata"]["name"] == "rljob-operator-dashboard"
     ]
     assert json.loads(config["data"]["rljob.json"]) == json.loads((CHART / "dashboards" / "rljob.json").read_text())
+
+
+def test_driver_exports_what_the_panels_of_agents_query():
+    metrics = PrometheusMetrics()
+    metrics.register_agent({"user": AgentService()})
+    metrics.record_call("user", "train", CallResult(id="0", valid=True), 0.1)
+    failed = Episode(
+        0, 0, 0,
+        turns=[Turn("", tool_calls=[ToolCall("0", "add", {}, error="no such function")])],
+        messages=[{"role": "user", "content": ""}],
+        end=EpisodeEnd.FAILED,
+        failure=EpisodeFailure("user", "spec.agent.user", "timeout", "killed"),
+        breaks=[ContextBreak("history")],
+    )  # fmt: skip
+    metrics.record_scored("train", failed)
+    exported = set(re.findall(r"^(\w+)(?=[ {])", metrics.render().decode(), re.M))
+    queries = [q for p in dashboard.list_panels() for q in dashboard.list_queries(p, window="30s", span="2m")]
+    queried = {name for query in queries for name in re.findall(r"rljob_agent_\w+", query.expression)}
+    assert len(queried) == 9
+    assert queried <= exported

@@ -96,29 +96,45 @@ def build_response(
     queue_seconds: float = 0.0,
     execute_seconds: float = 0.0,
 ) -> Response:
-    own_fields = _call_fields if kind is CallRequest else _score_fields
+    build_result = _build_call_result if kind is CallRequest else _build_score_result
     results = [
-        {  # the fields of a ScoreResult or a CallResult; validation would cost more than the rest of the response
-            "id": sample_id,
-            "valid": reply.reason is None,
-            **own_fields(reply),
-            "reason": reply.reason,
-            "message": reply.message,
-            "queue_seconds": queue_seconds,
-            "execute_seconds": execute_seconds,
-            "version": version,
-        }
+        build_result(sample_id, reply, queue_seconds, execute_seconds, version)
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
     response = {"id": request_id, "results": results} if kind is GroupRequest else results[0]
+    # User code that writes to the pipe of its worker could put NaN into a call's value.
     return Response(replies, to_json(response, inf_nan_mode="null"))
 
 
-def _score_fields(reply: Reply) -> dict[str, Any]:
-    if isinstance(reply, SampleReply):
-        return {"score": reply.score, "components": reply.components}
-    return {"score": None, "components": {}}
+def _build_score_result(
+    sample_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
+) -> dict[str, Any]:
+    """Return the fields of a ScoreResult, whose validation would cost more than the rest of the response."""
+    is_scored = isinstance(reply, SampleReply)
+    return {
+        "id": sample_id,
+        "valid": reply.reason is None,
+        "score": reply.score if is_scored else None,
+        "components": reply.components if is_scored else {},
+        "reason": reply.reason,
+        "message": reply.message,
+        "queue_seconds": queue_seconds,
+        "execute_seconds": execute_seconds,
+        "version": version,
+    }
 
 
-def _call_fields(reply: Reply) -> dict[str, Any]:
-    return {"value": reply.value if isinstance(reply, CallReply) else None}
+def _build_call_result(
+    call_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
+) -> dict[str, Any]:
+    """Return the fields of a CallResult."""
+    return {
+        "id": call_id,
+        "valid": reply.reason is None,
+        "value": reply.value if isinstance(reply, CallReply) else None,
+        "reason": reply.reason,
+        "message": reply.message,
+        "queue_seconds": queue_seconds,
+        "execute_seconds": execute_seconds,
+        "version": version,
+    }

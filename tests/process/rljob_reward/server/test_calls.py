@@ -23,7 +23,7 @@ StartServer = Callable[..., Server]
 MESSAGES = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "3"}]
 
 TOOLS = r'''
-import ctypes, os, sys, time
+import ctypes, os, struct, sys, time
 
 def add(a: int, b: int = 1) -> int:
     """Add two numbers.
@@ -58,6 +58,14 @@ def flood():
         print("\x00\xff" * 5000)
     os.write(1, b'[{"value": "x"}]' * 1000)
     return "printed"
+def forge(answer: str):
+    frame = struct.pack(">I", len(answer)) + answer.encode()
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, frame)
+        except OSError:
+            pass
+    time.sleep(1000)
 def write():
     for descriptor in range(3, 64):
         try:
@@ -156,6 +164,23 @@ def test_result_that_cannot_be_json_is_text_or_invalid(tools: Server) -> None:
 def test_function_that_writes_to_the_pipe_of_its_worker_costs_its_call(tools: Server) -> None:
     result = tools.call({}, "write")
     assert (result["valid"], result["reason"]) in ((False, "worker_died"), (True, None)), result
+    assert tools.call({"a": 1}, "add")["value"] == "2"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '[{"value": 3, "reason": null, "message": ""}]',
+        '[{"value": null, "reason": null, "message": ""}]',
+        '[{"value": "x", "reason": "exception", "message": ""}]',
+        '[{"score": 1.0, "components": {}, "reason": null, "message": ""}]',
+        '{"tools": []}',
+    ],
+)
+def test_forged_answer_of_another_form_costs_its_call(tools: Server, answer: str) -> None:
+    result = tools.call({"answer": answer}, "forge")
+    assert (result["valid"], result["reason"]) == (False, "worker_died"), result
+    assert "wrote garbage to its pipe" in result["message"]
     assert tools.call({"a": 1}, "add")["value"] == "2"
 
 

@@ -91,3 +91,15 @@ def test_number_of_remembered_responses_is_bounded(monkeypatch: pytest.MonkeyPat
     for name in "abc":
         ask(known, name, "text", score=1.0)
     assert [ask(known, name, "text") is None for name in "abc"] == [True, False, False]
+
+
+def test_bytes_of_remembered_responses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = KnownRequests(ServerMetrics("test", 1), cache=False)
+    result = ask(first, "a", "text", score=1.0)
+    assert result is not None
+    num_bytes = len(result.model_dump_json())
+    monkeypatch.setattr(known_requests, "_MAX_RESPONSE_BYTES", int(2.5 * num_bytes))
+    known = KnownRequests(ServerMetrics("test", 1), cache=False)
+    for name in "abcd":
+        ask(known, name, "text", score=1.0)
+    assert [ask(known, name, "text") is None for name in "abcd"] == [True, True, False, False]

@@ -115,6 +115,14 @@ def test_argument_of_the_settings_cannot_be_chosen_by_the_policy() -> None:
     assert (outcome.reason, "unknown argument b" in outcome.message) == ("bad_request", True)
 
 
+def test_types_may_be_written_as_text() -> None:
+    source = "from __future__ import annotations\nfrom typing import Literal\nUnit = Literal['C', 'F']\n"
+    [schema] = load_tools(f"{source}def convert(to: Unit | None, at: list[float] = []): ...").tools
+    assert schema["parameters"]["properties"]["to"] == {
+        "anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}]
+    }
+
+
 def test_long_result_is_cut_off_before_it_leaves_the_worker() -> None:
     outcome = call_tool("def flood() -> str: return 'x' * (5 << 20)", "flood", {})
     assert outcome.value == "x" * MAX_TOOL_RESULT_CHARACTERS

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import RLJob, Service, ServiceKind
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import InvalidReason, ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import Finding, Target
+from rljob_cli.check.one_turn import describe_one_turn
 from rljob_cli.check.score_client import read_info, score_all
 from rljob_cli.check.try_reward import TOKEN, find_ended_container, service_children
 from rljob_cli.check.waits import find_import_place, pods_of, report_waits
@@ -139,7 +141,7 @@ async def _try(
             url = f"http://{pod['status']['podIP']}:{PORT_REWARD}"
             if service.kind != "reward":
                 return replace(trial, serves=await _read_forms(url))
-            (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt)])
+            (results,) = await score_all(url, TOKEN, job, reward, [build_samples(reward, prompt, job.spec.agent)])
         return replace(trial, result=results[0])
     except TimeoutError:
         if reward.judge is not None:  # nothing is known to be wrong
@@ -168,11 +170,12 @@ async def _wait_until_ready(cluster: LocalCluster, name: str) -> dict[str, Any]:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def build_samples(reward: Reward, prompt: Prompt) -> list[ScoreRequest]:
+def build_samples(reward: Reward, prompt: Prompt, agent: Agent) -> list[ScoreRequest]:
     """Return what the driver would send if the model's answer were the data's: one sample, or a group of two."""
     completion = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
     count = 1 if reward.scope == "sample" else 2
     extra = {"index": prompt.index, "split": "train", **prompt.extra_info, "truncated": False, "num_tokens": 1}
+    extra |= describe_one_turn(agent, prompt.prompt, completion)
     return [
         ScoreRequest(
             id=f"call-{number}",

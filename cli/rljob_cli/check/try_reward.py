@@ -22,6 +22,7 @@ from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import ScoreRequest, ScoreResult
 from rljob_cli.check.jobfile import check_file, load
+from rljob_cli.check.one_turn import describe_one_turn
 from rljob_cli.check.rewards import check_service
 from rljob_cli.check.score_client import score_all
 from rljob_cli.check.waits import report_waits
@@ -80,7 +81,10 @@ def try_reward_command(
     index = _find_reward(job_file.job, name)
     reward = job_file.job.spec.rewards[index]
     rows = _read_rows(completions, answer, prompt, file)
-    groups = build_groups(rows, job_file.job.spec.data.train.data_source or "", in_groups=reward.scope != "sample")
+    spec = job_file.job.spec
+    for row in rows:  # of a conversation, unless the row has one
+        row.update(describe_one_turn(spec.agent, row.get("prompt") or "", row["completion"]) | row)
+    groups = build_groups(rows, spec.data.train.data_source or "", in_groups=reward.scope != "sample")
     check_file(job_file, check_service(Service("reward", f"spec.rewards[{index}]", reward)))
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         network = claim_block(folder, block, ports=[PORT_REWARD])

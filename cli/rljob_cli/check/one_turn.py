@@ -1,0 +1,21 @@
+"""What extra_info has about a conversation with a single answer: for calls of a reward without an episode. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.manifest.agent import Agent
+from rljob_api.wire.protocol import Message
+
+
+def describe_one_turn(agent: Agent, prompt: str | list[Message], completion: str) -> dict[str, Any]:
+    """Return messages, turns, state and end, as the driver sends them with agent.type loop; nothing with singleTurn."""
+    if agent.type != "loop":
+        return {}
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return {
+        "messages": [*asked, {"role": "assistant", "content": completion}],
+        "turns": [{"text": completion, "reward": None, "tool_calls": []}],
+        "state": {},
+        "end": "user" if agent.user else "answered",
+    }

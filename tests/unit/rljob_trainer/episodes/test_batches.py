@@ -288,7 +288,7 @@ def test_score_of_turns_that_overflows_masks_the_episode():
 
 
 def test_conversation_has_one_row_per_segment_with_the_advantages_of_its_turns():
-    """The first turn got a reward of the user; the second is in a segment that the template began anew."""
+    """The first turn got a reward of the user; the second is in a second segment."""
     spec = spec_of(normalization="none")
     group = Group(0, Prompt(0, "p", [1]))
     for sample, (first, score) in enumerate([(1.0, 0.0), (0.0, 1.0)]):

@@ -102,8 +102,7 @@ def build_response(
         for sample_id, reply in zip(sample_ids, replies, strict=True)
     ]
     response = {"id": request_id, "results": results} if kind is GroupRequest else results[0]
-    # User code that writes to the pipe of its worker could put NaN into a call's value.
-    return Response(replies, to_json(response, inf_nan_mode="null"))
+    return Response(replies, to_json(response))
 
 
 def _build_score_result(

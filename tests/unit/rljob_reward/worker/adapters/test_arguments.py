@@ -57,6 +57,7 @@ def test_argument_with_one_meaning_is_converted(annotation: str, value: Any, exp
         ("int", 3.5, "x must be an integer, got 3.5"),
         ("int", True, "x must be an integer, got true"),
         ("int", None, "x must be an integer, got null"),
+        ("float", True, "x must be a number, got true"),
         ("float", "nan", 'x must be a number, got "nan"'),
         ("str", True, "x must be a string, got true"),
         ("str", ["a"], 'x must be a string, got ["a"]'),

@@ -109,12 +109,12 @@ def _build_score_result(
     sample_id: str, reply: Reply, queue_seconds: float, execute_seconds: float, version: str
 ) -> dict[str, Any]:
     """Return the fields of a ScoreResult, whose validation would cost more than the rest of the response."""
-    is_scored = isinstance(reply, SampleReply)
+    scored = reply if isinstance(reply, SampleReply) else None
     return {
         "id": sample_id,
         "valid": reply.reason is None,
-        "score": reply.score if is_scored else None,
-        "components": reply.components if is_scored else {},
+        "score": scored and scored.score,
+        "components": scored.components if scored else {},
         "reason": reply.reason,
         "message": reply.message,
         "queue_seconds": queue_seconds,

@@ -29,6 +29,8 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.roles import Sampling
 from rljob_api.wire import contract
 from rljob_api.wire.protocol import WeightManifest
+from rljob_trainer.conversation.conversation import Conversation
+from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.replicas.generate import PATH, ResponseReader, build_payload
 from rljob_trainer.weights.store import WeightStore
@@ -323,6 +325,44 @@ async def test_log_probs_equal_those_of_an_independent_forward(replica: Replica)
     print(f"\nmean |log-prob difference| {differences.mean():.2e} over {len(differences)} tokens")
     assert differences.mean() < 0.002
     assert len({tuple(completion.token_ids) for completion in completions}) == 8, "each seed has its own sample"
+
+
+async def test_a_conversation_trains_on_what_the_engine_saw(replica: Replica) -> None:
+    """Five turns, new weights after the second: the trainer's log-probs of the whole segment are the engine's."""
+    manifest = replica.publish("g9", 0, reference=0)
+    await _wait_for(_is_ready, replica)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(replica.folder / "model")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    conversation = Conversation(ChatTemplate(tokenizer), [{"role": "user", "content": "one two"}])
+    num_stopped = 0
+    for turn in range(5):
+        if turn == 2:
+            manifest = replica.publish("g9", turn, reference=turn)
+        await _weights(manifest)
+        ends = {"stop_token_ids": list(range(200))} if turn % 2 else {}
+        completion = await _generate(manifest.key, conversation.next_prompt(), turn, max_tokens=24, **ends)
+        num_stopped += not completion.truncated
+        conversation.add_answer(completion, {"role": "assistant", "content": completion.text})
+        conversation.add([{"role": "user", "content": f"three {turn}"}])
+    [segment] = conversation.segments
+    assert num_stopped > 0, "one of the answers must end before the limit"
+    # This tokenizer writes a space at the start of each text.
+    assert tokenizer.decode(segment.token_ids).count("<end> \nuser: three") == 4, "the template ends each answer"
+    token_ids = torch.tensor(segment.token_ids)
+    sampled = torch.tensor(segment.loss_mask).bool()
+    versions, engine = torch.tensor(segment.versions), torch.tensor(segment.logprobs)
+    assert set(versions[sampled].tolist()) == {0, 2}
+    for version in (0, 2):
+        with torch.no_grad():
+            logits = replica.references[version](token_ids[None]).logits[0, :-1]
+        trainer = logits.log_softmax(-1).gather(1, token_ids[1:, None])[:, 0]
+        of_version = (sampled & (versions == version))[1:]
+        difference = (trainer - engine[1:]).abs()[of_version]
+        print(f"\nversion {version}: max |log-prob difference| {difference.max():.2e} over {len(difference)} tokens")
+        assert difference.max() < 0.01
 
 
 async def test_text_is_that_of_the_openai_endpoint(replica: Replica) -> None:

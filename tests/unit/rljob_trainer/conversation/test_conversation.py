@@ -5,7 +5,7 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -210,7 +210,8 @@ def test_no_segment_begins_where_the_template_keeps_history(family, data):
 
 @given(played=turns(TEXTS))
 def test_no_segment_begins_for_answers_without_reasoning(played):
-    conversation, _, _ = play("qwen3", played)
+    conversation, completions, _ = play("qwen3", played)
+    assume(not any("think>" in completion.text for completion in completions))  # a token can have it
     assert conversation.breaks == []
 
 

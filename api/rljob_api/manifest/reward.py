@@ -51,15 +51,17 @@ class PythonFunction(Spec):
     once at startup, separately from the server's packages. Set the package index in env (UV_INDEX_URL,
     PIP_INDEX_URL)."""
     entrypoint: ShortText | None = None
-    """Name of the function, or of a class, a list of functions, or an object that scores. Null: the first of
+    """Name of the function, or of a class, a list of functions, or an object. Null: of a reward the first of
     compute_score, reward_func, reward, reward_fn, score_answer, rubric and reward_funcs that the source defines; with
-    scope sampleThenGroup the first class with `compute_score` and `post_process_scores`."""
+    scope sampleThenGroup the first class with `compute_score` and `post_process_scores`. Null: of a simulated user
+    `respond`, or the first class that has it; of tools the list `tools`, or all public functions."""
     factory_args: FreeForm | None = None
     """Arguments of an entry point that returns the function, such as `get_soft_overlong_punishment` of TRL, or of the
     constructor of a class with `__call__`. Each worker calls it once. Null: the entry point is the function itself; a
     class is created without arguments."""
     kwargs: FreeForm = {}
-    """Additional keyword arguments of each call; with scope sampleThenGroup, of the class's constructor."""
+    """Additional keyword arguments of each call; with scope sampleThenGroup, and for a user or tools that are a class,
+    of its constructor."""
     max_memory_mib: int = Field(default=2048, ge=64, alias="maxMemoryMiB")
     """Maximum address space of each process of the function, in MiB."""
     max_file_mib: int = Field(default=256, ge=1, alias="maxFileMiB")

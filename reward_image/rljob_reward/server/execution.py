@@ -113,7 +113,7 @@ def _build_score_result(
     return {
         "id": sample_id,
         "valid": reply.reason is None,
-        "score": scored and scored.score,
+        "score": scored.score if scored else None,
         "components": scored.components if scored else {},
         "reason": reply.reason,
         "message": reply.message,

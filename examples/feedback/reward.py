@@ -8,12 +8,15 @@ import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1.0 when the last number is right, and 0.25 for ending; otherwise the model would write until the limit."""
+    """1.0 when the last number is right, and 0.5 for ending, which is more than all wrong tries cost.
+
+    An answer at the token limit ends the conversation. Were that cheaper than a wrong try, it would be learned.
+    """
     extra_info = extra_info or {}
     ended = not extra_info.get("truncated", False)
     turns = extra_info.get("turns") or [{"text": solution_str}]
     first, last = (_last_number(text) == ground_truth for text in (turns[0]["text"], solution_str))
-    return {"score": 1.0 * last + 0.25 * ended, "last": last, "first": first, "turns": len(turns)}
+    return {"score": 1.0 * last + 0.5 * ended, "last": last, "first": first, "turns": len(turns)}
 
 
 def _last_number(text):

@@ -86,7 +86,7 @@ def _play(job: RLJob, answers: Sequence[str], folder: Path, claims: Mapping[str,
 
         if play_model(job, folder, claims, block, Console(stderr=True)) == "Interrupted":
             raise KeyboardInterrupt
-    return list(read_rows(folder / "trajectories", Filter()))
+    return list(read_rows(folder / "trajectories", Filter(lane="eval")))
 
 
 def _say(line: str) -> None:
@@ -107,11 +107,15 @@ def read_row(job: RLJob, number: int, claims: Mapping[str, Path]) -> dict[str, A
 
 
 def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path) -> RLJob:
-    """Return the job with copies of one row as its data, sampled as in training. It writes no checkpoint elsewhere."""
+    """Return the job with copies of one row as its data, sampled as in training. It writes no checkpoint elsewhere.
+
+    The driver reports an evaluation with the step next to it, so that step has as few samples as possible.
+    """
     spec = job.spec
+    num_prompts = spec.trainer.num_ranks
     line = json.dumps(values, default=str) + "\n"
     sources = {}
-    for name, count in (("train", spec.schedule.prompts_per_step), ("eval", episodes)):
+    for name, count in (("train", num_prompts), ("eval", episodes)):
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
         changes = {"source": str(file), "subset": None, "revision": None, "split": None, "limit": None}
@@ -120,7 +124,10 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
     changed = {
         "data": spec.data.model_copy(update=sources),
         "evaluation": spec.evaluation.model_copy(update=evaluation),
-        "schedule": spec.schedule.model_copy(update={"type": "synchronous", "max_staleness": 0}),
+        "schedule": spec.schedule.model_copy(
+            update={"type": "synchronous", "max_staleness": 0, "prompts_per_step": num_prompts, "mini_batches": 1}
+        ),
+        "algorithm": spec.algorithm.model_copy(update={"group_size": 2}),
         "checkpoint": Checkpoint(export=False),
         "tracking": Tracking(tensorboard=False),
         "suspend": False,

@@ -51,7 +51,7 @@ def test_written_job_plays_calls_replies_and_rewards(play):
     calls, first, right = episode["turns"]
     [call] = calls["tool_calls"]
     assert (call["name"], call["tool"], call["error"]) == ("multiply", "calculator", None)
-    assert (first["reward"], json.loads(first["user_info"])) == (-0.1, {"feedback": "too high"})
+    assert (first["reward"], json.loads(first["user_info"])) == (-0.02, {"feedback": "too high"})
     assert right["reward"] == 0.0
     roles = [(message["role"], message["content"]) for message in json.loads(episode["messages"])][1:]
     assert roles[1:] == [

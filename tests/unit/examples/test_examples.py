@@ -155,9 +155,9 @@ def test_single_turn_variant_differs_from_the_feedback_example_by_its_agent_alon
     ("answer", "text", "reward"),
     [
         ("17 + 14 = 31.", None, 0.0),
-        ("40", "40 is too high. Try again.", -0.1),
-        ("17 + 14 = 30", "30 is too low. Try again.", -0.1),
-        ("no idea", "That is not a number. Reply with the number only.", -0.2),
+        ("40", "40 is too high. Try again.", -0.05),
+        ("17 + 14 = 30", "30 is too low. Try again.", -0.05),
+        ("no idea", "That is not a number. Reply with the number only.", -0.1),
     ],
 )
 def test_user_of_the_feedback_example_compares_the_last_number(answer: str, text: str | None, reward: float) -> None:
@@ -172,7 +172,7 @@ def test_feedback_reward_scores_the_last_answer_and_shows_the_first() -> None:
     compute_score = load_module(EXAMPLES / "feedback" / "reward.py").compute_score
     turns = [{"text": "30", "reward": -0.1, "tool_calls": []}, {"text": "31", "reward": 0.0, "tool_calls": []}]
     conversation = compute_score("", "31", "31", {"truncated": False, "turns": turns})
-    assert conversation == {"score": 1.25, "last": True, "first": False, "turns": 2}
+    assert conversation == {"score": 1.5, "last": True, "first": False, "turns": 2}
     assert compute_score("", "no", "31", {"truncated": True}) == {
         "score": 0.0,
         "last": False,

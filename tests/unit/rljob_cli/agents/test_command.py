@@ -27,7 +27,7 @@ def test_episodes_have_copies_of_one_row_and_the_sampling_of_training(tmp_path):
     placed = place_row(job, values, 3, tmp_path).spec
     sources = (placed.data.train.source, placed.data.eval.source)
     train, held_out = ([json.loads(line) for line in Path(source).read_text().splitlines()] for source in sources)
-    assert (len(train), held_out) == (placed.schedule.prompts_per_step, [values] * 3)
+    assert (len(train), held_out) == (placed.trainer.num_ranks, [values] * 3)
     assert read_row(job, 2, {}) != read_row(job, 0, {})
     assert placed.evaluation.sampling == job.spec.rollout.sampling
     assert placed.evaluation.at_start

@@ -17,7 +17,8 @@ from rljob_cli.main import app
 from rljob_operator.plan.job import render_children
 
 SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.8, 0.7], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
-SCORES["judge"] = SCORES["products"] = SCORES["sums"]
+SCORES["judge"] = SCORES["sums"]
+SCORES["products"] = [1.0, 0.6, 0.2]
 
 
 def init(*arguments):
@@ -67,7 +68,7 @@ def test_reward_of_each_task_scores_its_completions(rows, tmp_path, task):
     exec((folder / "reward.py").read_text(), module)
     found = [json.loads(line) for line in (folder / "data" / "completions.jsonl").read_text().splitlines()]
     results = [module["compute_score"]("", row["completion"], row["answer"], {}) for row in found]
-    assert [result["score"] for result in results] == SCORES[task]
+    assert [result["score"] for result in results] == pytest.approx(SCORES[task])
     accuracy = load(folder / "rljob.yaml").job.spec.evaluation.accuracy
     assert accuracy is None or accuracy in results[0]
 
@@ -110,7 +111,7 @@ def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path
     reply = user["respond"](
         [{"role": "assistant", "content": "It is 200."}], state, answer=str(tools["multiply"](12, 17))
     )
-    assert (reply[:2], state) == (("200 is too low. Try again.", -0.1), {"tries": 1})
+    assert (reply[:2], state) == (("200 is too low. Try again.", -0.02), {"tries": 1})
     assert user["respond"]([{"role": "assistant", "content": "204"}], state, answer="204")[0] is None
 
 

@@ -9,10 +9,13 @@ import re
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 if the last answer is the right number alone, 0.5 if the right number is the last one of a longer answer."""
+    """0.4 if the last number is right, 0.4 more if it is alone, and 0.2 for ending, which is more than all wrong tries
+    cost: an answer at the token limit ends the conversation, too."""
     turns = (extra_info or {}).get("turns") or []
     numbers = re.findall(r"-?\d+", solution_str)
     exact = solution_str.strip() == ground_truth
     last = bool(numbers) and numbers[-1] == ground_truth
     called = any(not call["error"] for turn in turns for call in turn["tool_calls"])
-    return {"score": 0.5 * last + 0.5 * exact, "exact": exact, "last": last, "called": called, "turns": len(turns)}
+    ended = not (extra_info or {}).get("truncated", False)
+    score = 0.4 * last + 0.4 * exact + 0.2 * ended
+    return {"score": score, "exact": exact, "last": last, "called": called, "turns": len(turns)}

@@ -14,9 +14,9 @@ def respond(messages, state, answer):
     state["tries"] = state.get("tries", 0) + 1
     numbers = re.findall(r"-?\d+", messages[-1]["content"])
     if not numbers:
-        return "That is not a number. Reply with the number only.", -0.2, {"feedback": "not a number"}
+        return "That is not a number. Reply with the number only.", -0.04, {"feedback": "not a number"}
     difference = int(numbers[-1]) - int(answer)
     if difference == 0:
         return None, 0.0, {"feedback": "right"}
     feedback = "too high" if difference > 0 else "too low"
-    return f"{numbers[-1]} is {feedback}. Try again.", -0.1, {"feedback": feedback}
+    return f"{numbers[-1]} is {feedback}. Try again.", -0.02, {"feedback": feedback}

@@ -43,6 +43,8 @@ class UserPlan(NamedTuple):
     """function: call it. class: call its method. interaction: verl's. unknown: only running the source shows it."""
     method: str = ""
     """Of kind class."""
+    arguments: Mapping[str, Any] = {}
+    """Of the constructor, for a class. One of verl takes all settings as `config`."""
 
 
 def is_user_class(methods: Mapping[str, object] | Sequence[str]) -> bool:
@@ -73,20 +75,21 @@ def _plan_class(found: Class, given: Mapping[str, Any]) -> UserPlan:
             f"{found.name} is {what} without respond; add respond(self, messages, state), which returns {_REPLY}"
         )
     is_interaction = method == GENERATE_RESPONSE
-    takes_config = is_interaction and found.constructor is not None and "config" in found.constructor.named
-    if found.constructor is not None and not takes_config:
+    if found.constructor is not None:
+        if is_interaction and "config" in found.constructor.named and "config" not in given:
+            given = {"config": given}
         check_call(found.constructor._replace(name=found.name), given, "function.kwargs")
     function = found.methods[method]._replace(name=f"{found.name}.{method}")
     if not is_interaction:
         _check_respond(function, {})
-        return UserPlan("class", method)
+        return UserPlan("class", method, given)
     missing = [name for name in ("instance_id", "messages") if not function.accepts(name)]
     if missing:
         raise FormError(
             f"{function.show()} does not take {' and '.join(missing)}; write generate_response(self, instance_id, "
             "messages, **kwargs), or respond(self, messages, state)"
         )
-    return UserPlan("interaction")
+    return UserPlan("interaction", "", given)
 
 
 def _check_respond(function: Function, kwargs: Mapping[str, Any]) -> None:

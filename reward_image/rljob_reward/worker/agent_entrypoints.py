@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
 
 from rljob_api.errors import UserError
 from rljob_api.functions import forms, tool_forms, user_forms
@@ -66,19 +65,13 @@ def _bind_user(found: Found, settings: FunctionSettings, path: str, in_source: D
         assert isinstance(described, Function)
         calls, signature = user.bind(value, described, settings.kwargs), user_forms.RESPOND
     else:
-        made = value(**_constructor_arguments(value, plan, settings)) if inspect.isclass(value) else value
+        made = value(**plan.arguments) if inspect.isclass(value) else value
         if plan.kind == "interaction":
             calls, signature = interaction.bind(made, name), "verl interaction"
         else:
             method = getattr(made, plan.method)
             calls, signature = user.bind(method, inspection.read_parameters(plan.method, method), {}), name
     return BoundFunction(None, None, name_of(value, name), signature, path, calls=calls)
-
-
-def _constructor_arguments(cls: Any, plan: user_forms.UserPlan, settings: FunctionSettings) -> dict[str, Any]:
-    given = {**settings.kwargs, **(settings.factory_args or {})}
-    takes_config = plan.kind == "interaction" and inspection.read_parameters(cls.__name__, cls).accepts("config")
-    return {"config": given} if takes_config and "config" not in given else given
 
 
 def _bind_tools(found: Found, settings: FunctionSettings, path: str, in_source: DescribeInSource) -> BoundFunction:

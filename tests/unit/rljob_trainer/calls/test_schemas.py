@@ -39,9 +39,9 @@ async def test_functions_of_a_new_version_are_read_in_the_background(call_harnes
     server = await call_harness.serve("calc", "add")
     async with call_harness.services(tools={"calc": {}}) as services:
         assert names(await services.tools()) == ["add"]
-        await services.call("calc", ADD)
-        assert server.num_infos == 1, "the same version"
         [reader] = services.readers.values()
+        await services.call("calc", ADD)
+        assert (reader.is_idle, server.num_infos) == (True, 1), "the same version"
         server.version, server.functions = "v2", ["add", "mul"]
         await services.call("calc", ADD)
         await until(lambda: server.num_infos == 2 and reader.is_idle)

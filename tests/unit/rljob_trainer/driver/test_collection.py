@@ -2,8 +2,8 @@
 
 from rljob_api.manifest.roles import Sampling
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.driver.collection import CollectionPlan, build_request
-from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, Segment, ToolCall, Turn
+from rljob_trainer.driver.collection import CollectionPlan, Collector, build_request
+from rljob_trainer.episodes.types import ContextBreak, Episode, EpisodeEnd, Group, Segment, ToolCall, Turn
 from tests.support.episodes import episode
 
 
@@ -59,3 +59,24 @@ def test_request_has_the_prompt_of_the_last_segment():
     ended.segments.append(Segment([3, 4], [0, 1], [0.0] * 2, [0] * 2, [-1, 2]))
     request = build_request(Prompt(7, [], [1, 2]), ended, PLAN)
     assert (request.prompt_ids, request.completion_ids) == ([3], [4])
+
+
+async def test_each_answer_of_an_episode_has_its_own_seed_and_at_most_the_room_that_is_left():
+    requests = []
+
+    class Rollouts:
+        async def complete(self, token_ids, sampling, seed):
+            requests.append((sampling.max_tokens, seed))
+
+    plan = CollectionPlan("train", 1, 2, Sampling(max_tokens=16), 0, "g")
+    collector = Collector(None, Rollouts(), None, [])
+    for sample in (0, 1):
+        generate = collector._bind_generate(Group(3, Prompt(7, [], [1])), sample, plan)
+        await generate([1])
+        await generate([1, 2], 40)
+        await generate([1, 2, 3], 5)
+    assert [max_tokens for max_tokens, _ in requests] == [16, 16, 5] * 2
+    assert [seed for _, seed in requests] == [
+        plan.sample_seed(7, 3, sample, turn) for sample in (0, 1) for turn in (0, 1, 2)
+    ]
+    assert len({seed for _, seed in requests}) == 6

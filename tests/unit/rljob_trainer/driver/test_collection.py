@@ -61,7 +61,7 @@ def test_request_has_the_prompt_of_the_last_segment():
     assert (request.prompt_ids, request.completion_ids) == ([3], [4])
 
 
-async def test_each_answer_of_an_episode_has_its_own_seed_and_at_most_the_room_that_is_left():
+async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
     requests = []
 
     class Rollouts:

@@ -339,6 +339,8 @@ def with_template(source):
 
 
 OTHER_END = "('<|endoftext|>' if '</think>' in message.content else '<|im_end|>') + '\n'"
+NEWEST = "message['role'] + ('?' if 'user' in messages[loop.index0 + 1:]|map(attribute='role')|list else '!') + '"
+MARKED = SMOLLM2.replace("message['role'] + '", NEWEST).replace("assistant\n' }}", "assistant!\n' }}")
 LATE_END = "('' if message.role == 'assistant' and not loop.last else '<|im_end|>') + '\n'"
 
 
@@ -350,10 +352,11 @@ LATE_END = "('' if message.role == 'assistant' and not loop.last else '<|im_end|
         (SMOLLM2.replace("<|im_start|>system", "<|im_start|>system {{ messages|length }}"), None, ""),
         (SMOLLM2.replace("{% for", "{{ messages|length }}{% for", 1), "prompt", "2<|im_start|>"),
         (SMOLLM2.replace("'<|im_end|>' + '\n'", LATE_END), "history", "4\n<|im"),
+        (MARKED, "history", "user?\nWhat"),
         (SMOLLM2.replace("'<|im_end|>' + '\n'", OTHER_END), "answer", "</think>4<|endoftext|>"),
         (SMOLLM2.replace("message['role'] + '", "message['role'] + message['content'][-9:-6] + '"), "prompt", "eas"),
     ],
-    ids=["reasoning", "header", "escaped", "counts", "late-end", "other-end", "role"],
+    ids=["reasoning", "header", "escaped", "counts", "late-end", "marks-newest", "other-end", "role"],
 )
 def test_every_way_to_rewrite_history_has_its_cause(source, cause, found):
     template = with_template(source)

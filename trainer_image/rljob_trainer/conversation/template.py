@@ -104,23 +104,6 @@ class ChatTemplate:
         return _PROBE_NAME in text
 
 
-def load_template(
-    model: str,
-    revision: str | None,
-    *,
-    trust_remote_code: bool = False,
-    tool_format: ToolFormat | Literal["auto"] = "auto",
-) -> ChatTemplate:
-    """`model`: a folder or the name of a repository. Raise UserError if its tokenizer cannot be loaded."""
-    from transformers import AutoTokenizer  # seconds to import
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:  # transformers and its hub client raise dozens of types
-        raise UserError(f"spec.model.source: cannot load the tokenizer of {model}: {error}") from error
-    return ChatTemplate(tokenizer, tool_format)
-
-
 def _describe(tool: ToolSchema) -> dict[str, Any]:
     return {"type": "function", "function": tool.model_dump()}
 

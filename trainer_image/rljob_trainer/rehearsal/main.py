@@ -78,7 +78,7 @@ def find_room(environment: Environment) -> int | None:
 
 async def rehearse(environment: Environment, settings: Settings) -> None:
     spec = environment.job.spec
-    tokenizer = load_tokenizer(environment)
+    tokenizer = load_tokenizer(environment.model, environment.job.spec.model)
     template = ChatTemplate(tokenizer, spec.agent.tool_format)
     prompt = read_first_prompt(environment, tokenizer)
     specs = [reward for reward in spec.rewards if reward.name in settings.rewards]

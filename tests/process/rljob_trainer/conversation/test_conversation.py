@@ -3,12 +3,13 @@
 import pytest
 
 from examples import prepare
-from rljob_api.manifest.job_sections import Data
+from rljob_api.manifest.job_sections import Data, Model
 from rljob_api.wire.protocol import ToolSchema
 from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.conversation import Conversation
-from rljob_trainer.conversation.template import load_template
+from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion
+from rljob_trainer.head.tokenizer import load_tokenizer
 
 FOLDER = prepare.MODELS / "smollm2-135m-instruct"
 FIRST = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -20,7 +21,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": 
 def template():
     if not FOLDER.is_dir():
         pytest.skip(f"{FOLDER} not found; python examples/prepare.py creates it")
-    return load_template(str(FOLDER), None)
+    return ChatTemplate(load_tokenizer(str(FOLDER), Model(source=str(FOLDER))))
 
 
 def sample(template, text, *, truncated=False):

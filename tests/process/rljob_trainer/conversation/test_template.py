@@ -3,8 +3,10 @@
 import pytest
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.job_sections import Model
 from rljob_api.wire.protocol import ToolSchema
-from rljob_trainer.conversation.template import load_template
+from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.head.tokenizer import load_tokenizer
 from tests.support.chat_templates import build_template
 
 TOOLS = [ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})]
@@ -13,13 +15,14 @@ CHAT = [{"role": "user", "content": "What is 2 + 3?"}]
 
 def test_a_template_is_loaded_from_a_folder(tmp_path):
     build_template("qwen25")._tokenizer.save_pretrained(tmp_path)
-    loaded = load_template(str(tmp_path), None)
+    tokenizer = load_tokenizer(str(tmp_path), Model(source=str(tmp_path)))
+    loaded = ChatTemplate(tokenizer)
     text = build_template("qwen25").render(CHAT, TOOLS, generate=True)
     assert loaded.render(CHAT, TOOLS, generate=True) == text
     assert loaded.encode(text) == build_template("qwen25").encode(text)
-    assert load_template(str(tmp_path), None, tool_format="llama3").tool_format == "llama3"
+    assert ChatTemplate(tokenizer, "llama3").tool_format == "llama3"
 
 
 def test_a_folder_without_a_tokenizer_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"spec\.model\.source: cannot load the tokenizer"):
-        load_template(str(tmp_path), None)
+        load_tokenizer(str(tmp_path), Model(source=str(tmp_path)))

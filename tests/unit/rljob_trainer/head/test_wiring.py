@@ -17,7 +17,7 @@ from tests.support.model_folder import write_model
 def environment(tmp_path, monkeypatch):
     """A job whose second training prompt has more tokens than the model's context leaves."""
     folder = write_model(tmp_path / "model")
-    monkeypatch.setattr(wiring, "load_tokenizer", lambda environment: load_tokenizer(open_model(str(folder), None)))
+    monkeypatch.setattr(wiring, "load_tokenizer", lambda *_: load_tokenizer(open_model(str(folder), None)))
     rows = {"train": ["short", "x" * 80, "other"], "eval": ["held out"]}
     for name, prompts in rows.items():
         lines = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in prompts]

@@ -63,10 +63,8 @@ def load_inputs(environment: Environment) -> Inputs:
     spec, access = environment.job.spec, HubAccess.from_environment(os.environ)
     config = read_config(environment.model, spec.model.revision, access)
     overridden = overrides_length(spec.rollout.extra_args, spec.rollout.env)
-    tokenizer, context_length = (
-        load_tokenizer(environment.model, environment.job.spec.model),
-        None if overridden else find_context_length(config),
-    )
+    context_length = None if overridden else find_context_length(config)
+    tokenizer = load_tokenizer(environment.model, spec.model)
 
     def load(source: DataSource, location: str, split: str) -> PromptSet:
         limit = find_limit(spec, split, context_length)

@@ -31,7 +31,7 @@ _WINDOW_SECONDS = 20
 _NOTE = (
     "Drawn by matplotlib from the answers of a real Prometheus to the dashboard's queries; not a screenshot of Grafana."
     "\nTime in seconds. Real: rewards, driver, the operator's metrics. "
-    "Stand-ins: rollouts, trainers, the judge's endpoint."
+    "Stand-ins: rollouts, trainers, conversations, the judge's endpoint."
 )
 _COLUMNS = 24
 """Of Grafana's grid."""

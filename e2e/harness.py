@@ -6,6 +6,7 @@ a context of your kubeconfig. E2E_CLAIM then names a ReadWriteMany claim for the
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow.parquet as pq
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -185,6 +187,17 @@ class Job:
         assert text, "the driver wrote no summary to the claim"
         summary: Manifest = json.loads(text)
         return summary
+
+    def read_samples(self) -> list[Manifest]:
+        """Return all samples of training from the trajectory log, with the results of their rewards by name."""
+        samples = []
+        for name in self.cluster.in_loader("ls", f"/claim/{self.name}/trajectories").decode().split():
+            if "train" in name:
+                content = self.cluster.in_loader("cat", f"/claim/{self.name}/trajectories/{name}")
+                samples += pq.read_table(io.BytesIO(content)).to_pylist()
+        for sample in samples:
+            sample["rewards"] = {reward["name"]: reward for reward in sample["rewards"]}
+        return samples
 
     def delete_pod(self, role: str) -> None:
         """Delete the oldest Pod of a role, and wait until another one replaces it."""

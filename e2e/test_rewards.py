@@ -7,13 +7,11 @@ by one version of it per step.
 from __future__ import annotations
 
 import copy
-import io
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from harness import CLAIM, NAMESPACE, Cluster, Job, Manifest, log_step, wait_for
@@ -62,18 +60,6 @@ def read_job(file: str) -> Manifest:
     return manifest
 
 
-def read_samples(job: Job) -> list[Manifest]:
-    """All samples of training, with the results of their rewards by name."""
-    listed = job.cluster.in_loader("ls", f"/claim/{job.name}/trajectories")
-    samples = []
-    for name in filter(lambda name: "train" in name, listed.decode().split()):
-        content = job.cluster.in_loader("cat", f"/claim/{job.name}/trajectories/{name}")
-        samples += pq.read_table(io.BytesIO(content)).to_pylist()
-    for sample in samples:
-        sample["rewards"] = {reward["name"]: reward for reward in sample["rewards"]}
-    return samples
-
-
 def assert_all_valid(samples: list[Manifest], num_samples: int) -> None:
     assert len(samples) == num_samples
     invalid = Counter(r["reason"] for sample in samples for r in sample["rewards"].values() if not r["valid"])
@@ -83,7 +69,7 @@ def assert_all_valid(samples: list[Manifest], num_samples: int) -> None:
 def test_function_classifier_and_judge_score_every_sample(cluster: Cluster, reward_files: None) -> None:
     job = Job(cluster, read_job("three_kinds"))
     job.wait_for_success()
-    samples = read_samples(job)
+    samples = job.read_samples()
     assert_all_valid(samples, 2 * 16)
     pairs = [(sample["completion"], sample["ground_truth"]) for sample in samples]
     scores = [sample["rewards"]["correct"]["score"] for sample in samples]
@@ -101,7 +87,7 @@ def test_groups_are_compared_and_slow_samples_are_hedged(cluster: Cluster, rewar
     cluster.kubectl("apply", "-f", "-", input=ranker.encode())
     job = Job(cluster, read_job("groups"))
     job.wait_for_success()
-    samples = read_samples(job)
+    samples = job.read_samples()
     assert_all_valid(samples, 4 * 16)
     groups = defaultdict(list)
     for sample in samples:
@@ -144,7 +130,7 @@ def test_shared_reward_scales_from_zero_and_back(cluster: Cluster, submit: Calla
     log_step(f"busy: {most}")
     job.wait_for("all three ready", lambda: read().get("readyReplicas") == 3)
     job.wait_for_success()
-    assert_all_valid(read_samples(job), 4 * 16)
+    assert_all_valid(job.read_samples(), 4 * 16)
     wait_for("no replica", lambda: not read().get("replicas"), 180)
     cluster.kubectl("delete", "rewardmodel", "-n", NAMESPACE, "busy", "--wait")
 
@@ -164,7 +150,7 @@ def test_job_survives_a_dns_outage(cluster: Cluster, submit: Callable[..., Job])
     finally:
         cluster.kubectl("scale", *dns, "--replicas=1")
     job.wait_for_success()
-    assert_all_valid(read_samples(job), 12 * 16)
+    assert_all_valid(job.read_samples(), 12 * 16)
 
 
 def test_changed_reward_scores_complete_steps(cluster: Cluster, submit: Callable[..., Job], nodes: Manifest) -> None:
@@ -190,7 +176,7 @@ def test_changed_reward_scores_complete_steps(cluster: Cluster, submit: Callable
         }
     )
     job.wait_for_success()
-    samples = read_samples(job)
+    samples = job.read_samples()
     assert_all_valid(samples, 12 * 16)
     versions = defaultdict(set)
     for sample in samples:

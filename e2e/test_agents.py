@@ -1,4 +1,4 @@
-"""Conversations on a real cluster: the simulated user and a tool in separate Pods, one of which dies in a step."""
+"""Conversations on a real cluster: the simulated user and a tool in separate Pods. The user's dies in a step."""
 
 from __future__ import annotations
 

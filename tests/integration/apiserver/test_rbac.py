@@ -67,7 +67,7 @@ async def test_job_gets_its_children_status_and_end_with_the_smallest_roles(harn
     await harness.delete_until_recreated("Deployment", f"{NAME}-rollout")
     await harness.patch("RLJob", NAME, {"spec": {"suspend": True}})
     assert await harness.until_condition("Suspended")
-    assert await harness.list("Event"), "it may record events"
+    assert await harness.until("an event, which is written in the background", lambda: harness.list("Event"))
 
 
 async def test_gang_with_gates_names_the_missing_feature_in_its_status(harness, start):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from tests.paths import ROOT
+from tests.support.local_run import run_to_end
 
 pytestmark = pytest.mark.real
 
@@ -73,14 +72,7 @@ def write_job(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_conversations_with_user_and_tool_train_on_exactly_the_sampled_tokens(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [RLJOB, "run", write_job(tmp_path), "--dir", tmp_path, "--output", "plain"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_SECONDS,
-        env=os.environ | {"COLUMNS": "200"},
-    )
+    done = run_to_end(write_job(tmp_path), tmp_path, RUN_SECONDS)
     assert done.returncode == 0, done.stdout
     lines = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["type"] == "step"]

@@ -18,6 +18,7 @@ import yaml
 
 from rljob_api.wire.contract import ExitCode
 from tests.paths import ROOT
+from tests.support.local_run import run_to_end
 from tests.support.loopback import next_address
 
 pytestmark = pytest.mark.real
@@ -53,14 +54,7 @@ def write_job(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_job_that_learns_nothing_warns_and_fails_with_the_line_of_the_exception(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [RLJOB, "run", write_job(tmp_path), "--dir", tmp_path, "--output", "plain"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_SECONDS,
-        env=os.environ | {"COLUMNS": "200"},
-    )
+    done = run_to_end(write_job(tmp_path), tmp_path, RUN_SECONDS)
     output = done.stdout
     assert done.returncode == 1, output
     cause = f"{tmp_path}/reward.py:{LINE_OF_RAISE}: KeyError: 'the unit'"

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from rljob_api.manifest.agent import Agent
 from rljob_api.manifest.job import Service
-from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import CallResult, ToolSchema
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.replicas.http import open_session
+from tests.support.stub_server import StubServer
 
 _numbers = itertools.count(1)
 
@@ -24,29 +24,20 @@ def schema(name):
     return ToolSchema(name=name, parameters={"type": "object", "properties": {}}).model_dump()
 
 
-class CallServer:
+class CallServer(StubServer):
     """Returns `value` unless `answer` returns a CallResult's fields or a response."""
 
     def __init__(self, address, functions=(), value="ok", version="v1"):
-        self.address, self.functions, self.value, self.version = address, list(functions), value, version
+        super().__init__(address)
+        self.functions, self.value, self.version = list(functions), value, version
         self.bodies, self.authorizations, self.num_infos = [], [], 0
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.answer = lambda body: None
         self.info = lambda: None
-        self._runner = None
 
-    async def start(self):
-        app = web.Application()
-        app.add_routes([web.get("/v1/info", self._info), web.post("/v1/call", self._call)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, PORT_REWARD, reuse_address=True).start()
-
-    async def stop(self):
-        if self._runner:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+    def routes(self):
+        return [web.get("/v1/info", self._info), web.post("/v1/call", self._call)]
 
     async def _info(self, request):
         self.num_infos += 1

@@ -30,6 +30,19 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+def run_to_end(job: Path, folder: Path, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a job with plain output, which has its errors, too."""
+    return subprocess.run(
+        [RLJOB, "run", job, "--dir", folder, "--output", "plain"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_seconds,
+        env=os.environ | {"COLUMNS": "200"},
+        check=False,
+    )
+
+
 class Run:
     """One `rljob run` of the tiny job, observed from outside."""
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from aiohttp import web
 
 from rljob_api.manifest.reward import Reward
-from rljob_api.wire.contract import PORT_REWARD
 from rljob_api.wire.protocol import GroupRequest, GroupResult, ScoreRequest, ScoreResult
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
+from tests.support.stub_server import StubServer
 
 DEADLINE_SECONDS = 60.0
 """Reached only by a failing test."""
@@ -44,11 +44,12 @@ async def score_alone(rewards, request):
     return await rewards.open_group(request.id, request.lane, 1).score(0, request)
 
 
-class RewardServer:
+class RewardServer(StubServer):
     """A reward whose score is the completion, a number, unless `fault` returns something else."""
 
     def __init__(self, address, version="v1"):
-        self.address, self.version, self.reads_tokens = address, version, False
+        super().__init__(address)
+        self.version, self.reads_tokens = version, False
         self.asked, self.groups, self.num_left = [], [], 0
         self.connections, self.most_connected = set(), 0
         self.open = asyncio.Event()
@@ -56,21 +57,13 @@ class RewardServer:
         self.fault = lambda body: None
         """A ScoreResult's fields, or a Response, or None."""
         self.judge_group = lambda samples, results: [float(sample.completion) for sample in samples]
-        self._runner = None
 
-    async def start(self):
-        app = web.Application()
-        app.router.add_get("/v1/info", self._info)
-        app.router.add_post("/v1/score", self._score)
-        app.router.add_post("/v1/score-group", self._score_group)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, PORT_REWARD, reuse_address=True).start()
-
-    async def stop(self):
-        if self._runner:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+    def routes(self):
+        return [
+            web.get("/v1/info", self._info),
+            web.post("/v1/score", self._score),
+            web.post("/v1/score-group", self._score_group),
+        ]
 
     async def _info(self, request):
         return web.json_response({"name": "r", "version": self.version, "reads_tokens": self.reads_tokens})

@@ -38,7 +38,7 @@ class AgentFunction(Role):
 
     def as_reward(self, name: str) -> Reward:
         """Return the settings of its server, which are those of a reward's server."""
-        shared = self.model_dump(exclude={"function", "retries", "name", "on_error", "max_result_characters"})
+        shared = {field: getattr(self, field) for field in AgentFunction.model_fields if field in Reward.model_fields}
         function = FunctionReward.model_validate(self.function.model_dump(by_alias=True))
         policy = FailurePolicy(retries=self.retries)
         return Reward.model_validate({**shared, "name": name, "function": function, "failure_policy": policy})

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,6 +20,7 @@ from rljob_api.errors import UserError
 from rljob_api.manifest.agent import USER_SERVICE, Agent
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
 from rljob_trainer.agents.base import EpisodeTask, Services, ToolSet
+from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.conversation import Break, Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
 from rljob_trainer.conversation.tool_calls import Answer, ParsedCall, ToolFormat, parse
@@ -175,7 +174,7 @@ class _Play:
     async def _call_tools(self, turn: Turn) -> None:
         names = ", ".join(dict.fromkeys(call.name for call in turn.tool_calls if call.name))
         self.waits_for = f"waited for the tools: {names}"
-        results = await _gather([self._call_tool(call) for call in turn.tool_calls])
+        results = await run_all([self._call_tool(call) for call in turn.tool_calls])
         turn.tool_calls = [call for call, _, _ in results]
         for _, _, failure in results:
             if failure is not None:
@@ -235,16 +234,6 @@ class _Play:
         else:
             self.num_replies += 1
             self.conversation.add([{"role": "user", "content": reply.text}])
-
-
-async def _gather(calls: Sequence[Coroutine[Any, Any, _Called]]) -> list[_Called]:
-    """Run the calls at once. The first error cancels the others; it is not wrapped."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
 
 
 def _plan_call(call: ParsedCall, call_id: str) -> ToolCall:

@@ -23,13 +23,14 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents import AgentLoop
 from rljob_trainer.agents.base import EpisodeTask, Generate
 from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.concurrency import run_all
 from rljob_trainer.driver.role_clock import PhaseClock, RoleClock
 from rljob_trainer.episodes.batches import weighted_score
 from rljob_trainer.episodes.progress import CollectionProgress
 from rljob_trainer.episodes.types import NOT_SAMPLED, Completion, Episode, Group, Segment
 from rljob_trainer.replicas.rollout_client import RolloutClient
 from rljob_trainer.rewards.clients import RewardClients
-from rljob_trainer.rewards.groups import GroupScorer, run_all
+from rljob_trainer.rewards.groups import GroupScorer
 
 log = logging.getLogger(__name__)
 

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 from rljob_api.wire.protocol import GroupRequest, Lane, ScoreRequest, ScoreResult
+from rljob_trainer.concurrency import run_all
 from rljob_trainer.episodes.types import ScoredResult
 from rljob_trainer.rewards.client import RewardClient
 
-_Result = TypeVar("_Result")
 _Member = tuple[ScoreRequest, ScoredResult | None]
 """A sample of a group, and its own result if the reward scores samples first."""
-
-
-async def run_all(work: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Run all of `work` concurrently, and return the results. The first error cancels the rest; it is not wrapped."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
 
 
 class GroupScorer:

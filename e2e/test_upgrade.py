@@ -14,6 +14,9 @@ NEW_IMAGES = {
 }
 """No registry has them: a Pod that was replaced could not start."""
 
+NUM_STEPS = 100
+"""The rewards alone take 0.6 s per step, so the jobs still run after both upgrades, which take half a minute."""
+
 
 @pytest.fixture
 def upgrade(cluster: Cluster) -> Iterator[Callable[..., None]]:
@@ -38,7 +41,9 @@ def read_images(job: Job) -> dict[str, str]:
 def test_upgrade_replaces_no_pod_of_running_jobs(
     cluster: Cluster, submit: Callable[..., Job], upgrade: Callable[..., None]
 ) -> None:
-    jobs = [submit(name, trainer={"replicas": 1}, rollout={"replicas": 1}) for name in ("upgrade-one", "upgrade-two")]
+    changes = {"trainer": {"replicas": 1}, "rollout": {"replicas": 1}, "schedule": {"steps": NUM_STEPS}}
+    changes["checkpoint"] = {"everySteps": 25}
+    jobs = [submit(name, **changes) for name in ("upgrade-one", "upgrade-two")]
     for job in jobs:
         job.wait_for_step(1)
         job.wait_for("the images in the status", lambda job=job: all(read_images(job).values()))

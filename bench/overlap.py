@@ -190,7 +190,7 @@ def print_table(results: dict[str, dict[str, Any]], ratios: dict[str, float]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="measured steps; warm-up and drained ones come on top")
-    parser.add_argument("--prompts", type=int, default=5, help="prompts per step, each sampled 5 times")
+    parser.add_argument("--prompts", type=int, default=6, help="prompts per step, each sampled 5 times")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--min-floor", type=float, default=12.0, help="stop if a step of the floor takes fewer seconds")
     parser.add_argument("--fixed", action="store_true", help="the published number of slots with all schedules")

@@ -1,28 +1,27 @@
-"""spec.agent: how the policy acts on a prompt. One answer, or a conversation with tools and a simulated user.
+"""spec.agent: how the policy acts on a prompt. One answer, a conversation with tools and a simulated user, an
+environment of another project, or a program of the user.
 
-The user's Python runs in separate Pods, like the function of a reward: one service for the simulated user and one for
-each entry of tools.
+What is not the policy runs in separate Pods, like the function of a reward: one service for the simulated user, one for
+each entry of tools, and one for the runner of environments and programs.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from rljob_api.manifest import base
-from rljob_api.manifest.base import Rule, Spec
+from rljob_api.manifest.base import FreeForm, Rule, Spec
 from rljob_api.manifest.reward import FailurePolicy, FunctionReward, PythonFunction, Reward
 from rljob_api.manifest.roles import Role
 
 ToolFormat = Literal["auto", "hermes", "llama3"]
 
 
-class AgentFunction(Role):
-    """Python of the user that an agent calls, in isolated worker processes of separate Pods."""
+class AgentService(Role):
+    """What an agent calls: code in isolated worker processes of separate Pods."""
 
-    function: PythonFunction
-    """The source."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Number of Pods. May change while the job runs."""
     slots: int = Field(default=16, ge=1, le=4096)
@@ -36,26 +35,36 @@ class AgentFunction(Role):
     deadline_seconds: float = Field(default=600, gt=0)
     """Maximum seconds from a call to its result, including queueing and retries."""
 
-    def as_reward(self, name: str) -> Reward:
-        """Return the settings of its server, which are those of a reward's server."""
-        shared = {field: getattr(self, field) for field in AgentFunction.model_fields if field in Reward.model_fields}
-        function = FunctionReward.model_validate(self.function.model_dump(by_alias=True))
+    def settings(self, name: str, function: PythonFunction) -> Reward:
+        """Return the settings of its server, which are those of a reward's server. `function`: what it executes."""
+        shared = {field: getattr(self, field) for field in AgentService.model_fields if field in Reward.model_fields}
+        as_function = FunctionReward.model_validate(function.model_dump(by_alias=True))
         policy = FailurePolicy(retries=self.retries)
-        return Reward.model_validate({**shared, "name": name, "function": function, "failure_policy": policy})
+        return Reward.model_validate({**shared, "name": name, "function": as_function, "failure_policy": policy})
 
 
-class SimulatedUser(AgentFunction):
+class SimulatedUser(AgentService):
     """A user that answers the policy, rewards its turns and ends the conversation: a function or class `respond`. See
     docs/agents.md."""
+
+    function: PythonFunction
+    """The source."""
+
+    def as_reward(self, name: str) -> Reward:
+        """Return the settings of its server."""
+        return self.settings(name, self.function)
 
 
 USER_SERVICE: Final = "user"
 """Name of the service of spec.agent.user."""
 
 
-class Tool(AgentFunction):
+class Tool(AgentService):
     """Python functions that the policy may call. Their names, typed parameters and docstrings become the schema that
     the model sees. See docs/agents.md."""
+
+    function: PythonFunction
+    """The source."""
 
     name: str = Field(pattern=base.PART_NAME_PATTERN, max_length=15)
     """Name of the service, in the names of its children. Unique among tools and rewards. The model sees the names of
@@ -67,8 +76,99 @@ class Tool(AgentFunction):
     max_result_characters: int = Field(default=8192, ge=1, le=1_000_000)
     """Longest result that the model sees; the rest is cut off."""
 
+    def as_reward(self, name: str) -> Reward:
+        """Return the settings of its server."""
+        return self.settings(name, self.function)
+
+
+RUNNER_SERVICE: Final = "runner"
+"""Name of the service that runs the episodes of an environment or a program."""
+Framework = Literal["verifiers", "openenv", "skyrlGym", "gymnasium", "trl", "openrlhf"]
+ENVIRONMENTS_MODULE: Final = "rljob_reward.worker.environments"
+"""Of the reward image: finds an environment by framework and id."""
+COMMAND_MODULE: Final = "rljob_reward.worker.command"
+"""Of the reward image: starts a program for each episode."""
+
+
+class Environment(Spec):
+    """An environment of another project. The runner plays its episodes. See docs/environments.md."""
+
+    framework: Framework
+    """The project, whose interface the environment implements."""
+    id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Name of the environment in its framework, or MODULE:NAME of its class or factory. Null: agent.runner.function has
+    the class."""
+    args: FreeForm = {}
+    """Arguments of its constructor or factory."""
+    packages: list[Annotated[str, Field(min_length=1, max_length=512, pattern=base.REQUIREMENT_PATTERN)]] = Field(
+        default=[], max_length=256
+    )
+    """Packages that it needs, as lines of a pip requirements file without options: the framework and the environment.
+    Each Pod installs them once at startup, apart from RLJob's own."""
+
+
+class Runner(AgentService):
+    """The Pods that run episodes: of agent.environment, or of a program of the user, which is a function or a command.
+    See docs/agents.md."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            ("function", "command"),
+            "must not both be set",
+            "remove one of them",
+            lambda runner: runner.function is None or not runner.command,
+            "!has(self.function) || !has(self.command) || self.command.size() == 0",
+        ),
+    )
+
+    function: PythonFunction | None = None
+    """program: a function that runs one episode (by default `run`). environment: the source with the class of the
+    environment, unless environment.id names it."""
+    command: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=256)
+    """program: what to start for each episode, such as [python, agent.py]. OPENAI_BASE_URL, OPENAI_API_KEY and the same
+    for Anthropic are set; RLJOB_EPISODE is a file with the episode as JSON. The last line that it prints may be the
+    episode's reward."""
+    working_dir: base.PathText | None = None
+    """Folder in which `command` starts. With `rljob run` relative to the job file; on a cluster a path inside the
+    image. Null: a scratch folder."""
+    slots: int = Field(default=16, ge=1, le=4096)
+    """Episodes that one Pod runs concurrently, each in a worker process."""
+    timeout_seconds: float = Field(default=1800, gt=0)
+    """Maximum seconds of one episode in the runner, excluding queueing; then its process is killed."""
+    deadline_seconds: float = Field(default=3600, gt=0)
+    """Maximum seconds of an episode, including queueing and retries."""
+    retries: int = Field(default=1, ge=0, le=100)
+    """Maximum retries of an episode that raised, timed out or lost its worker. Each starts anew: what the earlier
+    attempt sampled is dropped."""
+
+    def as_reward(self, name: str, environment: Environment | None = None) -> Reward:
+        """Return the settings of its server."""
+        return self.settings(name, self._find_function(environment))
+
+    def _find_function(self, environment: Environment | None) -> PythonFunction:
+        if environment is None:
+            return self.function or PythonFunction(
+                module=COMMAND_MODULE,
+                entrypoint="Command",
+                factory_args={"command": self.command, "working_dir": self.working_dir},
+            )
+        if self.function is not None:
+            requirements = [*environment.packages, *self.function.requirements]
+            given = {"requirements": requirements, "factory_args": environment.args}
+            return self.function.model_copy(update=given)
+        return PythonFunction(
+            module=ENVIRONMENTS_MODULE,
+            entrypoint="make",
+            factory_args={"framework": environment.framework, "id": environment.id, "args": environment.args},
+            requirements=environment.packages,
+        )
+
 
 _LOOP_ONLY = "is for type loop alone"
+_HOSTED: Final = ("environment", "program")
+"""Types whose episodes a runner runs."""
+_LOOP_TURNS: Final = 8
+_HOSTED_TURNS: Final = 100
 
 
 class Agent(Spec):
@@ -114,13 +214,51 @@ class Agent(Spec):
             f"!has(self.tools) || self.tools.all(tool, tool.name != '{USER_SERVICE}')",
             lambda agent: ", ".join(f"tools[{i}]" for i, tool in enumerate(agent.tools) if tool.name == USER_SERVICE),
         ),
+        Rule(
+            ("environment", "type"),
+            "must be set with type environment, and with no other type",
+            "add agent.environment, or remove it, or change type",
+            lambda agent: (agent.type == "environment") == (agent.environment is not None),
+            "!has(self.environment) ? !has(self.type) || self.type != 'environment' : "
+            "has(self.type) && self.type == 'environment'",
+        ),
+        Rule(
+            ("environment", "runner"),
+            "need environment.id or runner.function, one of them: they name the class of the environment",
+            "set one of them",
+            lambda agent: (
+                agent.environment is None
+                or (agent.environment.id is None) != (agent.runner is None or agent.runner.function is None)
+            ),
+            "!has(self.environment) || has(self.environment.id) != (has(self.runner) && has(self.runner.function))",
+        ),
+        Rule(
+            ("runner", "type"),
+            "is for the types environment and program",
+            "remove it, or change type",
+            lambda agent: agent.is_hosted or agent.runner is None,
+            "!has(self.runner) || (has(self.type) && (self.type == 'environment' || self.type == 'program'))",
+            lambda agent: agent.type,
+        ),
+        Rule(
+            ("runner", "type"),
+            "must have a function or a command with type program, and no command with type environment",
+            "set runner.function or runner.command",
+            lambda agent: _has_program(agent),
+            "!has(self.type) || "
+            "(self.type == 'program' ? has(self.runner) && (has(self.runner.function) || "
+            "(has(self.runner.command) && self.runner.command.size() > 0)) : "
+            "!has(self.runner) || !has(self.runner.command) || self.runner.command.size() == 0)",
+        ),
     )
 
-    type: Literal["singleTurn", "loop"] = "singleTurn"
+    type: Literal["singleTurn", "loop", "environment", "program"] = "singleTurn"
     """singleTurn: one prompt, one answer. loop: the policy answers, calls tools, and gets the replies of a simulated
-    user, until one of them ends the conversation."""
-    max_assistant_turns: int = Field(default=8, ge=1, le=1000)
-    """loop: maximum answers of the policy in an episode. An answer that calls tools counts."""
+    user, until one of them ends the conversation. environment: an environment of another project plays the episode.
+    program: a program of the user, which calls the policy through an OpenAI or Anthropic API."""
+    max_assistant_turns: int | None = Field(default=None, ge=1, le=1000)
+    """Maximum answers of the policy in an episode. An answer that calls tools counts. Null: 8 with loop, 100 with
+    environment and program."""
     max_user_turns: int | None = Field(default=None, ge=1, le=1000)
     """loop: maximum replies of the simulated user. Null: only maxAssistantTurns limits them."""
     tool_format: ToolFormat = "auto"
@@ -131,4 +269,31 @@ class Agent(Spec):
     tools: list[Tool] = Field(default=[], max_length=16, json_schema_extra=base.list_map("name"))
     """loop: functions that the policy may call."""
     episode_seconds: float = Field(default=3600, gt=0, le=1_000_000)
-    """loop: maximum seconds of an episode, without its rewards. Then it is invalid."""
+    """Maximum seconds of an episode, without its rewards. Then it is invalid."""
+    environment: Environment | None = None
+    """environment: which one."""
+    runner: Runner | None = None
+    """environment, program: the Pods that run the episodes, and the program."""
+    reward_weight: float = Field(default=1.0, allow_inf_nan=False)
+    """environment, program: factor of the reward that the environment or the program gives an episode. It is added to
+    the weighted sum of spec.rewards, which may then be empty."""
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether a runner runs the episodes, and calls the policy through the gateway."""
+        return self.type in _HOSTED
+
+    @property
+    def turn_limit(self) -> int:
+        """Maximum answers of the policy in an episode."""
+        return self.max_assistant_turns or (_HOSTED_TURNS if self.is_hosted else _LOOP_TURNS)
+
+    @property
+    def runner_settings(self) -> Reward | None:
+        """Settings of the runner's server; None for types without one."""
+        return (self.runner or Runner()).as_reward(RUNNER_SERVICE, self.environment) if self.is_hosted else None
+
+
+def _has_program(agent: Agent) -> bool:
+    runner = agent.runner or Runner()
+    return bool(runner.function or runner.command) if agent.type == "program" else not runner.command

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
-from rljob_api.manifest.agent import USER_SERVICE, Agent
+from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE, Agent
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, find_duplicates, list_map
 from rljob_api.manifest.pod_settings import PodSettings
@@ -39,6 +39,8 @@ def _evaluation_fits(spec: RLJobSpec) -> bool:
     limit, sampling = spec.rollout.max_model_len, spec.evaluation.sampling
     return limit is None or sampling is None or sampling.max_tokens < limit
 
+
+_HOSTED: Final = "self.agent.type == 'environment' || self.agent.type == 'program'"
 
 _RULES: Final = (
     Rule(
@@ -88,18 +90,38 @@ _RULES: Final = (
         lambda spec: ", ".join(f"rewards[{i}]" for i, r in enumerate(spec.rewards) if r.name == USER_SERVICE),
     ),
     Rule(
+        ("rewards", "agent.runner"),
+        f"must not be named {RUNNER_SERVICE}, which is the service of agent.runner",
+        "choose another name",
+        lambda spec: not spec.agent.is_hosted or all(reward.name != RUNNER_SERVICE for reward in spec.rewards),
+        f"!({_HOSTED}) || self.rewards.all(reward, reward.name != '{RUNNER_SERVICE}')",
+        lambda spec: ", ".join(f"rewards[{i}]" for i, r in enumerate(spec.rewards) if r.name == RUNNER_SERVICE),
+    ),
+    Rule(
         ("data.format", "agent.type"),
-        "must be chat with agent.type loop, whose turns are chat messages",
+        "must be chat unless agent.type is singleTurn: turns are chat messages",
         "set data.format: chat",
-        lambda spec: spec.agent.type != "loop" or spec.data.format == "chat",
-        "self.agent.type != 'loop' || self.data.format == 'chat'",
+        lambda spec: spec.agent.type == "singleTurn" or spec.data.format == "chat",
+        "self.agent.type == 'singleTurn' || self.data.format == 'chat'",
     ),
     Rule(
         ("rewards",),
+        "must have at least one entry: only agents of type environment and program bring a reward of their own",
+        "add a reward",
+        lambda spec: bool(spec.rewards) or spec.agent.is_hosted,
+        f"self.rewards.size() > 0 || {_HOSTED}",
+    ),
+    Rule(
+        ("rewards", "agent.rewardWeight"),
         "must have a weight other than 0: otherwise every score is 0 and the model learns nothing",
         "set rewards[].weight",
-        lambda spec: any(reward.weight != 0 for reward in spec.rewards),
-        "self.rewards.exists(reward, reward.weight != 0.0)",
+        lambda spec: (
+            any(reward.weight != 0 for reward in spec.rewards)
+            or (spec.agent.is_hosted and spec.agent.reward_weight != 0)
+            or (not spec.rewards and not spec.agent.is_hosted)  # reported by its own rule
+        ),
+        "self.rewards.exists(reward, reward.weight != 0.0) || "
+        f"(({_HOSTED}) ? self.agent.rewardWeight != 0.0 : self.rewards.size() == 0)",
     ),
     Rule(
         ("rollout.replicas", "suspend"),
@@ -178,7 +200,8 @@ def _group_sizes(spec: str) -> str:
 
 def _agent_sizes(spec: str) -> str:
     user = f"(has({spec}.agent.user) ? [{spec}.agent.user.replicas] : [])"
-    return f"{user} + (has({spec}.agent.tools) ? {spec}.agent.tools.map(t, t.replicas) : [])"
+    runner = f"(has({spec}.agent.runner) ? [{spec}.agent.runner.replicas] : [])"
+    return f"{user} + {runner} + (has({spec}.agent.tools) ? {spec}.agent.tools.map(t, t.replicas) : [])"
 
 
 _IMMUTABLE: Final = (
@@ -196,24 +219,26 @@ _IMMUTABLE: Final = (
     ),
     ClusterRule(
         "agent",
-        _KUEUE_MESSAGE.replace("immutable", "immutable in the replicas of its user and tools"),
+        _KUEUE_MESSAGE.replace("immutable", "immutable in the replicas of its user, tools and runner"),
         f"{_FREE_UNDER_KUEUE} || {_agent_sizes('self')} == {_agent_sizes('oldSelf')}",
     ),
 )
 
 
-ServiceKind = Literal["reward", "user", "tool"]
+ServiceKind = Literal["reward", "user", "tool", "runner"]
 
 
 @dataclass(frozen=True)
 class Service:
-    """What one Deployment serves: a reward, the simulated user, or functions that the policy calls."""
+    """What one Deployment serves: a reward, the simulated user, functions that the policy calls, or episodes."""
 
     kind: ServiceKind
     path: str
     """In the job: spec.rewards[0], spec.agent.user."""
     reward: Reward
-    """Its settings; for a user and a tool, in the form of a reward."""
+    """Its settings; for what is not a reward, in the form of a reward."""
+    framework: str = ""
+    """Of a runner: agent.environment.framework. Empty: it runs a program."""
 
 
 class RLJobSpec(PodSettings):
@@ -226,8 +251,8 @@ class RLJobSpec(PodSettings):
     """The model to train."""
     data: sections.Data
     """Training and evaluation data."""
-    rewards: list[Reward] = Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))
-    """Rewards that score a trajectory."""
+    rewards: list[Reward] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
+    """Rewards that score a trajectory. At least one, unless agent.type is environment or program."""
     hub: Hub = Hub()
     algorithm: Algorithm = Algorithm()
     schedule: Schedule = Schedule()
@@ -252,7 +277,8 @@ class RLJobSpec(PodSettings):
     @property
     def services(self) -> list[Service]:
         """All that RLJob deploys, or reaches by URL, besides head, trainer and rollout."""
-        user, tools = self.agent.user, self.agent.tools
+        user, tools, runner = self.agent.user, self.agent.tools, self.agent.runner_settings
+        framework = self.agent.environment.framework if self.agent.environment else ""
         return [
             *(Service("reward", f"spec.rewards[{index}]", reward) for index, reward in enumerate(self.rewards)),
             *([Service("user", "spec.agent.user", user.as_reward(USER_SERVICE))] if user else []),
@@ -260,6 +286,7 @@ class RLJobSpec(PodSettings):
                 Service("tool", f"spec.agent.tools[{index}]", tool.as_reward(tool.name))
                 for index, tool in enumerate(tools)
             ),
+            *([Service("runner", "spec.agent.runner", runner, framework)] if runner else []),
         ]
 
     @property
@@ -272,6 +299,8 @@ class RLJobSpec(PodSettings):
             found["spec.agent.user.function"] = self.agent.user.function
         for index, tool in enumerate(self.agent.tools):
             found[f"spec.agent.tools[{index}].function"] = tool.function
+        if self.agent.runner:
+            found["spec.agent.runner.function"] = self.agent.runner.function
         return {path: function for path, function in found.items() if function is not None}
 
     @property

@@ -69,6 +69,8 @@ ENV_JUDGE_API_KEY = "RLJOB_JUDGE_API_KEY"
 """Reward server: bearer token for a judge's endpoint."""
 ENV_TERMINATION_LOG = "RLJOB_TERMINATION_LOG"
 """Optional: where a program writes why it ends. `rljob run` sets it; unset: /dev/termination-log, as on a cluster."""
+ENV_EPISODE = "RLJOB_EPISODE"
+"""Set for a program that a runner starts: path of a file with its EpisodeCall as JSON."""
 ENV_PEERS = "RLJOB_PEERS"
 """Reward server: headless Service of the reward's ready replicas, which share rate limits. Unset: a single replica."""
 
@@ -80,6 +82,8 @@ PORT_WEIGHTS = 8200
 """Trainer rank 0: the published safetensors."""
 PORT_ROLLOUT = 8000
 """Rollout: vLLM's OpenAI server with RLJob's middleware."""
+PORT_GATEWAY = 8300
+"""Head: the APIs through which environments and programs call the policy."""
 PORT_REWARD = 8080
 """Reward: the reward protocol."""
 

@@ -188,6 +188,51 @@ class UserReply(Wire):
     """For the trajectory log."""
 
 
+class ModelAccess(Wire):
+    """How a program calls the policy during one attempt of an episode."""
+
+    url: str
+    """Of the gateway, without a path: `http://10.0.0.7:8300`. OpenAI's clients get `URL/v1`, Anthropic's the URL."""
+    api_key: str
+    """Valid for this attempt alone: a later attempt, and the end of the episode, make it 410."""
+    name: str = "policy"
+    """The `model` of requests that train."""
+
+
+class EpisodeCall(Wire):
+    """What a runner knows of the episode that it runs: the `arguments` of its CallRequest."""
+
+    episode: str
+    """Identifies the episode."""
+    attempt: int
+    """0, 1, ...: a later one supersedes the earlier ones."""
+    model: ModelAccess
+    prompt: list[Message]
+    ground_truth: Any = None
+    """Value of the answer column."""
+    data_source: str = ""
+    extra_info: dict[str, Any] = {}
+    """Other columns of the row, with `index` and `split`."""
+    seed: int
+    max_turns: int
+    """Answers of the policy; the gateway refuses more."""
+    deadline_seconds: float
+    """Until the episode is invalid."""
+
+
+class EpisodeReply(Wire):
+    """How an episode ended: the `value` of its CallResult."""
+
+    reward: FiniteFloat | None = None
+    """Of the whole episode. Null: none, which is not 0."""
+    rewards: dict[str, FiniteFloat | None] = {}
+    """Of single answers, by the id of the completion, or by the number of the turn ("0" is the first)."""
+    state: dict[str, Any] = {}
+    """Of the environment at the end, for rewards and the trajectory log."""
+    info: dict[str, Any] = {}
+    """For the trajectory log."""
+
+
 class ToolSchema(Wire):
     """A function that the policy may call, as chat templates and OpenAI's API describe it."""
 

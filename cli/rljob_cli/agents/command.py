@@ -154,7 +154,7 @@ def describe_rest(rows: Sequence[Row], job: RLJob, answers: Sequence[str]) -> li
     left_out = [reward.name for reward in job.spec.rewards if reward.name not in find_playable(job)]
     lines = [f"not scored by {', '.join(left_out)}, which needs a model"] if left_out else []
     for row in rows:
-        used, limit = len(row["turns"]), job.spec.agent.max_assistant_turns
+        used, limit = len(row["turns"]), job.spec.agent.turn_limit
         if used < len(answers):
             lines.append(f"{len(answers) - used} of {len(answers)} answers were not used: the episode had ended")
         elif row["end"] == "max_turns" and used < limit:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rljob_api.wire.protocol import CallRequest, CallResult, Lane, ToolSchema
+from rljob_api.wire.protocol import CallRequest, CallResult, Lane, Message, ModelAccess, ToolSchema
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.episodes.types import Completion, Episode
+from rljob_trainer.episodes.types import Completion, ContextBreak, Episode, Segment, Turn
 
 
 class Generate(Protocol):
@@ -58,3 +58,71 @@ class Services(Protocol):
     async def call(self, service: str, request: CallRequest) -> tuple[CallResult, float]:
         """Call the simulated user or a tool. Return the result, after all retries, and the seconds until it."""
         ...
+
+
+class EpisodeMessage(Protocol):
+    """The request for an episode. Each time that it is sent is an attempt of its own."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def lane(self) -> Lane: ...
+
+    def next_attempt(self) -> CallRequest:
+        """Begin an attempt, which supersedes the earlier ones, and return what to send."""
+        ...
+
+
+class EpisodeRunner(Protocol):
+    """The Pods that run the episodes of environments and programs."""
+
+    async def run(self, message: EpisodeMessage) -> tuple[CallResult, float]:
+        """Let a runner run an episode. Return the result, after all retries, and the seconds until it."""
+        ...
+
+
+@dataclass
+class Recording:
+    """What the gateway recorded of one attempt: the policy's part of an episode."""
+
+    segments: list[Segment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    """In the order in which the policy answered."""
+    completion_ids: list[str] = field(default_factory=list)
+    """[turns] The `id` of each answer in the API's response."""
+    breaks: list[ContextBreak] = field(default_factory=list)
+    """[segments - 1]"""
+    messages: list[Message] = field(default_factory=list)
+    """The conversation that ends with the last answer."""
+    generation: str = ""
+    """Of the weights that sampled the last answer."""
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    """Posted for single answers, by completion id or number of the turn."""
+    reward: float | None = None
+    """Posted for the episode."""
+    refusal: str = ""
+    """Why the gateway last refused to answer, such as the turn limit. Empty: it did not."""
+    waits_for: str = ""
+    """What the episode does now: `waited for a completion`, or `computes since its turn 2`."""
+
+
+class OpenEpisode(Protocol):
+    """An episode that a program plays through the gateway."""
+
+    def start_attempt(self) -> tuple[int, ModelAccess]:
+        """Begin an attempt with its own key. Earlier keys are refused, and what they recorded is dropped."""
+        ...
+
+    def read(self) -> Recording:
+        """Return what the current attempt has recorded. It may still change until `close`."""
+        ...
+
+    def close(self) -> None:
+        """End the episode: its keys are refused, and requests in flight are cancelled. May be called twice."""
+        ...
+
+
+class Gateway(Protocol):
+    """Serves the policy to programs over HTTP, and records exact tokens."""
+
+    def open(self, task: EpisodeTask) -> OpenEpisode: ...

@@ -157,7 +157,7 @@ class _Play:
         self.conversation.add_answer(completion, _describe_answer(completion, answer, turn))
         self.episode.turns.append(turn)
         self.episode.generation = completion.generation
-        is_last = len(self.episode.turns) >= self.loop.spec.max_assistant_turns
+        is_last = len(self.episode.turns) >= self.loop.spec.turn_limit
         if completion.truncated:
             self._end(EpisodeEnd.CONTEXT if len(completion.token_ids) == room else EpisodeEnd.TRUNCATED)
         elif turn.tool_calls and is_last:

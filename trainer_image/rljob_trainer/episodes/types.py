@@ -162,6 +162,8 @@ class EpisodeEnd(enum.StrEnum):
     """An answer hit the token limit."""
     CONTEXT = "context"
     """The next prompt would leave no room for an answer."""
+    RETURNED = "returned"
+    """The program or the environment returned."""
     FAILED = "failed"
     """The episode is invalid: see Episode.failure."""
 
@@ -180,8 +182,10 @@ class Episode:
     """Of the weights that sampled it."""
     results: dict[str, ScoreResult] = field(default_factory=dict)
     """By reward name."""
+    own_reward: float | None = None
+    """What the environment or the program gave the whole episode, unweighted. None: nothing."""
     score: float | None = None
-    """Weighted sum of the rewards; None if any of them is invalid."""
+    """Weighted sum of the rewards and of the episode's own; None if any of them is invalid."""
     ended_at: float = 0.0
     """When it ended, on the monotonic clock."""
     advantage: float | None = None

@@ -248,7 +248,6 @@ REJECTED = [
     ("spec.model.source", ""),
     ("spec.model.source", 3),
     ("spec.model", {}),
-    ("spec.rewards", []),
     ("spec.rewards", {}),
     ("spec.rewards.0.name", "Bad Name"),
     ("spec.rewards.0.name", "a" * 16),

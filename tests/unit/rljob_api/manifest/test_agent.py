@@ -13,6 +13,10 @@ FUNCTION = {"function": {"inline": "x = 1"}}
 USER: dict[str, Any] = {"type": "loop", "user": FUNCTION}
 TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
 
+COMMAND: dict[str, Any] = {"command": ["python", "agent.py"]}
+PROGRAM: dict[str, Any] = {"type": "program", "runner": FUNCTION}
+GYM: dict[str, Any] = {"framework": "gymnasium", "id": "Blackjack-v1", "packages": ["gymnasium"]}
+
 
 def build(reward: str = "correct", data_format: str = "chat", **agent: Any) -> RLJobSpec:
     data = {"train": {"source": "/d"}, "format": data_format}
@@ -59,7 +63,23 @@ def test_functions_are_found_by_path_and_may_be_changed_in_place() -> None:
         (USER | {"tools": [TOOL | {"name": "user"}]}, "tools must not be named user, .*, got tools\\[0\\]"),
         ({"type": "loop", "tools": [TOOL], "reward": "calculator"}, "agent.tools must have names that no reward has"),
         (USER | {"reward": "user"}, "rewards must not be named user, .*, got rewards\\[0\\]"),
-        (USER | {"data_format": "text"}, "data.format must be chat with agent.type loop"),
+        (USER | {"data_format": "text"}, "data.format must be chat unless agent.type is singleTurn"),
+        (PROGRAM | {"data_format": "text"}, "data.format must be chat unless agent.type is singleTurn"),
+        (PROGRAM | {"reward": "runner"}, "rewards must not be named runner, .*, got rewards\\[0\\]"),
+        (PROGRAM | {"environment": GYM}, "environment must be set with type environment, and with no other type"),
+        ({"type": "environment"}, "environment must be set with type environment, and with no other type"),
+        (
+            {"type": "environment", "environment": {"framework": "trl"}},
+            "environment needs? environment.id or runner.function",
+        ),
+        (
+            {"type": "environment", "environment": GYM, "runner": FUNCTION},
+            "environment needs? environment.id or runner",
+        ),
+        ({"runner": FUNCTION}, "runner is for the types environment and program, got singleTurn"),
+        ({"type": "program"}, "runner must have a function or a command with type program"),
+        ({"type": "program", "runner": FUNCTION | COMMAND}, "function must not both be set|must not both be set"),
+        ({"type": "environment", "environment": GYM, "runner": COMMAND}, "no command with type environment"),
     ],
 )
 def test_rule_names_the_offender(fields: dict[str, Any], message: str) -> None:
@@ -70,3 +90,43 @@ def test_rule_names_the_offender(fields: dict[str, Any], message: str) -> None:
 
 def test_reward_may_be_named_user_without_a_simulated_one() -> None:
     assert build(reward="user").services[0].reward.name == "user"
+
+
+def test_runner_is_a_service_with_the_function_the_command_or_the_environment() -> None:
+    of_function = build(**PROGRAM).services[1]
+    assert (of_function.kind, of_function.path, of_function.reward.name) == ("runner", "spec.agent.runner", "runner")
+    of_command = build(type="program", runner=COMMAND | {"workingDir": "agents"}).services[1].reward.function
+    assert of_command is not None
+    assert of_command.factory_args == {"command": ["python", "agent.py"], "working_dir": "agents"}
+    service = build(type="environment", environment=GYM | {"args": {"a": 1}}, runner={"slots": 2}).services[1]
+    assert (service.framework, service.reward.slots) == ("gymnasium", 2)
+    assert service.reward.function is not None
+    assert service.reward.function.requirements == ["gymnasium"]
+    assert service.reward.function.factory_args == {"framework": "gymnasium", "id": "Blackjack-v1", "args": {"a": 1}}
+
+
+def test_environment_of_the_users_source_gets_its_arguments_and_packages() -> None:
+    environment = {"framework": "trl", "args": {"a": 1}, "packages": ["trl"]}
+    function = {"function": {"inline": "x = 1", "requirements": ["numpy"]}}
+    service = build(type="environment", environment=environment, runner=function).services[1]
+    assert service.framework == "trl"
+    assert service.reward.function is not None
+    assert (service.reward.function.inline, service.reward.function.factory_args) == ("x = 1", {"a": 1})
+    assert service.reward.function.requirements == ["trl", "numpy"]
+
+
+def test_rewards_may_be_absent_only_where_the_agent_brings_one() -> None:
+    job = {"model": {"source": "/m"}, "data": {"train": {"source": "/d"}}}
+    assert not RLJobSpec.model_validate(job | {"agent": PROGRAM}).rewards
+    with pytest.raises(ValidationError, match="rewards must have at least one entry"):
+        RLJobSpec.model_validate(job)
+    with pytest.raises(ValidationError, match="must have a weight other than 0"):
+        RLJobSpec.model_validate(job | {"agent": PROGRAM | {"rewardWeight": 0}})
+
+
+def test_turns_are_limited_by_type_unless_given() -> None:
+    assert [build(**each).agent.turn_limit for each in (USER, PROGRAM, PROGRAM | {"maxAssistantTurns": 3})] == [
+        8,
+        100,
+        3,
+    ]

@@ -114,7 +114,7 @@ class Runner(AgentService):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             ("function", "command"),
-            "must not both be set",
+            "are alternatives",
             "remove one of them",
             lambda runner: runner.function is None or not runner.command,
             "!has(self.function) || !has(self.command) || self.command.size() == 0",
@@ -138,7 +138,7 @@ class Runner(AgentService):
     deadline_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds of an episode, including queueing and retries."""
     retries: int = Field(default=1, ge=0, le=100)
-    """Maximum retries of an episode that raised, timed out or lost its worker. Each starts anew: what the earlier
+    """Maximum retries of an episode that raised, timed out or lost its worker. Each starts again: what the earlier
     attempt sampled is dropped."""
 
     def as_reward(self, name: str, environment: Environment | None = None) -> Reward:
@@ -224,7 +224,7 @@ class Agent(Spec):
         ),
         Rule(
             ("environment", "runner"),
-            "need environment.id or runner.function, one of them: they name the class of the environment",
+            "needs environment.id or runner.function, which name the class of the environment, and not both",
             "set one of them",
             lambda agent: (
                 agent.environment is None

@@ -106,7 +106,7 @@ _RULES: Final = (
     ),
     Rule(
         ("rewards",),
-        "must have at least one entry: only agents of type environment and program bring a reward of their own",
+        "must have at least one entry: only agents of type environment and program reward an episode themselves",
         "add a reward",
         lambda spec: bool(spec.rewards) or spec.agent.is_hosted,
         f"self.rewards.size() > 0 || {_HOSTED}",

@@ -61,7 +61,7 @@ class Services(Protocol):
 
 
 class EpisodeMessage(Protocol):
-    """The request for an episode. Each time that it is sent is an attempt of its own."""
+    """The request for an episode. Each time that it is sent is another attempt."""
 
     @property
     def id(self) -> str: ...

@@ -70,15 +70,15 @@ def test_functions_are_found_by_path_and_may_be_changed_in_place() -> None:
         ({"type": "environment"}, "environment must be set with type environment, and with no other type"),
         (
             {"type": "environment", "environment": {"framework": "trl"}},
-            "environment needs? environment.id or runner.function",
+            "environment needs environment.id or runner.function",
         ),
         (
             {"type": "environment", "environment": GYM, "runner": FUNCTION},
-            "environment needs? environment.id or runner",
+            "environment needs environment.id or runner",
         ),
         ({"runner": FUNCTION}, "runner is for the types environment and program, got singleTurn"),
         ({"type": "program"}, "runner must have a function or a command with type program"),
-        ({"type": "program", "runner": FUNCTION | COMMAND}, "function must not both be set|must not both be set"),
+        ({"type": "program", "runner": FUNCTION | COMMAND}, "are alternatives"),
         ({"type": "environment", "environment": GYM, "runner": COMMAND}, "no command with type environment"),
     ],
 )

@@ -1,0 +1,1 @@
+"""The APIs of the gateway: each translates its requests and answers. Pure."""

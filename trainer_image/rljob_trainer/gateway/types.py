@@ -40,6 +40,8 @@ class ModelRequest:
     """Whether a stream ends with token counts."""
     num_logprobs: int | None = None
     """None: not asked for. 0: of the sampled tokens alone."""
+    with_reasoning: bool = True
+    """Whether the answer shows the reasoning apart from the content."""
     ignored: tuple[str, ...] = ()
     """Fields that were given and have no effect, such as temperature."""
 

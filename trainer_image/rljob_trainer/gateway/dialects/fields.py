@@ -1,0 +1,198 @@
+"""How the dialects read the fields of a request, and write events and errors. Pure.
+
+Each error names the field by its path, such as messages[2].content[0].type. A field that would change which tokens
+the policy may sample is refused, because the trained distribution is the job's. Fields without such an effect, also
+unknown ones, are ignored, and the response names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_trainer.gateway.types import RequestError
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment in a stream: clients skip it."""
+
+_DISTRIBUTION = "it changes which tokens can be sampled, and the policy trains on the job's sampling; remove it"
+_PROMPT = "the prompt is that of the model's chat template; remove it"
+_ONE_ANSWER = "one request gets one answer; send one request per answer"
+REFUSED: dict[str, str] = {
+    "n": _ONE_ANSWER,
+    "best_of": _ONE_ANSWER,
+    "use_beam_search": _ONE_ANSWER,
+    **dict.fromkeys(
+        (
+            "logit_bias",
+            "response_format",
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "allowed_token_ids",
+            "bad_words",
+            "min_tokens",
+            "ignore_eos",
+            "stop_token_ids",
+            "thinking_token_budget",
+            "logits_processors",
+        ),
+        _DISTRIBUTION,
+    ),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs", "documents", "prompt_embeds", "truncate_prompt_tokens"), _PROMPT
+    ),
+}
+"""Fields of several APIs, of OpenAI and of vLLM, and why a request with them gets no answer."""
+
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, {"type": "text"})
+"""Values of a refused field that ask for nothing."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def refuse(path: str, problem: str, code: str = "invalid_value") -> RequestError:
+    """Return the error for one field. `problem`: what is wrong and what to do."""
+    return RequestError(400, code, f"{path}: {problem}")
+
+
+def find_ignored(
+    body: Mapping[str, Any], used: frozenset[str], refused: Mapping[str, str] = REFUSED
+) -> tuple[str, ...]:
+    """Return the fields that are given but not `used`, sorted. Raise RequestError for one of `refused`, which has the
+    reason of each."""
+    for name in body.keys() & refused.keys():
+        asks_for_one = name in ("n", "best_of") and body[name] == 1
+        if body[name] not in _NOTHING and not asks_for_one:
+            raise refuse(name, f"not supported: {refused[name]}", "unsupported_parameter")
+    return tuple(sorted(name for name, value in body.items() if value is not None and name not in {*used, *refused}))
+
+
+def read_model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise refuse("model", "required: the name of a model, such as policy", "missing_required_parameter")
+    return model
+
+
+def read_list(value: Any, path: str) -> list[Any]:
+    """Return a list. None is an empty one."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise refuse(path, f"not a list: {_show(value)}")
+    return value
+
+
+def read_object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise refuse(path, f"not an object: {_show(value)}")
+    return value
+
+
+def read_string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise refuse(path, f"not a string: {_show(value)}")
+    return value
+
+
+def read_flag(value: Any, path: str) -> bool:
+    """Return a boolean. None is false."""
+    if value not in (None, True, False):
+        raise refuse(path, f"not true or false: {_show(value)}")
+    return bool(value)
+
+
+def read_count(value: Any, path: str, minimum: int = 1) -> int | None:
+    """Return a whole number; None if it is not given."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise refuse(path, f"must be a whole number of at least {minimum}, got {_show(value)}")
+    return value
+
+
+def read_stop(value: Any, path: str) -> list[str]:
+    """Return the strings that end an answer: given as none, one, or a list."""
+    texts = [value] if isinstance(value, str) else read_list(value, path)
+    return [text for index, item in enumerate(texts) if (text := read_string(item, f"{path}[{index}]"))]
+
+
+def read_text(content: Any, path: str) -> str:
+    """Return the text of a message: null, a string, or a list of text parts, which a newline joins as in vLLM. Raise
+    RequestError for images and other parts: the policy reads text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = read_list(content, path)
+    return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(parts))
+
+
+def _read_part(part: Any, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = read_object(part, path).get("type")
+    if kind in _TEXT_PARTS:
+        return read_string(part.get("text"), f"{path}.text")
+    if kind == "refusal":
+        return read_string(part.get("refusal"), f"{path}.refusal")
+    raise refuse(f"{path}.type", f"{_show(kind)} is not supported: the policy reads text alone", "unsupported_value")
+
+
+def read_tool(name: Any, description: Any, parameters: Any, path: str) -> ToolSchema:
+    """Return a function that the policy may call. `parameters`: JSON schema; None: it has no arguments."""
+    schema = {"type": "object", "properties": {}} if parameters is None else read_object(parameters, path)
+    try:
+        return ToolSchema(name=name, description=description or "", parameters=schema)
+    except ValueError as error:
+        problem = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        raise refuse(".".join([path, *map(str, problem["loc"])]), str(problem["msg"])) from None
+
+
+def may_call(choice: Any) -> bool:
+    """Whether the policy sees the tools, by the field tool_choice: text, or an object with a type. Raise RequestError
+    if it asks for a call, which would need another distribution than the trained one."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "auto", "none"):
+        raise refuse(
+            "tool_choice",
+            f"{_show(kind)} is not supported: a forced call is not the policy's own; use auto or none",
+            "unsupported_value",
+        )
+    return kind != "none"
+
+
+def join_leading_system(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with one system message at the start, as many chat templates require, with the text of all
+    that are there."""
+    count = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if count < 2:
+        return list(messages)
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
+
+
+def write_event(data: Mapping[str, Any], event: str = "") -> bytes:
+    """Return one server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+"""Ends a stream of chat completions and of completions."""
+
+
+def write_openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+    """Return an error as OpenAI's APIs write it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."

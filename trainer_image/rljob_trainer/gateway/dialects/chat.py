@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions: OpenAI's chat completions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rljob_api.wire.protocol import Message, ToolSchema
+from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles of requests -> roles that chat templates know."""
+_USED = frozenset(
+    (
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+    )
+)
+_REFUSED = {
+    **fields.REFUSED,
+    "functions": "it is replaced by tools",
+    "function_call": "it is replaced by tool_choice",
+    "web_search_options": "the policy has the tools of the request alone",
+    "audio": "the policy writes text",
+}
+_REASONING = ("reasoning_content", "reasoning")
+"""Names under which clients send reasoning back."""
+
+
+class ChatCompletions:
+    path = "/v1/chat/completions"
+    keep_alive = fields.KEEP_ALIVE
+
+    def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+        stream = fields.read_flag(body.get("stream"), "stream")
+        return ModelRequest(
+            model=fields.read_model(body),
+            messages=_read_messages(body.get("messages")),
+            tools=_read_tools(body),
+            max_tokens=_read_limit(body),
+            stop=fields.read_stop(body.get("stop"), "stop"),
+            stream=stream,
+            with_usage=not stream or _asks_for_usage(body),
+            num_logprobs=_read_logprobs(body),
+            ignored=fields.find_ignored(body, _USED, _REFUSED),
+        )
+
+    def write(self, request: ModelRequest, answer: ModelAnswer) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "message": {**answer.message, "refusal": None},
+            "logprobs": _write_logprobs(request, answer),
+            "finish_reason": answer.finish_reason,
+        }
+        return {**_write_head(request, answer, "chat.completion"), "choices": [choice], "usage": _count_usage(answer)}
+
+    def events(self, request: ModelRequest, answer: ModelAnswer) -> Sequence[bytes]:
+        head = _write_head(request, answer, "chat.completion.chunk")
+        usage = {"usage": None} if request.with_usage else {}
+        chunks = [{**head, "choices": [choice], **usage} for choice in _split(request, answer)]
+        if request.with_usage:
+            chunks.append({**head, "choices": [], "usage": _count_usage(answer)})
+        return [*map(fields.write_event, chunks), fields.DONE]
+
+    def error(self, status: int, code: str, message: str) -> dict[str, Any]:
+        return fields.write_openai_error(status, code, message)
+
+    def error_event(self, status: int, code: str, message: str) -> bytes:
+        return fields.write_event(fields.write_openai_error(status, code, message))
+
+
+def _read_messages(value: Any) -> list[Message]:
+    messages = fields.read_list(value, "messages")
+    if not messages:
+        raise fields.refuse("messages", "required: at least one message", "missing_required_parameter")
+    return fields.join_leading_system([_read_message(each, f"messages[{i}]") for i, each in enumerate(messages)])
+
+
+def _read_message(value: Any, path: str) -> Message:
+    """Return the message with its content as text, and without the fields that are not a part of the conversation."""
+    given = fields.read_object(value, path)
+    role = _ROLES.get(str(given.get("role")))
+    if role is None:
+        raise fields.refuse(f"{path}.role", f"must be one of {', '.join(_ROLES)}, got {given.get('role')!r}")
+    message: Message = {"role": role, "content": fields.read_text(given.get("content"), f"{path}.content")}
+    if role == "assistant":
+        if reasoning := next((text for name in _REASONING if (text := given.get(name))), None):
+            message["reasoning_content"] = fields.read_string(reasoning, f"{path}.reasoning_content")
+        calls = fields.read_list(given.get("tool_calls"), f"{path}.tool_calls")
+        if calls:
+            message["tool_calls"] = [_read_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    for name in ("name", "tool_call_id"):
+        if given.get(name) is not None:
+            message[name] = fields.read_string(given[name], f"{path}.{name}")
+    return message
+
+
+def _read_call(value: Any, path: str) -> dict[str, Any]:
+    call = fields.read_object(value, path)
+    function = fields.read_object(call.get("function"), f"{path}.function")
+    arguments = function.get("arguments", "{}")
+    if not isinstance(arguments, dict):
+        arguments = fields.read_string(arguments, f"{path}.function.arguments")
+    name = fields.read_string(function.get("name"), f"{path}.function.name")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _read_tools(body: Mapping[str, Any]) -> list[ToolSchema]:
+    """Return the tools that the policy sees."""
+    tools = fields.read_list(body.get("tools"), "tools")
+    schemas = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    return schemas if fields.may_call(body.get("tool_choice")) else []
+
+
+def _read_tool(value: Any, path: str) -> ToolSchema:
+    tool = fields.read_object(value, path)
+    if tool.get("type") != "function":
+        raise fields.refuse(f"{path}.type", f"must be function, got {tool.get('type')!r}", "unsupported_value")
+    function = fields.read_object(tool.get("function"), f"{path}.function")
+    return fields.read_tool(
+        function.get("name"), function.get("description"), function.get("parameters"), f"{path}.function"
+    )
+
+
+def _read_limit(body: Mapping[str, Any]) -> int | None:
+    limits = [fields.read_count(body.get(name), name) for name in ("max_tokens", "max_completion_tokens")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _asks_for_usage(body: Mapping[str, Any]) -> bool:
+    options = fields.read_object(body.get("stream_options") or {}, "stream_options")
+    return fields.read_flag(options.get("include_usage"), "stream_options.include_usage")
+
+
+def _read_logprobs(body: Mapping[str, Any]) -> int | None:
+    if fields.read_count(body.get("top_logprobs"), "top_logprobs", minimum=0):
+        problem = "must be 0: only the log-probs of the sampled tokens are known; remove it"
+        raise fields.refuse("top_logprobs", problem, "unsupported_value")
+    return 0 if fields.read_flag(body.get("logprobs"), "logprobs") else None
+
+
+def _write_head(request: ModelRequest, answer: ModelAnswer, kind: str) -> dict[str, Any]:
+    return {"id": answer.id, "object": kind, "created": answer.created, "model": request.model}
+
+
+def _count_usage(answer: ModelAnswer) -> dict[str, int]:
+    sampled = len(answer.completion.token_ids)
+    return {
+        "prompt_tokens": answer.num_prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": answer.num_prompt_tokens + sampled,
+    }
+
+
+def _write_logprobs(request: ModelRequest, answer: ModelAnswer) -> dict[str, Any] | None:
+    if request.num_logprobs is None:
+        return None
+    pairs = zip(answer.token_texts, answer.completion.logprobs, strict=True)
+    content = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []} for text, logprob in pairs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _split(request: ModelRequest, answer: ModelAnswer) -> Iterator[dict[str, Any]]:
+    """Yield the choices of the stream: role, reasoning, content, each call, and the reason of the end."""
+    message, logprobs = answer.message, _write_logprobs(request, answer)
+    yield _write_delta({"role": "assistant", "content": "", "refusal": None})
+    if message.get("reasoning_content"):
+        yield _write_delta({"reasoning_content": message["reasoning_content"]})
+    if message.get("content") or logprobs:
+        yield {**_write_delta({"content": message.get("content") or ""}), "logprobs": logprobs}
+    for index, call in enumerate(message.get("tool_calls") or []):
+        yield _write_delta({"tool_calls": [{"index": index, **call}]})
+    yield {**_write_delta({}), "finish_reason": answer.finish_reason}
+
+
+def _write_delta(delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -186,8 +186,11 @@ def init(
         typer.Option(help="What to train for. Default: sums; with --data own.", autocompletion=complete_tasks),
     ] = None,
     agent: Annotated[
-        Literal["loop"] | None,
-        typer.Option(help="With conversations: a simulated user (user.py) and tools (tools.py)."),
+        Literal["loop", "program", "environment"] | None,
+        typer.Option(
+            help="loop: a simulated user (user.py) and tools (tools.py). program: your own, which calls the model "
+            "(agent.py). environment: a class that replies to the model (environment.py)."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="hf://org/name or a folder. Default: a small chat model.")] = None,
     data: Annotated[str | None, typer.Option(help="Your rows: a .jsonl or .parquet file, or hf://org/name.")] = None,
@@ -256,7 +259,7 @@ def try_agent(
     full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
     output: OutputOption = "text",
 ) -> None:
-    """Play an episode with the user and the tools of a job, and show each turn; trains nothing."""
+    """Play an episode with a job's user and tools, program or environment, and show each turn; trains nothing."""
     from rljob_cli.agents.command import try_agent_command
 
     job = file_of(jobs, filenames)

@@ -29,29 +29,55 @@ _ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "output", "res
 @dataclass(frozen=True)
 class Task:
     about: str
-    reward: str
-    """The template that has the reward."""
+    reward: str | None
+    """The template that has the reward, and the data. None: the agent brings the reward; the data are sums."""
+    agent: str | None = None
+    """agent.type, if it has more than one turn."""
 
 
 TASKS = {
     "sums": Task("The model learns to answer sums with the number alone.", "sums"),
     "chat": Task("Conversations of several turns; short replies with the right fact.", "chat"),
-    "products": Task("Conversations with a simulated user and a tool: products of two numbers.", "products"),
+    "products": Task("Conversations with a simulated user and a tool: products of two numbers.", "products", "loop"),
+    "tries": Task("A program that calls the model: sums, and another try after a wrong answer.", None, "program"),
+    "quiz": Task("An environment asks for sums, and replies to wrong answers.", None, "environment"),
     "gsm8k": Task("Word problems of GSM8K, from the hub, with the usual reward.", "gsm8k"),
     "judge": Task("Sums scored by a function, and by a model that judges how polite the reply is.", "sums"),
     "own": Task("Your own rows: pass --data.", "own"),
 }
 """The data of `judge` is that of its reward's task."""
-TASK_OF_AGENT = {"loop": "products"}
+TASK_OF_AGENT = {task.agent: name for name, task in TASKS.items() if task.agent}
 """The task that shows each value of `agent.type` that has more than one turn."""
-_AGENT_FILES = {
-    "user.py": "the simulated user, a Python function that replies to the policy and rewards its turns",
-    "tools.py": "Python functions that the policy may call",
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    files: dict[str, str]
+    """Name and contents of each file of the agent."""
+    answers: tuple[str, ...]
+    """Of an episode on the first row: a wrong one, then the right one."""
+
+
+AGENTS = {
+    "loop": AgentParts(
+        {
+            "user.py": "the simulated user, a Python function that replies to the policy and rewards its turns",
+            "tools.py": "Python functions that the policy may call",
+        },
+        ("It is 200.", "121"),
+    ),
+    "program": AgentParts(
+        {"agent.py": "the program: it calls the policy through OpenAI's API, and returns the reward"}, ("It is 3.", "2")
+    ),
+    "environment": AgentParts(
+        {"environment.py": "the environment: a class that replies to the policy and rewards its answers"},
+        ("It is 3.", "2"),
+    ),
 }
-_AGENT_COMMANDS = (
-    'rljob test-agent rljob.yaml --answer "It is 200." --answer 121  # plays an episode with these answers\n'
-    "rljob test-agent rljob.yaml                                # plays one with the base model\n"
-)
+_REWARD_FILES = {
+    "reward.py": "the reward, a Python function in verl's signature",
+    "data/completions.jsonl": "completions to test the reward with",
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +118,8 @@ def write_scaffold(
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).write_text(text)
     following = f"rljob test-reward {directory}/rljob.yaml --file {directory}/data/completions.jsonl"
-    if task in TASK_OF_AGENT.values():
-        following = f'rljob test-agent {directory}/rljob.yaml --answer "It is 200." --answer 121'
+    if parts := _find_parts(task):
+        following = f"rljob test-agent {directory}/rljob.yaml {_show_answers(parts)}"
     if output == "json":
         print_json({"directory": str(directory), "task": task, "files": list(files), "next": following})
     else:
@@ -115,17 +141,48 @@ def name_job(directory: Path) -> str:
 
 def build_files(task: str, values: dict[str, str]) -> dict[str, str]:
     """Return the text of each file. `values` are the placeholders of the templates."""
-    reward, has_agent = TASKS[task].reward, task in TASK_OF_AGENT.values()
-    listed = "".join(f"\n| `{name}` | {about} |" for name, about in _AGENT_FILES.items()) if has_agent else ""
-    values = values | {"agent_files": listed, "agent_commands": _AGENT_COMMANDS if has_agent else ""}
+    reward, parts = TASKS[task].reward, _find_parts(task)
+    values = values | _describe_files(reward is not None, parts)
     texts = {"rljob.yaml": _read(task, "rljob.yaml"), "README.md": (_TEMPLATES / "README.md").read_text()}
     files = {name: Template(text).substitute(values) for name, text in texts.items()}
-    files |= {"reward.py": _read(reward, "reward.py"), "data/completions.jsonl": _read(reward, "completions.jsonl")}
-    files |= {name: _read(task, name) for name in (_AGENT_FILES if has_agent else ())}
-    rows = {"sums": build_sums, "products": build_products}.get(reward, dict)()
+    files |= {name: _read(task, name) for name in (parts.files if parts else ())}
+    if reward:
+        files |= {name: _read(reward, Path(name).name) for name in _REWARD_FILES}
+    rows = {None: build_sums, "sums": build_sums, "products": build_products}.get(reward, dict)()
     if reward == "chat":
         rows = {split: _read("chat", f"{split}.jsonl") for split in ("train", "eval")}
     return files | {f"data/{split}.jsonl": text for split, text in rows.items()}
+
+
+def _find_parts(task: str) -> AgentParts | None:
+    agent = TASKS[task].agent
+    return AGENTS[agent] if agent else None
+
+
+def _show_answers(parts: AgentParts) -> str:
+    """Return the options of `rljob test-agent`, as a shell takes them."""
+    return " ".join("--answer " + (f'"{answer}"' if " " in answer else answer) for answer in parts.answers)
+
+
+def _describe_files(has_reward: bool, parts: AgentParts | None) -> dict[str, str]:
+    """Return the placeholders of the README that depend on the files."""
+    listed, commands = (dict(_REWARD_FILES) if has_reward else {}), []
+    if parts:
+        listed |= parts.files
+        commands += [
+            (f"rljob test-agent rljob.yaml {_show_answers(parts)}", "plays an episode with these answers"),
+            ("rljob test-agent rljob.yaml", "plays one with the base model"),
+        ]
+    if has_reward:
+        command = "rljob test-reward rljob.yaml --file data/completions.jsonl"
+        commands.append((command, "scores completions in the server that training uses"))
+    return {
+        "files": "\n".join(f"| `{name}` | {about} |" for name, about in listed.items()),
+        "tests": "".join(f"{command.ljust(_COMMENT_COLUMN)} # {about}\n" for command, about in commands),
+    }
+
+
+_COMMENT_COLUMN = 58
 
 
 def _read(task: str, name: str) -> str:

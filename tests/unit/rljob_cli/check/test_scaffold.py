@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -19,6 +22,8 @@ from rljob_operator.plan.job import render_children
 SCORES = {"sums": [1.0, 0.5, 0.0], "chat": [1.0, 0.8, 0.7], "gsm8k": [1.0, 0.0, 0.0], "own": [1.0, 0.5, 0.1]}
 SCORES["judge"] = SCORES["sums"]
 SCORES["products"] = [1.0, 0.6, 0.2]
+HOSTED = {"tries": "program", "quiz": "environment"}
+"""Tasks whose agent brings the reward."""
 
 
 def init(*arguments):
@@ -48,7 +53,7 @@ def test_job_of_each_task_can_be_planned(rows, tmp_path, task):
     file = load(make(task, tmp_path / f"My {task}") / "rljob.yaml")
     assert (file.job.metadata.name, file.job.spec.model.source) == (f"my-{task}", DEFAULT_MODEL)
     assert render_children(file.job, "token")
-    assert file.job.spec.evaluation.accuracy or file.job.spec.data.eval is None
+    assert file.job.spec.evaluation.accuracy or file.job.spec.data.eval is None or task in HOSTED
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -61,7 +66,7 @@ def test_rows_of_each_task_have_the_columns_of_its_job(rows, tmp_path, task):
         assert all({data.prompt, data.answer} <= row.keys() for row in found)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SCORES)
 def test_reward_of_each_task_scores_its_completions(rows, tmp_path, task):
     folder = make(task, tmp_path / task)
     module = {}
@@ -73,7 +78,7 @@ def test_reward_of_each_task_scores_its_completions(rows, tmp_path, task):
     assert accuracy is None or accuracy in results[0]
 
 
-@pytest.mark.parametrize("task", ["sums", "chat", "products"])
+@pytest.mark.parametrize("task", ["sums", "chat", "products", *HOSTED])
 def test_rows_of_the_evaluation_are_not_trained_on(tmp_path, task):
     folder = make(task, tmp_path / task)
     train, held_out = (
@@ -90,11 +95,16 @@ def test_readme_names_commands_that_exist_and_the_run_of_the_job(rows, tmp_path,
     text = (make(task, tmp_path / task) / "README.md").read_text()
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands = {line.split()[1] for line in text.splitlines() if line.startswith("rljob ")}
-    agent = {"test-agent"} if task == "products" else set()
-    assert commands == {"test-reward", "validate", "run", "trajectories", "submit"} | agent
+    tests = {"test-reward"} if task in SCORES else set()
+    tests |= {"test-agent"} if TASKS[task].agent else set()
+    assert commands == {"validate", "run", "trajectories", "submit"} | tests
     assert commands <= known
     assert f"rljob trajectories {task} " in text
     assert TASKS[task].about in text
+    listed = {name for name in re.findall(r"^\| `(.+?)` \|", text, re.M) if not name.endswith("/")}
+    folder = tmp_path / task
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert listed == written - {"README.md", "data/train.jsonl", "data/eval.jsonl"}
 
 
 def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path):
@@ -113,6 +123,58 @@ def test_agent_writes_its_task_with_a_user_and_tools_that_the_job_names(tmp_path
     )
     assert (reply[:2], state) == (("200 is too low. Try again.", -0.02), {"tries": 1})
     assert user["respond"]([{"role": "assistant", "content": "204"}], state, answer="204")[0] is None
+
+
+@pytest.mark.parametrize(("task", "kind"), HOSTED.items())
+def test_hosted_agent_brings_the_reward_and_needs_no_file_for_it(tmp_path, task, kind):
+    done = init(tmp_path / "mine", "--agent", kind)
+    spec = load(tmp_path / "mine" / "rljob.yaml").job.spec
+    assert (spec.agent.type, spec.rewards) == (kind, [])
+    assert spec.agent.runner.function.file == str(tmp_path / "mine" / f"{'agent' if task == 'tries' else kind}.py")
+    assert f'next: rljob test-agent {tmp_path}/mine/rljob.yaml --answer "It is 3." --answer 2' in done.output
+    first = json.loads((tmp_path / "mine" / "data" / "train.jsonl").read_text().splitlines()[0])
+    assert first == {"question": "What is 1 + 1?", "answer": "2"}
+
+
+class FakeOpenAI:
+    """Answers in order, as OpenAI's client does."""
+
+    def __init__(self, *answers):
+        self.answers, self.seen = iter(enumerate(answers)), []
+        self.chat = SimpleNamespace(completions=self)
+
+    def create(self, *, model, messages):
+        self.seen.append((model, messages[-1]["content"]))
+        number, text = next(self.answers)
+        choice = SimpleNamespace(message=SimpleNamespace(content=text))
+        return SimpleNamespace(id=f"chatcmpl-{number}", choices=[choice])
+
+
+def test_program_tries_again_and_charges_wrong_answers(tmp_path, monkeypatch):
+    init(tmp_path / "mine", "--agent", "program")
+    monkeypatch.setitem(sys.modules, "openai", SimpleNamespace(OpenAI=lambda: client))
+    module = {}
+    exec((tmp_path / "mine" / "agent.py").read_text(), module)
+    client = FakeOpenAI("It is 3.", "2")
+    prompt = [{"role": "user", "content": "What is 1 + 1?"}]
+    result = module["run"](prompt, "2")
+    assert result == {"reward": 1.0, "rewards": {"chatcmpl-0": -0.05}, "info": {"wrong": 1}}
+    assert client.seen == [("policy", "What is 1 + 1?"), ("policy", "3 is too high. Try again.")]
+    assert len(prompt) == 1, "the next attempt gets the same prompt"
+    client = FakeOpenAI("no idea", "1")
+    assert module["run"](prompt, "2")["reward"] == 0.0
+
+
+def test_environment_replies_until_the_answer_is_right_or_the_tries_are_used(tmp_path):
+    init(tmp_path / "mine", "--agent", "environment")
+    module = {}
+    exec((tmp_path / "mine" / "environment.py").read_text(), module)
+    environment = module["AgentInstance"](**load(tmp_path / "mine" / "rljob.yaml").job.spec.agent.environment.args)
+    assert asyncio.run(environment.reset({"observation": "1 + 1?"})) == {"observation": "1 + 1?"}
+    wrong = asyncio.run(environment.step({"action_text": "no idea", "label": "2"}))
+    assert (wrong["rewards"], wrong["done"]) == (-0.05, False)
+    right = asyncio.run(environment.step({"action_text": "It is 2.", "label": "2"}))
+    assert right == {"rewards": 1.0, "environment_feedback": "", "done": True}
 
 
 def test_tasks_are_listed():
@@ -164,7 +226,10 @@ def test_own_rows_on_the_hub_need_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["d", "--task", "suns"], "--task must be one of sums, chat, products, gsm8k, judge, own, got suns"),
+        (
+            ["d", "--task", "suns"],
+            "--task must be one of sums, chat, products, tries, quiz, gsm8k, judge, own, got suns",
+        ),
         (["d", "--task", "sums", "--agent", "loop"], "--agent loop is for the task products, got sums; for other data"),
         (["d", "--data", "rows.jsonl", "--agent", "loop"], "--agent loop is for the task products, got own"),
         (["d", "--task", "own"], "the task own needs --data FILE"),
@@ -197,5 +262,5 @@ def test_files_of_the_templates_are_in_yaml_that_kubectl_reads_alike(rows, tmp_p
     text = (make(task, tmp_path / task) / "rljob.yaml").read_text()
     [document], problems = read_documents(text)
     assert not problems
-    assert yaml.safe_load(text)["spec"]["rewards"] == document.data["spec"]["rewards"]
+    assert yaml.safe_load(text)["spec"] == document.data["spec"]
     assert "$" not in text.replace("$OPENAI_API_KEY", "")

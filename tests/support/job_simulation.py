@@ -34,6 +34,13 @@ def make_agent_job(user=None, tool=None, **spec):
     return make_job(**{"data": data, "agent": agent} | spec)
 
 
+def make_program_job(runner=None, **spec):
+    """The job without rewards, with a program that a runner runs."""
+    agent = {"type": "program", "runner": {"function": {"inline": "def run(): ..."}} | (runner or {})}
+    data = {"train": {"source": "/data/train.jsonl"}, "format": "chat"}
+    return make_job(**{"data": data, "agent": agent, "rewards": []} | spec)
+
+
 class JobSimulation:
     """Applies the plans of a job to its objects, stores its status, and counts the writes of each reconcile."""
 

@@ -131,6 +131,9 @@ class Runner(AgentService):
     working_dir: base.PathText | None = None
     """Folder in which `command` starts. With `rljob run` relative to the job file; on a cluster a path inside the
     image. Null: a scratch folder."""
+    network: bool = False
+    """Whether the Pods may reach more than the policy and the ports of the URLs in env. If false, the NetworkPolicy
+    blocks it. function.network has the same effect."""
     slots: int = Field(default=16, ge=1, le=4096)
     """Episodes that one Pod runs concurrently, each in a worker process."""
     timeout_seconds: float = Field(default=1800, gt=0)
@@ -143,7 +146,8 @@ class Runner(AgentService):
 
     def as_reward(self, name: str, environment: Environment | None = None) -> Reward:
         """Return the settings of its server."""
-        return self.settings(name, self._find_function(environment))
+        function = self._find_function(environment)
+        return self.settings(name, function.model_copy(update={"network": function.network or self.network}))
 
     def _find_function(self, environment: Environment | None) -> PythonFunction:
         if environment is None:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from rljob_api.manifest import job_sections as sections
-from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE, Agent
+from rljob_api.manifest.agent import COMMAND_MODULE, ENVIRONMENTS_MODULE, RUNNER_SERVICE, USER_SERVICE, Agent
 from rljob_api.manifest.algorithm import Algorithm
 from rljob_api.manifest.base import ClusterRule, ObjectMeta, Rule, Spec, find_duplicates, list_map
 from rljob_api.manifest.pod_settings import PodSettings
@@ -225,6 +225,8 @@ _IMMUTABLE: Final = (
 )
 
 
+_SOURCES: Final = {ENVIRONMENTS_MODULE: "spec.agent.environment", COMMAND_MODULE: "spec.agent.runner.command"}
+"""By module of the reward image."""
 ServiceKind = Literal["reward", "user", "tool", "runner"]
 
 
@@ -239,6 +241,12 @@ class Service:
     """Its settings; for what is not a reward, in the form of a reward."""
     framework: str = ""
     """Of a runner: agent.environment.framework. Empty: it runs a program."""
+
+    @property
+    def source(self) -> str:
+        """Field of what it runs: spec.rewards[0].judge, spec.agent.user.function, spec.agent.runner.command."""
+        module = self.reward.function.module if self.reward.function else None
+        return _SOURCES.get(module or "", f"{self.path}.{self.reward.kind}")
 
 
 class RLJobSpec(PodSettings):

@@ -29,7 +29,7 @@ TRAINER = "trainer"
 ROLLOUT = "rollout"
 REWARD = "reward"
 AGENT = "agent"
-"""The Pods of the simulated user and of the tools."""
+"""The Pods of the simulated user, of the tools, and of the runner."""
 SERVING = (REWARD, AGENT)
 """The roles with a name: one per service of the job. They run a reward server, and user code in it."""
 _NAME_LABELS = {REWARD: contract.LABEL_REWARD, AGENT: contract.LABEL_AGENT}
@@ -73,7 +73,7 @@ def read_role_name(labels: Mapping[str, str], role: str = "") -> str:
 
 
 def read_service_name(labels: Mapping[str, str]) -> str:
-    """The name of the reward, simulated user or tool that a child belongs to; empty for other roles."""
+    """The name of the reward, simulated user, tool or runner that a child belongs to; empty for other roles."""
     return labels.get(_NAME_LABELS.get(labels.get(contract.LABEL_ROLE, ""), ""), "")
 
 

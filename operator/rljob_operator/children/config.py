@@ -22,7 +22,7 @@ _NOT_READ_OF_JOB: dict[str, Any] = {
     **dict.fromkeys((*POD_SETTINGS, "scheduling"), True),
     **dict.fromkeys(("head", "trainer", "rollout"), _NOT_READ_OF_ROLE),
     "rewards": {"__all__": _NOT_READ_OF_ROLE},
-    "agent": {"user": _NOT_READ_OF_ROLE, "tools": {"__all__": _NOT_READ_OF_ROLE}},
+    "agent": {"user": _NOT_READ_OF_ROLE, "tools": {"__all__": _NOT_READ_OF_ROLE}, "runner": _NOT_READ_OF_ROLE},
 }
 
 

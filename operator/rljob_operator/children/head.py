@@ -1,4 +1,4 @@
-"""The head: a Job with one Pod (Ray head, driver, agent loops), and its Service.
+"""The head: a Job with one Pod (Ray head, driver, agent loops, gateway), and its Service.
 
 It is a Job because only the head ends; its success is the success of the RLJob. Exit code 78 (user error) is never
 retried. All other failures are, until the operator finds that they exceed head.backoffLimit: a Job's own limit has no
@@ -37,6 +37,8 @@ _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttl
 """Fields of spec that the driver does not read."""
 _READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""
+_READ_BY_RUNNER = {"command", "workingDir"}
+"""Further fields of a runner that only its server reads."""
 
 
 def build_head(job: RLJob, token: str, defaults: Defaults, models: Mapping[str, RewardModel]) -> list[Manifest]:
@@ -74,7 +76,7 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         command=["python", "-m", "rljob_trainer.head"],
         labels=build_selector(job, HEAD),
         config=_read_by_head(job) | reward_refs.read_identities(job, models) | {"token": digest(token)},
-        ports={"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER},
+        ports=_build_ports(job),
         env=pods.build_job_env(job, run_dir=True)
         + pods.build_env(_build_env(job, models))
         + reward_refs.build_token_env(job, models)
@@ -86,6 +88,11 @@ def _build_parts(job: RLJob, token: str, defaults: Defaults, models: Mapping[str
         annotations=pods.KEEP_ANNOTATIONS,
         restart_policy="Never",
     )
+
+
+def _build_ports(job: RLJob) -> dict[str, int]:
+    gateway = {"gateway": contract.PORT_GATEWAY} if job.spec.agent.is_hosted else {}
+    return {"ray": contract.PORT_RAY, "driver": contract.PORT_DRIVER} | gateway
 
 
 def _build_env(job: RLJob, models: Mapping[str, RewardModel]) -> dict[str, str]:
@@ -116,13 +123,15 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
 
 
 def _read_agent(agent: Agent) -> dict[str, Any]:
-    """Nothing for the default: the digests of jobs with single turns stay. The functions are read by their servers."""
-    settings = pods.read_settings(agent, {"user", "tools"})
+    """Nothing for the default: the digests of jobs with single turns stay. What servers execute is read by them."""
+    settings = pods.read_settings(agent, {"user", "tools", "environment", "runner"})
     not_read = pods.POD_FIELDS | _READ_BY_REWARD
     if agent.user:
         settings["user"] = pods.read_settings(agent.user, not_read)
     if agent.tools:
         settings["tools"] = [pods.read_settings(tool, not_read) for tool in agent.tools]
+    if agent.runner:
+        settings["runner"] = pods.read_settings(agent.runner, not_read | _READ_BY_RUNNER)
     return {"agent": settings} if settings else {}
 
 

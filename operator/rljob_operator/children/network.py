@@ -1,10 +1,10 @@
 """NetworkPolicies, closed by default, and PodDisruptionBudgets.
 
 Open within a job: head <-> trainers and trainers among themselves (all ports: Ray and NCCL choose their own), head ->
-rollouts, head -> rewards, simulated user and tools, rollouts -> head and trainers (weights). Open beyond it: DNS, what
-the spec names (hf://, an http reward, URLs in a role's env), the operator's poll of the driver, and scrapes from
-labelled namespaces. Functions are user code: they reach nothing, unless function.network is set, or requirements need
-the package index.
+rollouts, head -> rewards, simulated user, tools and runner, rollouts -> head and trainers (weights), runner -> head
+(the gateway to the policy). Open beyond it: DNS, what the spec names (hf://, an http reward, URLs in a role's env), the
+operator's poll of the driver, and scrapes from labelled namespaces. Functions are user code: they reach nothing, unless
+function.network is set, or requirements need the package index.
 Invariant: except for DNS, no Pod reaches the metadata address of its node, where clouds serve the node's credentials.
 """
 
@@ -13,10 +13,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import Reward, RewardModel
+from rljob_api.manifest.reward import RewardModel
 from rljob_api.manifest.roles import Role
-from rljob_api.manifest.sources import Hub
-from rljob_api.wire.contract import PORT_DRIVER, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
+from rljob_api.wire.contract import PORT_DRIVER, PORT_GATEWAY, PORT_REWARD, PORT_ROLLOUT, PORT_WEIGHTS
 from rljob_operator.backend import Manifest, Owner
 from rljob_operator.children.common import (
     AGENT,
@@ -62,6 +61,7 @@ def build_network_policies(
     servers = [_peer(build_selector(job, REWARD))]
     servers += [_peer(build_selector(job, AGENT))] if any(s.role == AGENT for s in services) else []
     servers += [_peer(build_model_selector(name)) for name in served_models(job, models)]
+    runners = [_peer(service.selector) for service in services if service.calls_policy]
     group = [head, trainer]
     operator = {"namespaceSelector": _select_namespace(operator_namespace)} | _peer(OPERATOR_LABELS)
 
@@ -76,6 +76,7 @@ def build_network_policies(
                 {"from": group},
                 _open("from", [rollout], PORT_DRIVER),
                 _open("from", [operator, _MONITORING], PORT_DRIVER),
+                *([_open("from", runners, PORT_GATEWAY)] if runners else []),
             ],
             [{"to": group}, _open("to", [rollout], PORT_ROLLOUT), _open("to", servers, PORT_REWARD)],
             _head_urls(job),
@@ -97,19 +98,23 @@ def build_network_policies(
 
 
 def build_reward_policy(service: RewardService, head: Manifest) -> Manifest:
-    """The policy of a reward's, user's or tool's Pods. `head` selects the Pods that may send requests."""
+    """The policy of the Pods of a service. `head` selects the Pods that may send requests."""
     ingress = [_open("from", [head], PORT_REWARD), _open("from", [_MONITORING], PORT_REWARD)]
-    egress = _build_reward_egress(service.reward, hub_of(service.owner))
+    egress = _build_reward_egress(service)
+    egress += [_open("to", [head], PORT_GATEWAY)] if service.calls_policy else []
     return _build_policy(service.owner, service.name, service.selector, ingress, egress)
 
 
-def _build_reward_egress(reward: Reward, hub: Hub) -> list[Manifest]:
+def _build_reward_egress(service: RewardService) -> list[Manifest]:
     """For a function: all but the node's metadata, the package index of its requirements, or nothing. For others:
-    the URLs in their env, a judge's endpoint, and the hub that a model comes from."""
+    the URLs in their env, a judge's endpoint, and the hub that a model comes from. A runner's workers may open sockets
+    in any case, so it gets the URLs in its env, too."""
+    reward, hub = service.reward, hub_of(service.owner)
     function = reward.function
     if function and function.network:
         return [_DNS, {"to": _ANYWHERE}]
-    urls = [] if function and not function.requirements else _env_urls(reward)
+    reads_env = not function or function.requirements or service.calls_policy
+    urls = _env_urls(reward) if reads_env else []
     if function and function.requirements:
         urls.append(_PACKAGE_INDEX)
     if reward.served_model:

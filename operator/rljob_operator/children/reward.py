@@ -1,5 +1,5 @@
 """The reward servers: a Deployment and a headless Service per function, model and judge, of a job or a RewardModel, and
-per simulated user and tool of a job's agent.
+per simulated user, tool and runner of a job's agent.
 
 They run user code, so they get the least: no job file, no service-account token, a read-only root, and scratch space
 that is deleted with the Pod. An http reward has no children. Invariant: the children of a job's reward and of a
@@ -8,8 +8,9 @@ RewardModel differ only in names, labels and token; those of a reward and of an 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from rljob_api.manifest.job import RLJob
+from rljob_api.manifest.job import RLJob, Service
 from rljob_api.manifest.pod_settings import POD_SETTINGS
 from rljob_api.manifest.reward import Reward, RewardModel
 from rljob_api.manifest.scorers import EndpointLimits
@@ -37,7 +38,12 @@ _MAX_SURGE = "25%"
 """Rounded up, so at least one Pod."""
 _DISK = "ephemeral-storage"
 _READ_BY_DRIVER = {"weight", "failurePolicy", "deadlineSeconds", "hedging"}
-_SERVES = {"reward": (), "user": ("--serves", "user"), "tool": ("--serves", "tools")}
+_SERVES = {
+    "reward": (),
+    "user": ("--serves", "user"),
+    "tool": ("--serves", "tools"),
+    "runner": ("--serves", "episodes"),
+}
 """Arguments of the server by the kind of service. That of a reward never changes: a changed command restarts Pods."""
 _NAME_IN_SERVER = "rewardmodel"
 """RewardModel names may exceed the 15 characters of a reward's name. Pod labels distinguish models."""
@@ -45,7 +51,7 @@ _NAME_IN_SERVER = "rewardmodel"
 
 @dataclass(frozen=True)
 class RewardService:
-    """One reward, simulated user or tool that the operator serves."""
+    """One reward, simulated user, tool or runner that the operator serves."""
 
     owner: Owner
     reward: Reward
@@ -60,6 +66,10 @@ class RewardService:
     """Also the name of the server's container."""
     arguments: tuple[str, ...] = ()
     """Of the server, besides those of every one."""
+    framework: str = ""
+    """Of a runner: whose environment it plays. Empty: a program's."""
+    calls_policy: bool = False
+    """Whether its Pods call the policy, through the head's gateway."""
 
 
 def find_services(job: RLJob) -> list[RewardService]:
@@ -72,11 +82,17 @@ def find_services(job: RLJob) -> list[RewardService]:
             selector=build_selector(job, role_of_service(service), service.reward.name),
             token_secret=child_name(job, "token"),
             role=role_of_service(service),
-            arguments=_SERVES[service.kind],
+            arguments=_build_arguments(service),
+            framework=service.framework,
+            calls_policy=service.kind == "runner",
         )
         for service in job.spec.services
         if service.reward.is_served
     ]
+
+
+def _build_arguments(service: Service) -> tuple[str, ...]:
+    return _SERVES[service.kind] + (("--framework", service.framework) if service.framework else ())
 
 
 def build_model_selector(name: str) -> dict[str, str]:
@@ -145,7 +161,7 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
             *service.arguments,
         ],
         labels=service.selector,
-        config=pods.read_settings(reward, pods.POD_FIELDS | _READ_BY_DRIVER) | {"token": digest(token)},
+        config=_read_by_server(service) | {"token": digest(token)},
         ports={"http": contract.PORT_REWARD},
         env=pods.build_token_env(service.token_secret)
         + pods.build_env(reward_vllm.SERVER_ENV if reward.served_model else {})
@@ -162,6 +178,11 @@ def _build_parts(service: RewardService, token: str, defaults: Defaults) -> pods
         drain_seconds=_PRE_STOP_SECONDS,
         container_security={"readOnlyRootFilesystem": True},
     )
+
+
+def _read_by_server(service: RewardService) -> dict[str, Any]:
+    settings = pods.read_settings(service.reward, pods.POD_FIELDS | _READ_BY_DRIVER)
+    return settings | ({"framework": service.framework} if service.framework else {})
 
 
 def _startup_seconds(reward: Reward) -> int:

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from rljob_api.manifest.job import RLJob
-from rljob_api.manifest.reward import RewardBase
 from rljob_api.wire.contract import ANNOTATION_RETRY, MANAGED_BY, ExitCode
 from rljob_operator.backend import Manifest
 from rljob_operator.children.common import HEAD, SERVING, TRAINER
@@ -110,8 +109,7 @@ def _user_error(observed: ObservedJob) -> LifecycleDecision | None:
         for pod, end in _ended_pods(role):
             if end["exitCode"] == int(ExitCode.USER):
                 # Head, trainers and rollouts name the field in their message; the traceback of a function does not.
-                kind = role.spec.kind if isinstance(role.spec, RewardBase) else ""
-                remedy = f"; fix {role.path}.{kind}" if role.kind in SERVING else ""
+                remedy = f"; fix {role.source}" if role.kind in SERVING else ""
                 return LifecycleDecision("failed", USER_ERROR, _describe_end(role.name, pod, end) + remedy)
     return None
 

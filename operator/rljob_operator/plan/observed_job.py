@@ -55,6 +55,8 @@ class RoleView:
     """Those of this incarnation that are not being deleted."""
     terminating: tuple[Manifest, ...] = ()
     """Pods that are being deleted, of any incarnation: a trainer's has a name that its replacement needs."""
+    source: str = ""
+    """Of a service: the field of what it runs, such as spec.agent.user.function."""
 
     @property
     def ready(self) -> int:
@@ -166,14 +168,14 @@ def find_controller(manifest: Manifest) -> Manifest:
 
 
 def _roles(job: RLJob, pods: list[Manifest], terminating: list[Manifest]) -> Iterator[RoleView]:
-    def view(role: str, path: str, spec: Role, desired: int, service: str = "") -> RoleView:
+    def view(role: str, path: str, spec: Role, desired: int, service: str = "", source: str = "") -> RoleView:
         labels = build_role_labels(role, service)
 
         def of_role(pods: list[Manifest]) -> tuple[Manifest, ...]:
             return tuple(sorted((pod for pod in pods if labels.items() <= labels_of(pod).items()), key=name_of))
 
         name = read_role_name(labels)
-        return RoleView(name, role, path, spec, desired, of_role(pods), of_role(terminating))
+        return RoleView(name, role, path, spec, desired, of_role(pods), of_role(terminating), source)
 
     spec = job.spec
     yield view(HEAD, "spec.head", spec.head, 1)
@@ -181,7 +183,7 @@ def _roles(job: RLJob, pods: list[Manifest], terminating: list[Manifest]) -> Ite
     yield view(ROLLOUT, "spec.rollout", spec.rollout, spec.rollout.replicas)
     for service in spec.services:
         if (reward := service.reward).is_served:
-            yield view(role_of_service(service), service.path, reward, reward.replicas, reward.name)
+            yield view(role_of_service(service), service.path, reward, reward.replicas, reward.name, service.source)
 
 
 def name_of(manifest: Manifest) -> str:

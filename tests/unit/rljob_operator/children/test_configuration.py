@@ -12,7 +12,7 @@ from rljob_api.manifest.agent import Tool
 from rljob_api.manifest.base import Spec, yaml_fields
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.pod_settings import LocalObjectReference
-from rljob_api.manifest.reward import PythonFunction, RewardModel
+from rljob_api.manifest.reward import FunctionReward, PythonFunction, Reward, RewardModel
 from rljob_api.manifest.roles import Toleration
 from rljob_api.manifest.sources import Hub
 from rljob_operator.children import WORKLOAD_KINDS, pods
@@ -24,7 +24,7 @@ from rljob_operator.children.rollout import build_rollout
 from rljob_operator.children.trainer import build_trainer
 from rljob_operator.defaults import DEFAULTS
 from tests.paths import ROOT
-from tests.support.job_simulation import make_agent_job, make_job
+from tests.support.job_simulation import make_agent_job, make_job, make_program_job
 
 DATA = ROOT / "tests" / "data" / "configuration"
 RESTARTS_ALL = (
@@ -105,6 +105,7 @@ def other_value(name: str, annotation: Any, value: Any) -> Any:
                 "tolerations": Toleration(operator="Exists"),
                 "image_pull_secrets": LocalObjectReference(name="x"),
                 "tools": Tool(name="other", function=PythonFunction(inline="x = 1")),
+                "rewards": Reward(name="other", function=FunctionReward(inline="x = 1")),
             }
             return [*value, item.get(name, "other")]
         case str():
@@ -152,7 +153,8 @@ def changed_spec(owner, path: str, value: Any):
 
 def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse():
     paths = set()
-    for owner in [*load_with_new_fields(), make_agent_job()]:
+    environment = {"type": "environment", "environment": {"framework": "trl", "id": "a:B"}}
+    for owner in [*load_with_new_fields(), make_agent_job(), make_program_job(), make_program_job(agent=environment)]:
         before = build_workloads(owner)
         for path, value in find_changes(owner.spec):
             if "scheduling." in path or path.endswith(("source", "name")):
@@ -166,6 +168,7 @@ def test_change_of_a_template_is_a_change_of_its_configuration_and_the_reverse()
             paths.add(path)
     assert {"trainer.image", "hub.endpoint", "checkpoint.persistentVolumeClaim.claimName", "priorityClassName"} <= paths
     assert {"agent.maxUserTurns", "agent.user.function.inline", "agent.tools.0.env", "agent.tools.0.onError"} <= paths
+    assert {"agent.runner.function.inline", "agent.runner.slots", "agent.environment.framework"} <= paths
     assert len(paths) > 150
 
 

@@ -12,7 +12,7 @@ import pytest
 from rljob_operator.children import WORKLOAD_KINDS, build_children
 from rljob_operator.children.gang import keep_gang
 from rljob_operator.defaults import DEFAULTS
-from tests.support.job_simulation import FUNCTION, make_agent_job, make_job
+from tests.support.job_simulation import FUNCTION, make_agent_job, make_job, make_program_job
 
 
 def make_children(gang, queue=None, **spec):
@@ -51,6 +51,14 @@ def test_pods_of_an_agent_are_members():
     annotations = [template["metadata"]["annotations"] for template in templates(children).values()]
     counts = [found["kueue.x-k8s.io/pod-group-total-count"] for found in annotations]
     assert counts == ["8"] * 6, "head, trainer, rollout, reward, three users and a tool"
+
+
+def test_pods_of_a_runner_are_members_and_rewards_need_not_exist():
+    scheduling = {"gang": "kueue", "queue": "research"}
+    children = build_children(make_program_job({"replicas": 2}, scheduling=scheduling), "token", DEFAULTS)
+    annotations = [template["metadata"]["annotations"] for template in templates(children).values()]
+    counts = [found["kueue.x-k8s.io/pod-group-total-count"] for found in annotations]
+    assert counts == ["5"] * 4, "head, trainer, rollout and two runners"
 
 
 def test_priority_of_an_agents_pods_counts():

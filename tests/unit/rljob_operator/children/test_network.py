@@ -10,7 +10,7 @@ from rljob_operator.children import build_children
 from rljob_operator.children.network import OPERATOR_LABELS
 from rljob_operator.defaults import DEFAULTS
 from rljob_operator.plan.reward_model import plan_reward_model
-from tests.support.job_simulation import make_agent_job, make_job
+from tests.support.job_simulation import make_agent_job, make_job, make_program_job
 
 METADATA = ("169.254.169.254", "fd00:ec2::254")
 ENDPOINT = {"url": "http://judge.example/v1", "model": "m"}
@@ -100,6 +100,35 @@ def test_only_the_head_reaches_an_agents_pods_and_they_reach_what_their_function
     assert policies["agent-user"]["egress"] == []
     assert may_reach(policies["agent-calculator"], "93.184.216.34", 8000)
     assert not any(may_reach(policies["agent-calculator"], address, 80) for address in METADATA)
+
+
+def test_runner_alone_reaches_the_gateway_of_the_head():
+    policies = find_policies(build_children(make_program_job(), "token", DEFAULTS))
+    runner = {"rljob.dev/job": "gsm8k", "rljob.dev/role": "agent", "rljob.dev/agent": "runner"}
+    gateway = [{"protocol": "TCP", "port": 8300}]
+    (opened,) = [rule for rule in policies["head"]["ingress"] if rule.get("ports") == gateway]
+    assert opened["from"] == [{"podSelector": {"matchLabels": runner}}]
+    (only,) = policies["agent-runner"]["egress"]
+    assert only["ports"] == gateway
+    assert only["to"] == [{"podSelector": {"matchLabels": {"rljob.dev/job": "gsm8k", "rljob.dev/role": "head"}}}]
+    others = find_policies(build_children(make_agent_job(), "token", DEFAULTS))
+    assert "8300" not in str(others), "without a runner there is no gateway"
+
+
+@pytest.mark.parametrize(
+    ("runner", "ports"),
+    [
+        ({"env": {"SEARCH_URL": "http://search.example:8000"}}, {8000}),
+        ({"function": {"inline": "x", "requirements": ["openai"]}}, {443}),
+        ({"function": {"inline": "x", "network": True}}, {80, 443, 8000}),
+        ({"function": None, "command": ["agent"], "network": True}, {80, 443, 8000}),
+        ({"function": None, "command": ["agent"]}, set()),
+    ],
+)
+def test_runner_reaches_beyond_the_job_what_its_settings_name(runner, ports):
+    policy = find_policies(build_children(make_program_job(runner), "token", DEFAULTS))["agent-runner"]
+    assert {port for port in (80, 443, 8000) if may_reach(policy, "93.184.216.34", port)} == ports
+    assert not any(may_reach(policy, address, 80) for address in METADATA)
 
 
 def test_reward_model_does_not_reach_the_metadata_either():

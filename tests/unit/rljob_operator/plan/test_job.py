@@ -49,14 +49,15 @@ def children_of(job):
     return {key_of(child): child for child in make_plan(job).children}
 
 
-def changed(job, path, value):
-    """The job with a changed field, given by its path in spec."""
+def changed(job, path, value, *others):
+    """The job with changed fields: pairs of a path in spec, and a value."""
     manifest = job.model_dump(mode="json", by_alias=True)
-    place = manifest["spec"]
-    *parents, last = path.split(".")
-    for name in parents:
-        place = place[int(name)] if name.isdigit() else place[name]
-    place[last] = value
+    for where, new in ((path, value), *others):
+        place = manifest["spec"]
+        *parents, last = where.split(".")
+        for name in parents:
+            place = place[int(name)] if name.isdigit() else place[name]
+        place[last] = new
     return RLJob.model_validate(manifest)
 
 
@@ -98,7 +99,7 @@ def test_children_ignore_metadata_that_the_api_server_writes():
     assert children_of(job) == children_of(later)
 
 
-@pytest.mark.parametrize("case", ["smallest", "full", "agent"])
+@pytest.mark.parametrize("case", ["smallest", "full", "agent", "program", "environment"])
 def test_every_child_has_labels_owner_and_a_matching_selector(case):
     job = load(case)
     for key, child in children_of(job).items():
@@ -159,6 +160,33 @@ def test_changed_field_restarts_only_the_roles_that_read_it(path, value, rolls):
 def test_changed_field_of_an_agent_restarts_only_the_roles_that_read_it(path, value, rolls):
     before, after = hashes(load("agent")), hashes(changed(load("agent"), path, value))
     assert {name for name in before if before[name] != after[name]} == rolls
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "value", "rolls"),
+    [
+        ("program", "agent.runner.replicas", 9, set()),
+        ("program", "agent.runner.resources.limits", {"memory": "1Gi"}, set()),
+        ("program", "agent.runner.command", ["other"], {"coder-agent-runner"}),
+        ("program", "agent.runner.workingDir", "/other", {"coder-agent-runner"}),
+        ("program", "agent.runner.slots", 3, {"coder-agent-runner", "coder-head"}),
+        ("program", "agent.runner.retries", 0, {"coder-head"}),
+        ("program", "agent.rewardWeight", 1, {"coder-head"}),
+        ("environment", "agent.environment.args", {"lines": 4}, {"words-agent-runner"}),
+        ("environment", "agent.environment.framework", "gymnasium", {"words-agent-runner"}),
+        ("environment", "agent.runner", {"retries": 0}, {"words-head"}),
+    ],
+)
+def test_changed_field_of_a_runner_restarts_only_the_roles_that_read_it(case, path, value, rolls):
+    before, after = hashes(load(case)), hashes(changed(load(case), path, value))
+    assert {name for name in before if before[name] != after[name]} == rolls
+
+
+def test_framework_of_an_environment_of_the_users_source_replaces_its_pods():
+    """Its source stays; only the arguments of the server differ."""
+    job = changed(load("environment"), "agent.environment.id", None, ("agent.runner", {"function": {"inline": "x"}}))
+    before, after = hashes(job), hashes(changed(job, "agent.environment.framework", "trl"))
+    assert {name for name in before if before[name] != after[name]} == {"words-agent-runner"}
 
 
 def test_removed_tool_loses_only_its_own_children():

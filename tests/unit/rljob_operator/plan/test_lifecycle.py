@@ -9,7 +9,7 @@ from rljob_api.wire.protocol import DriverProblem, DriverStatus, Learning
 from rljob_operator.backend import ChildKey, ObservedState
 from rljob_operator.plan import conditions
 from rljob_operator.plan.job import plan_job
-from tests.support.job_simulation import START, JobSimulation, make_agent_job, make_job
+from tests.support.job_simulation import START, JobSimulation, make_agent_job, make_job, make_program_job
 
 HEAD = ChildKey("Job", "gsm8k-head")
 
@@ -509,6 +509,32 @@ def test_job_waits_for_its_user_and_its_tools(agent_job, service):
     assert agent_job.job.status.rewards == "1/1", "an agent's Pods do not count as rewards"
     agent_job.reconcile(**{service: pods[service] | {"status": {"phase": "Running"}}})
     assert agent_job.true()["Restarting"].reason == "AgentRestarting"
+
+
+def test_job_without_rewards_waits_for_its_runner_and_shows_no_rewards():
+    job = JobHistory(make_program_job)
+    pods = {name: each for name, each in all_ready().items() if name != "reward"}
+    job.reconcile(**pods)
+    running = next(c for c in job.job.status.conditions if c.type == "Running")
+    assert "waits for 1 of 1 agent-runner Pod" in running.message
+    job.reconcile(runner=pod("agent", "gsm8k-agent-runner-a", service="runner"))
+    assert (job.job.status.phase, job.job.status.rewards) == ("Running", "")
+    assert [role.name for role in job.job.status.roles] == ["head", "trainer", "rollout", "agent-runner"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "field"),
+    [
+        ({"type": "program", "runner": {"function": {"inline": "x"}}}, "spec.agent.runner.function"),
+        ({"type": "program", "runner": {"command": ["agent"]}}, "spec.agent.runner.command"),
+        ({"type": "environment", "environment": {"framework": "trl", "id": "a:B"}}, "spec.agent.environment"),
+    ],
+)
+def test_runner_that_cannot_start_fails_the_job_with_its_field(agent, field):
+    job = JobHistory(make_program_job, agent=agent)
+    broken = pod("agent", "gsm8k-agent-runner-a", service="runner", ready=False, state=ended(78, "error: not found"))
+    job.reconcile(**all_ready() | {"runner": broken})
+    assert job.true()["Failed"].message.endswith(f"not found; fix {field}")
 
 
 def test_failures_of_an_agents_pods_count_per_pod(agent_job):

@@ -1,16 +1,16 @@
-"""Check a simulated user or tools without running them: syntax, entry point, parameters and types.
+"""Check a simulated user, tools or a program without running them: syntax, entry point, parameters and types.
 
-Describes the source text; `user_forms` and `tool_forms` decide, as they do in a worker. Invariant: user code is never
-executed, and what parsing cannot determine (an imported name) is not reported.
+Describes the source text; `user_forms`, `tool_forms` and `episode_forms` decide, as they do in a worker. Invariant:
+user code is never executed, and what parsing cannot determine (an imported name) is not reported.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from rljob_api.functions import forms, tool_forms, user_forms
+from rljob_api.functions import episode_forms, forms, tool_forms, user_forms
 from rljob_api.functions.descriptions import Class, Description, Function, Several
 from rljob_api.functions.forms import FormError
 from rljob_api.functions.source import FunctionNode, SourceNames, parse
@@ -39,6 +39,29 @@ def check_tools(source: str, filename: str, spec: AgentFunctionSpec) -> list[str
     return names if isinstance(names, list) else [f"{filename}:{line}: {text}" for line, text in _tools(names, spec)]
 
 
+def check_program(
+    source: str, filename: str, spec: AgentFunctionSpec, columns: Collection[str] | None = None
+) -> list[str]:
+    """Return the problems of a program's source, each beginning with `filename:line:`. `columns`: of the data, besides
+    the prompt and the answer; None if unknown."""
+    names = _parse(source, filename, "the program")
+    if isinstance(names, list):
+        return names
+    return [f"{filename}:{line}: {text}" for line, text in _program(names, spec, columns)]
+
+
+def check_environment(source: str, filename: str, spec: AgentFunctionSpec, framework: str) -> list[str]:
+    """Return the problems of an environment's source: its framework is known only where its packages are."""
+    names = _parse(source, filename, "the environment")
+    if isinstance(names, list):
+        return names
+    defined = _definitions(names)
+    name = spec.entrypoint
+    if "*" in names.statements or (name in names.statements if name is not None else names.statements):
+        return []
+    return [f"{filename}:1: {episode_forms.describe_missing_environment(name, framework, defined)}"]
+
+
 def _parse(source: str, filename: str, what: str) -> SourceNames | list[str]:
     try:
         return SourceNames(parse(source, filename))
@@ -49,7 +72,7 @@ def _parse(source: str, filename: str, what: str) -> SourceNames | list[str]:
 
 
 def _user(names: SourceNames, spec: AgentFunctionSpec) -> Iterator[tuple[int, str]]:
-    name = _find_user(names, spec.entrypoint)
+    name = _find_class_or_function(names, spec.entrypoint, user_forms.RESPOND, user_forms.is_user_class)
     if name is None:
         if "*" not in names.statements:
             yield 1, user_forms.describe_missing_user(spec.entrypoint, _definitions(names))
@@ -60,13 +83,29 @@ def _user(names: SourceNames, spec: AgentFunctionSpec) -> Iterator[tuple[int, st
         yield names.statements[name].lineno, str(error)
 
 
-def _find_user(names: SourceNames, entrypoint: str | None) -> str | None:
-    if entrypoint is not None or user_forms.RESPOND in names.statements:
-        name = entrypoint or user_forms.RESPOND
+def _program(names: SourceNames, spec: AgentFunctionSpec, columns: Collection[str] | None) -> Iterator[tuple[int, str]]:
+    name = _find_class_or_function(names, spec.entrypoint, episode_forms.RUN, episode_forms.is_program_class)
+    if name is None:
+        if "*" not in names.statements:
+            yield 1, episode_forms.describe_missing_program(spec.entrypoint, _definitions(names))
+        return
+    try:
+        found = _describe_made(names, name, spec)
+        episode_forms.plan_program(found, spec.kwargs, spec.factory_args, columns)
+    except FormError as error:
+        yield names.statements[name].lineno, str(error)
+
+
+def _find_class_or_function(
+    names: SourceNames, entrypoint: str | None, default: str, fits: Callable[[Mapping[str, object]], bool]
+) -> str | None:
+    """Return the entry point: the named one, `default`, or the first class that fits."""
+    if entrypoint is not None or default in names.statements:
+        name = entrypoint or default
         return name if name in names.statements else None
     nodes = (name for name, node in names.statements.items() if isinstance(node, ast.ClassDef))
     classes = {name: found for name in nodes if isinstance(found := names.describe(name), Class)}
-    complete = (name for name, found in classes.items() if user_forms.is_user_class(found.methods))
+    complete = (name for name, found in classes.items() if fits(found.methods))
     # Inherited methods are unknown here; the server checks them.
     return next(iter((*complete, *(name for name, found in classes.items() if found.is_open))), None)
 

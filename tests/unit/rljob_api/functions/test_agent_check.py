@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_api.functions.agent_check import check_tools, check_user
+from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
 from rljob_api.functions.user_forms import UserSpec
 
 INTERACTION = """
@@ -133,3 +133,74 @@ def test_settings_of_tools_are_checked() -> None:
     [problem] = check_tools(box, "tools.py", UserSpec("Box"))
     assert "Box(size) requires size; set function.kwargs" in problem
     assert check_tools("def build(n):\n    return [g]\ndef g(x): ...", "t.py", UserSpec("build", {}, {"n": 1}))
+
+
+AREAL = """
+class MathAgent:
+    def __init__(self, temperature=1.0, **kwargs): ...
+
+    async def run(self, data, **extra_kwargs): ...
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def run(prompt, client): ...",
+        "async def run(messages, base_url, api_key, difficulty=1): ...",
+        "def run(question, difficulty): ...",
+        "def run(): ...",
+        "def run(**anything): ...",
+        "def run(data, http_client=None): ...",
+        "class Agent:\n    def setup(self, level): ...\n    def run(self, task): ...\n    def close(self): ...",
+        "class run:\n    def __call__(self, prompt): ...",
+        "from somewhere import run",
+        "from somewhere import *",
+        "from somewhere import Base\nclass Agent(Base): ...",
+        AREAL,
+    ],
+)
+def test_program_that_can_be_called_has_no_problem(source: str) -> None:
+    assert check_program(source, "agent.py", UserSpec()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "expected"),
+    [
+        ("\ndef run(promt): ...", 2, "rename promt to prompt"),
+        ("def run(x): ...", 1, "write def run(prompt, client)"),
+        ("def run(prompt, /): ...", 1, "remove the '/'"),
+        ("def run(data, http_client): ...", 1, "write http_client=None"),
+        ("run = 3", 1, "run is a int"),
+        ("def main(prompt): ...", 1, "set function.entrypoint: main"),
+        ("", 1, "def run(prompt, client):"),
+        ("\n\ndef run(", 3, "the program has a syntax error"),
+        ("class Agent:\n    def act(self): ...", 1, "set function.entrypoint: Agent"),
+        ("\nclass Agent:\n    def __init__(self, level): ...\n    def run(self, prompt): ...", 2, "{level: ...}"),
+        ("class Agent:\n    def run(self, prompt): ...\n    def close(self, x, /): ...", 1, "positional-only"),
+    ],
+)
+def test_program_that_cannot_be_called_is_reported_with_line_and_fix(source: str, line: int, expected: str) -> None:
+    [problem] = check_program(source, "agent.py", UserSpec())
+    assert problem.startswith(f"agent.py:{line}: ")
+    assert expected in problem
+
+
+def test_program_may_take_the_columns_of_the_data_alone() -> None:
+    source = "def run(prompt, level): ..."
+    assert check_program(source, "agent.py", UserSpec(), ["level"]) == []
+    [problem] = check_program(source, "agent.py", UserSpec(), ["levels", "other"])
+    assert "requires level; passed are prompt, " in problem
+    assert "the columns of the data (levels, other); rename level to levels" in problem
+    [problem] = check_program("def run(client): ...", "agent.py", UserSpec(kwargs={"n": 1}), [])
+    assert "does not accept n" in problem
+
+
+def test_environment_of_a_source_is_found_by_its_name() -> None:
+    source = "class Sums(BaseTextEnv): ..."
+    assert check_environment(source, "env.py", UserSpec(), "skyrlGym") == []
+    assert check_environment(source, "env.py", UserSpec("Sums"), "skyrlGym") == []
+    [problem] = check_environment(source, "env.py", UserSpec("Sum"), "skyrlGym")
+    assert "env.py:1: the entry point Sum was not found (it defines Sums); did you mean Sums?" in problem
+    [problem] = check_environment("", "env.py", UserSpec(), "skyrlGym")
+    assert "no environment of skyrlGym was found" in problem

@@ -37,7 +37,7 @@ _NOT_READ = ("scheduling", "suspend", "managedBy", "activeDeadlineSeconds", "ttl
 """Fields of spec that the driver does not read."""
 _READ_BY_REWARD = {"function", "model", "judge", "queueLength"}
 """Fields of a reward that only its server reads."""
-_READ_BY_RUNNER = {"command", "workingDir"}
+_READ_BY_RUNNER = {"command", "workingDir", "network"}
 """Further fields of a runner that only its server reads."""
 
 

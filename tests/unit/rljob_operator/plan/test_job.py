@@ -169,6 +169,7 @@ def test_changed_field_of_an_agent_restarts_only_the_roles_that_read_it(path, va
         ("program", "agent.runner.resources.limits", {"memory": "1Gi"}, set()),
         ("program", "agent.runner.command", ["other"], {"coder-agent-runner"}),
         ("program", "agent.runner.workingDir", "/other", {"coder-agent-runner"}),
+        ("program", "agent.runner.network", True, {"coder-agent-runner"}),
         ("program", "agent.runner.slots", 3, {"coder-agent-runner", "coder-head"}),
         ("program", "agent.runner.retries", 0, {"coder-head"}),
         ("program", "agent.rewardWeight", 1, {"coder-head"}),

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from rljob_api.manifest.agent import Agent
-from rljob_trainer.agents.base import AgentLoop, Services
+from rljob_trainer.agents.base import AgentLoop, EpisodeRunner, Gateway, Services
+from rljob_trainer.agents.hosted import HostedLoop
 from rljob_trainer.agents.loop import ConversationLoop
 from rljob_trainer.agents.single_turn import SingleTurn
 from rljob_trainer.conversation.template import ChatTemplate
 
-__all__ = ["AgentLoop", "ConversationLoop", "build_agent"]
+__all__ = ["AgentLoop", "ConversationLoop", "HostedLoop", "build_agent"]
+
+
+class AgentServices(Services, EpisodeRunner, Protocol):
+    """All that agents call besides the policy."""
 
 
 def build_agent(
-    spec: Agent, services: Services, template: ChatTemplate | None, context_length: int | None
+    spec: Agent,
+    services: AgentServices,
+    template: ChatTemplate | None,
+    context_length: int | None,
+    gateway: Gateway | None = None,
+    *,
+    needs_reward: bool = False,
 ) -> AgentLoop:
-    """`template`: None only for singleTurn. `context_length`: see ConversationLoop."""
+    """`template`: None only for singleTurn. `context_length`: see ConversationLoop. `gateway`: for the types
+    environment and program. `needs_reward`: see HostedLoop."""
+    if spec.is_hosted:
+        assert gateway is not None
+        return HostedLoop(spec, gateway, services, needs_reward=needs_reward)
     if spec.type == "loop":
         assert template is not None
         return ConversationLoop(spec, services, template, context_length)

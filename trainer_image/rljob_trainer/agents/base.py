@@ -7,11 +7,14 @@ starts when `run` returns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from rljob_api.wire.protocol import CallRequest, CallResult, Lane, Message, ModelAccess, ToolSchema
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import Completion, ContextBreak, Episode, Segment, Turn
+
+AGENT: Final = "agent"
+"""The service of an episode's failure for which none of the job's services is the cause."""
 
 
 class Generate(Protocol):
@@ -33,6 +36,8 @@ class EpisodeTask:
     group: int
     sample: int
     generate: Generate
+    seed: int = 0
+    """For what is random besides the policy. The same after a restart."""
 
 
 class AgentLoop(Protocol):

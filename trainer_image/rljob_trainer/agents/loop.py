@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rljob_api.errors import UserError
 from rljob_api.manifest.agent import USER_SERVICE, Agent
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
-from rljob_trainer.agents.base import EpisodeTask, Services, ToolSet
+from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet
 from rljob_trainer.concurrency import run_all
 from rljob_trainer.conversation.conversation import Break, Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
@@ -35,8 +35,6 @@ from rljob_trainer.episodes.types import (
     empty_segment,
 )
 
-AGENT = "agent"
-"""The service of a failure that is neither the user's nor a tool's."""
 REASON_CONTEXT = "context"
 _MAX_LISTED_FUNCTIONS = 20
 _MAX_NESTING = 64

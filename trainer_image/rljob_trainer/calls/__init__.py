@@ -1,1 +1,1 @@
-"""Clients of the functions that an agent calls: the simulated user, and tools."""
+"""Clients of what an agent calls: the simulated user, tools, and the runner of episodes."""

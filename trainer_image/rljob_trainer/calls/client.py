@@ -1,4 +1,4 @@
-"""The client of one service of an agent: the simulated user, or the functions of one tool.
+"""The client of one service of an agent: the simulated user, the functions of one tool, or the runner of episodes.
 
 Retries, the deadline and the waits are those of a reward. Invariant: each call ends with a value or with a reason.
 """
@@ -6,6 +6,7 @@ Retries, the deadline and the waits are those of a reward. Invariant: each call 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 
 import aiohttp
 
@@ -15,18 +16,28 @@ from rljob_trainer.calls.messages import FunctionCall
 from rljob_trainer.replicas.http import auth_headers
 from rljob_trainer.replicas.pool import ReplicaPool
 from rljob_trainer.rewards.client import IN_FLIGHT_PER_SLOT, UNAVAILABLE_SECONDS, discover_service
+from rljob_trainer.rewards.messages import Call
 from rljob_trainer.rewards.transport import Requests, Transport
 
 
-class CallClient:
-    def __init__(self, service: Service, session: aiohttp.ClientSession) -> None:
+class ServiceClient(ABC):
+    """What the clients of all services have in common: replicas, requests, and what they report."""
+
+    def __init__(
+        self,
+        service: Service,
+        session: aiohttp.ClientSession,
+        name: str,
+        *,
+        in_flight_per_slot: int = IN_FLIGHT_PER_SLOT,
+    ) -> None:
+        """`name`: of the service in messages."""
         settings = service.reward
         self.service = service
-        what = "simulated user" if service.kind == "user" else f"tool {settings.name}"
         self.replicas = ReplicaPool(
-            what,
+            name,
             discover_service(settings.name),
-            max_in_flight=IN_FLIGHT_PER_SLOT * settings.slots,
+            max_in_flight=in_flight_per_slot * settings.slots,
             # A long execution is not a sign of failure.
             unavailable_timeout_seconds=max(UNAVAILABLE_SECONDS, 2 * settings.timeout_seconds),
             readiness_lags=False,
@@ -47,11 +58,11 @@ class CallClient:
     async def close(self) -> None:
         await self.replicas.close()
 
-    async def call(self, request: CallRequest) -> tuple[CallResult, float]:
+    async def _run(self, call: Call[CallResult]) -> tuple[CallResult, float]:
         """Return the result and the seconds until it, with waits and retries. Raise UserError for a configuration that
         no retry can change, and TransientError if no replica has answered for long."""
         started_at = time.monotonic()
-        [result], _ = await self._requests.run(FunctionCall(request))
+        [result], _ = await self._requests.run(call)
         return result, time.monotonic() - started_at
 
     def statistics(self) -> dict[str, float]:
@@ -62,6 +73,23 @@ class CallClient:
             "waiting_oldest_seconds": self._requests.longest_wait_seconds(),
             "replicas": len(self.replicas.fleet.replicas),
         }
+
+    @abstractmethod
+    def describe_wait(self) -> str:
+        """Describe what is in flight; empty if nothing is."""
+
+
+class CallClient(ServiceClient):
+    """Of the simulated user or a tool."""
+
+    def __init__(self, service: Service, session: aiohttp.ClientSession) -> None:
+        super().__init__(
+            service, session, "simulated user" if service.kind == "user" else f"tool {service.reward.name}"
+        )
+
+    async def call(self, request: CallRequest) -> tuple[CallResult, float]:
+        """Return the result and the seconds until it. Raise UserError and TransientError."""
+        return await self._run(FunctionCall(request))
 
     def describe_wait(self) -> str:
         """Return `3 replies of the user, oldest 4.1 s`, and what is missing; empty if nothing is in flight."""

@@ -1,4 +1,4 @@
-"""One call of a function and its response, for the rewards' transport. Pure.
+"""One call of a function, or one episode, and its response, for the rewards' transport. Pure.
 
 Invariant: a response becomes one result, or an invalid result with a reason if it breaks the protocol.
 """
@@ -6,10 +6,12 @@ Invariant: a response becomes one result, or an invalid result with a reason if 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS, MAX_USER_REPLY_BYTES, UrlPath
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane
+from rljob_trainer.agents.base import EpisodeMessage
 
 _MAX_BYTES_PER_CHARACTER = 12
 """A character outside the basic plane is two escapes, \\uXXXX\\uXXXX, in JSON that is ASCII."""
@@ -17,15 +19,12 @@ _MAX_RESPONSE_BYTES = max(MAX_USER_REPLY_BYTES, _MAX_BYTES_PER_CHARACTER * MAX_T
 """A value with the other fields of its result."""
 
 
-@dataclass(frozen=True)
-class FunctionCall:
-    """A call as rewards.messages.Call describes it. Retries send the same one, with the same id."""
-
-    request: CallRequest
+class _OneCall(ABC):
+    """One request to /v1/call, as rewards.messages.Call describes it."""
 
     @property
-    def lane(self) -> Lane:
-        return self.request.lane
+    @abstractmethod
+    def id(self) -> str: ...
 
     @property
     def num_results(self) -> int:
@@ -43,18 +42,10 @@ class FunctionCall:
     def is_short(self) -> bool:
         return False
 
-    def encode(self, *, with_tokens: bool = False) -> bytes:
-        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
-        try:
-            text = json.dumps(self.request.model_dump(), ensure_ascii=False, allow_nan=False)
-        except (TypeError, RecursionError) as error:
-            raise ValueError(str(error)) from error
-        return text.encode("utf-8", "replace")
-
     def read(self, text: str, seconds: float) -> list[CallResult]:
         try:
             result = CallResult.model_validate_json(text, extra="ignore")
-            if result.id != self.request.id:
+            if result.id != self.id:
                 raise ValueError(f"it is for {result.id}")
             if result.valid != (result.reason is None):
                 raise ValueError("a result must be valid without a reason, or invalid with one")
@@ -63,6 +54,50 @@ class FunctionCall:
         return [result]
 
     def fail(self, reason: InvalidReason, message: str, seconds: float = 0.0) -> list[CallResult]:
-        return [
-            CallResult(id=self.request.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)
-        ]
+        return [CallResult(id=self.id, valid=False, reason=reason, message=message[:2000], execute_seconds=seconds)]
+
+
+@dataclass(frozen=True)
+class FunctionCall(_OneCall):
+    """A call of the simulated user or a tool. Retries send the same one, with the same id."""
+
+    request: CallRequest
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def lane(self) -> Lane:
+        return self.request.lane
+
+    def encode(self, *, with_tokens: bool = False) -> bytes:
+        """Return the body. Raise ValueError for arguments without a JSON form, such as NaN or too deep a nesting."""
+        return _encode(self.request)
+
+
+@dataclass(frozen=True)
+class EpisodeRequest(_OneCall):
+    """An episode. Retries have the same id and another attempt."""
+
+    message: EpisodeMessage
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+    @property
+    def lane(self) -> Lane:
+        return self.message.lane
+
+    def encode(self, *, with_tokens: bool = False) -> bytes:
+        """Begin an attempt, and return its body. Raise ValueError for a row without a JSON form."""
+        return _encode(self.message.next_attempt())
+
+
+def _encode(request: CallRequest) -> bytes:
+    try:
+        text = json.dumps(request.model_dump(), ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return text.encode("utf-8", "replace")

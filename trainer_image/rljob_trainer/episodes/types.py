@@ -138,11 +138,11 @@ class EpisodeFailure:
     """Why an episode is invalid."""
 
     service: str
-    """What failed: the name of a service (user, or a tool's), or agent."""
+    """What failed: the name of a service (user, runner, or a tool's), or agent."""
     path: str
     """Its field in the job: spec.agent.user."""
     reason: str
-    """An InvalidReason, or context: the prompt leaves no room for an answer."""
+    """An InvalidReason; context: the prompt leaves no room for an answer; no_turns: the program got no answer."""
     message: str
 
     def __str__(self) -> str:
@@ -193,7 +193,9 @@ class Episode:
     messages: list[Message] = field(default_factory=list)
     """The whole conversation, with the prompt. Empty for a prompt without a chat template."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What the simulated user returned last."""
+    """What the simulated user returned last, or the environment or the program at the end."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """What the environment or the program returned for the log."""
     end: EpisodeEnd = EpisodeEnd.ANSWERED
     failure: EpisodeFailure | None = None
     """Why it is invalid: no reward scores it, and it does not train. None for a valid episode."""

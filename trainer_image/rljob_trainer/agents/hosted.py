@@ -1,0 +1,209 @@
+"""Episodes of environments and programs: a runner plays them, and calls the policy through the gateway.
+
+    open at the gateway --> the runner: attempts, each with its own key --> what the gateway recorded --> the episode
+
+Owns what makes an episode valid and which rewards it gets. Leaves tokens to the gateway, and retries to the runner's
+client. Invariant: each episode ends, valid or with a reason: what a program does never ends the job. Only UserError and
+TransientError leave `run`, of the runner's client or of the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rljob_api.manifest.agent import RUNNER_SERVICE, Agent, Runner
+from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
+from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
+from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, EpisodeFailure, empty_segment
+
+REASON_NO_TURNS = "no_turns"
+_RUNNER_PATH = "spec.agent.runner"
+
+_Result = TypeVar("_Result")
+
+
+class HostedLoop:
+    def __init__(self, spec: Agent, gateway: Gateway, runner: EpisodeRunner, *, needs_reward: bool) -> None:
+        """`needs_reward`: whether an episode without a reward from its program is invalid, since nothing else scores
+        it."""
+        self.spec, self.gateway, self.runner, self.needs_reward = spec, gateway, runner, needs_reward
+
+    async def run(self, task: EpisodeTask) -> Episode:
+        generate = _Watched(task.generate)
+        opened = self.gateway.open(replace(task, generate=generate))
+        try:
+            result = await self._play(task, opened, generate)
+            recording = opened.read()
+        finally:
+            opened.close()
+        return self._build(task, recording, result)
+
+    async def _play(self, task: EpisodeTask, opened: OpenEpisode, generate: _Watched) -> CallResult | None:
+        """Return how the runner ended the episode, after all attempts; None if it took too long."""
+        seconds = min(self.spec.episode_seconds, (self.spec.runner or Runner()).deadline_seconds)
+        message = _Message(task, opened, self.spec.turn_limit, time.monotonic() + seconds)
+        try:
+            async with asyncio.timeout(self.spec.episode_seconds) as scope:
+                result, _ = await generate.run_until_failed(self.runner.run(message))
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return None
+        return result
+
+    def _build(self, task: EpisodeTask, recording: Recording, result: CallResult | None) -> Episode:
+        reply, failure = self._read_reply(result, recording)
+        episode = Episode(
+            prompt_index=task.prompt.index,
+            group=task.group,
+            sample=task.sample,
+            segments=recording.segments,
+            turns=recording.turns,
+            generation=recording.generation,
+            own_reward=recording.reward if reply.reward is None else reply.reward,
+            messages=recording.messages or _prompt_of(task),
+            state=reply.state,
+            info=reply.info,
+            end=EpisodeEnd.RETURNED,
+            breaks=recording.breaks,
+        )
+        if not episode.segments:  # no answer: one row, on which nothing trains
+            episode.segments = [empty_segment()]
+            episode.segments[0].append_context(task.prompt.token_ids)
+        unknown = _reward_turns(episode, recording.completion_ids, {**recording.rewards, **reply.rewards})
+        episode.failure = failure or self._find_problem(episode, unknown, recording)
+        if episode.failure is not None:
+            episode.end = EpisodeEnd.FAILED
+        return episode
+
+    def _read_reply(
+        self, result: CallResult | None, recording: Recording
+    ) -> tuple[EpisodeReply, EpisodeFailure | None]:
+        """Return what the runner returned; an empty reply and the reason without one."""
+        if result is None:
+            doing = recording.waits_for or "waited for the runner"
+            message = f"the episode took more than {self.spec.episode_seconds:g} s, while it {doing}"
+            failure = EpisodeFailure(AGENT, "spec.agent.episodeSeconds", str(InvalidReason.DEADLINE), message)
+            return EpisodeReply(), failure
+        if not result.valid:
+            return EpisodeReply(), _fail(str(result.reason), _with_refusal(result.message, recording))
+        try:
+            return EpisodeReply.model_validate(result.value, extra="ignore"), None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return EpisodeReply(), _fail(str(InvalidReason.BAD_RETURN), f"not a result: {where}: {first['msg']}")
+
+    def _find_problem(self, episode: Episode, unknown: list[str], recording: Recording) -> EpisodeFailure | None:
+        """Return why an episode that has returned is invalid nevertheless."""
+        if not episode.turns:
+            message = f"the {self.spec.type} ended without an answer of the model"
+            return _fail(REASON_NO_TURNS, _with_refusal(message, recording))
+        if unknown:
+            message = f"a reward is for {', '.join(unknown)}, and no answer of the episode has that id or number"
+            return _fail(str(InvalidReason.BAD_RETURN), message)
+        if self.needs_reward and not has_reward(episode):
+            message = (
+                f"the {self.spec.type} gave no reward, neither for the episode nor for an answer, and the job has no "
+                "spec.rewards"
+            )
+            return _fail(str(InvalidReason.ABSTAINED), message)
+        return None
+
+
+def has_reward(episode: Episode) -> bool:
+    """Return whether the environment or the program rewarded the episode or one of its answers."""
+    return episode.own_reward is not None or any(turn.reward is not None for turn in episode.turns)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """Implements agents.base.EpisodeMessage."""
+
+    task: EpisodeTask
+    opened: OpenEpisode
+    max_turns: int
+    ends_at: float
+    """On the monotonic clock."""
+
+    @property
+    def id(self) -> str:
+        return self.task.id
+
+    @property
+    def lane(self) -> Lane:
+        return self.task.lane
+
+    def next_attempt(self) -> CallRequest:
+        attempt, access = self.opened.start_attempt()
+        prompt = self.task.prompt
+        call = EpisodeCall(
+            episode=self.task.id,
+            attempt=attempt,
+            model=access,
+            prompt=_prompt_of(self.task),
+            ground_truth=prompt.ground_truth,
+            data_source=prompt.data_source,
+            extra_info=prompt.extra_info,
+            seed=self.task.seed,
+            max_turns=self.max_turns,
+            deadline_seconds=max(0.0, self.ends_at - time.monotonic()),
+        )
+        return CallRequest(id=self.task.id, lane=self.task.lane, arguments=call.model_dump())
+
+
+class _Watched:
+    """Implements Generate. An error of the policy ends the job; the program would only see a request that fails."""
+
+    def __init__(self, generate: Generate) -> None:
+        self._generate = generate
+        self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
+        try:
+            return await self._generate(token_ids, max_tokens)
+        except Exception as error:
+            if not self._failed.done():
+                self._failed.set_result(error)
+            raise
+
+    async def run_until_failed(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return the result of `work`. Cancel it and raise the policy's error if there is one before."""
+        running = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((running, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                raise self._failed.result()
+            return running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def _prompt_of(task: EpisodeTask) -> list[Message]:
+    assert isinstance(task.prompt.prompt, list), "data.format is chat"
+    return list(task.prompt.prompt)
+
+
+def _reward_turns(episode: Episode, completion_ids: list[str], rewards: Mapping[str, float | None]) -> list[str]:
+    """Give the turns their rewards. Null rewards nothing. Return the keys that name no turn."""
+    numbers = {str(number): number for number in range(len(episode.turns))}
+    numbers |= {completion_id: number for number, completion_id in enumerate(completion_ids)}
+    for key, reward in rewards.items():
+        if key in numbers and reward is not None:
+            episode.turns[numbers[key]].reward = reward
+    return [key for key in rewards if key not in numbers]
+
+
+def _with_refusal(message: str, recording: Recording) -> str:
+    return f"{message}; the gateway had refused a request: {recording.refusal}" if recording.refusal else message
+
+
+def _fail(reason: str, message: str) -> EpisodeFailure:
+    return EpisodeFailure(RUNNER_SERVICE, _RUNNER_PATH, reason, message)

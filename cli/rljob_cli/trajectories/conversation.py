@@ -5,6 +5,7 @@ them if the turn has an advantage.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
@@ -17,6 +18,9 @@ TRAINED, SAMPLED = ">>", ">"
 LEGEND = f"{TRAINED} sampled and trained, {SAMPLED} sampled and not trained (evaluation, or no advantage); else context"
 _STYLES = {TRAINED: "green", SAMPLED: "cyan", "": ""}
 _ASIDE = "dim"
+_EMPTY = (None, "{}")
+_OTHER_BRANCHES = ("branch", "unmatched")
+"""Causes of segments whose answers need not be a part of `messages`."""
 
 
 def is_conversation(row: Row) -> bool:
@@ -48,35 +52,70 @@ def _build_rewards(row: Row) -> list[Text]:
         Text.assemble(f"  {reward['name']}: ", describe_reward(reward, separator=", "), no_wrap=True)
         for reward in row["rewards"]
     ]
+    if row["own_reward"] is not None:
+        lines.append(Text(f"  agent's own reward: {number(row['own_reward'])}"))
     if row["failure"]:
         lines.append(Text(f"  invalid: {row['failure']}", style="red"))
-    if row["state"] not in (None, "{}"):
-        lines.append(Text(f"  state of the user: {row['state']}", style=_ASIDE))
+    lines += [Text(f"  {name}: {row[name]}", style=_ASIDE) for name in ("state", "info") if row[name] not in _EMPTY]
     return lines
 
 
 def build_messages(row: Row, *, full: bool) -> Table:
-    """Return the conversation: [mark, role, text] for each message; below an answer what its turn brought."""
+    """Return the conversation: [mark, role, text] for each message; below an answer what its turn brought.
+
+    Answers that the conversation of the last one does not contain, of other branches of an episode, follow it.
+    """
     table = _build_grid(3)
-    messages = json.loads(row["messages"])
-    answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
-    turn_of = dict(zip(answers[-len(row["turns"]) :] if row["turns"] else [], range(len(row["turns"])), strict=False))
-    breaks = _find_breaks(row)
+    messages, breaks = json.loads(row["messages"]), _find_breaks(row)
+    turn_of = match_turns(row, messages)
     for index, message in enumerate(messages):
-        turn = turn_of.get(index)
-        if turn is None:
+        if index in turn_of:
+            _add_turn(table, row["turns"], turn_of[index], breaks, full)
+        else:
             role, name = str(message.get("role")), message.get("name")
             table.add_row("", f"{role} {name}" if name else role, _text(format_content(message.get("content")), full))
-            continue
-        for cause in breaks.get(turn, ()):
-            table.add_row("", "", Text(cause, style="yellow"))
-        found = row["turns"][turn]
-        mark = _mark(found)
-        text = _text(found["text"] + (" [truncated]" if found["truncated"] else ""), full, _STYLES[mark])
-        table.add_row(Text(mark, style=_STYLES[mark]), "assistant", text)
-        for line in _describe_turn(found, full):
-            table.add_row("", "", line)
+    for turn in sorted(set(range(len(row["turns"]))) - set(turn_of.values())):
+        _add_turn(table, row["turns"], turn, breaks, full, f" (turn {turn + 1}, elsewhere)")
     return table
+
+
+def _add_turn(
+    table: Table, turns: Sequence[Row], turn: int, breaks: Mapping[int, Sequence[str]], full: bool, where: str = ""
+) -> None:
+    for cause in breaks.get(turn, ()):
+        table.add_row("", "", Text(cause, style="yellow"))
+    found = turns[turn]
+    mark = _mark(found)
+    text = _text(found["text"] + (" [truncated]" if found["truncated"] else ""), full, _STYLES[mark])
+    table.add_row(Text(mark, style=_STYLES[mark]), f"assistant{where}", text)
+    for line in _describe_turn(found, full):
+        table.add_row("", "", line)
+
+
+def match_turns(row: Row, messages: Sequence[Row]) -> dict[int, int]:
+    """Return the turn of each message that is an answer of the policy, by their positions.
+
+    The last messages of the assistant are the turns, unless a program has played several branches: then by their text,
+    from the last one.
+    """
+    turns: list[Row] = row["turns"]
+    answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not any(segment["cause"] in _OTHER_BRANCHES for segment in row["segments"]):
+        return dict(zip(answers[-len(turns) :] if turns else [], range(len(turns)), strict=False))
+    found, last = {}, len(turns)
+    for index in reversed(answers):
+        turn = next((turn for turn in reversed(range(last)) if _is_answer(messages[index], turns[turn]["text"])), None)
+        if turn is not None:
+            found[index] = last = turn
+    return found
+
+
+def _is_answer(message: Row, text: str) -> bool:
+    """Whether a message is what the policy wrote, as an API returned it: perhaps without its calls and reasoning."""
+    content, text = format_content(message.get("content") or "").strip(), text.strip()
+    if message.get("tool_calls") and text.startswith(content):
+        return True
+    return content == text or ("</think>" in text and text.endswith(content))
 
 
 def build_tokens(row: Row, *, full: bool) -> Table:

@@ -11,7 +11,16 @@ from rljob_cli.run.runfolder import FILE_JOB
 
 Row = dict[str, Any]
 _FORMAT_KEY, _FORMAT = b"rljob.trajectories", b"1"
-_LATER_COLUMNS: Row = {"end": None, "failure": None, "messages": None, "state": None, "turns": [], "segments": []}
+_LATER_COLUMNS: Row = {
+    "end": None,
+    "failure": None,
+    "messages": None,
+    "state": None,
+    "turns": [],
+    "segments": [],
+    "own_reward": None,
+    "info": None,
+}
 """Columns that older logs lack."""
 
 
@@ -35,7 +44,8 @@ class Filter:
         if row["failure"]:  # no reward has scored it
             return self.reward is None and self.min_score is None and self.max_score is None
         rewards = [reward for reward in row["rewards"] if self.reward in (None, reward["name"])]
-        if not rewards or (self.invalid and all(reward["valid"] for reward in rewards)):
+        # An agent may bring its own reward; then there may be no other.
+        if (self.reward is not None and not rewards) or (self.invalid and all(reward["valid"] for reward in rewards)):
             return False
         if self.min_score is None and self.max_score is None:
             return True

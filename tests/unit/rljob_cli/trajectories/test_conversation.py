@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rljob_api.wire.protocol import Message
 from rljob_cli.main import app
+from rljob_cli.trajectories.conversation import _build_rewards, _is_answer
 from rljob_inputs.prompts import Prompt
 from rljob_trainer.episodes.types import (
     Completion,
@@ -99,7 +100,7 @@ def test_conversation_shows_roles_calls_replies_and_rewards_of_turns(show):
         "step 1 train, sample 0/0 | 2 turns, ended by user | score 1.25 | advantage 0.1 | answer: 31 | "
         "2 of 5 tokens sampled | weights g:3",
         "correct: 1.25, first 0, 0 ms",
-        'state of the user: {"tries": 2}',
+        'state: {"tries": 2}',
         "user 1 + 1?",
         "assistant 2",
         "user What is 17 + 14?",
@@ -160,6 +161,60 @@ def test_a_few_conversations_are_shown_unless_the_limit_says_otherwise(show):
     assert show(episodes=episodes).count("ended by") == 5
     assert "the first 5; more with --limit (0: all)" in show(episodes=episodes)
     assert show("--limit", "0", episodes=episodes).count("ended by") == 7
+
+
+def hosted(**fields):
+    """Two drafts of one answer and a choice, as a program samples them: the drafts are branches of the prompt."""
+    segments, turns = [], []
+    for number, (token, text) in enumerate(((2, "30"), (4, "31"), (4, "31"))):
+        segment = empty_segment()
+        segment.append_context([1, 3] if number == 2 else [1])
+        segment.append_sampled(sampled(token, text), turn=number)
+        segments.append(segment)
+        turns.append(Turn(text, reward=-0.1 if number == 0 else None))
+    messages = [*PROMPT, {"role": "assistant", "content": "31"}, {"role": "user", "content": "Sure?"}]
+    messages.append({"role": "assistant", "content": "31"})
+    breaks = [ContextBreak("branch", "<too low>"), ContextBreak("unmatched")]
+    given = {"segments": segments, "turns": turns, "breaks": breaks, "messages": messages}
+    return conversation(**given | {"results": {}, "end": EpisodeEnd.RETURNED, "own_reward": 1.0} | fields)
+
+
+def test_branches_of_a_program_are_shown_with_the_answers_of_all(show):
+    lines = [" ".join(line.split()) for line in show(episodes=[hosted()]).splitlines()]
+    assert "ended by returned" in lines[0]
+    assert lines[1:-2] == [
+        'state: {"tries": 2}',
+        "user 1 + 1?",
+        "assistant 2",
+        "user What is 17 + 14?",
+        "a new segment: branch; first difference: <too low>",
+        "> assistant 31",
+        "user Sure?",
+        "a new segment: unmatched",
+        "> assistant 31",
+        "> assistant (turn 1, elsewhere) 30",
+        "reward -0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "is_answer"),
+    [
+        ({"content": "31"}, "31\n", True),
+        ({"content": [{"type": "text", "text": "31"}]}, "31", True),
+        ({"content": "1"}, "31", False),
+        ({"content": "31"}, "<think>14 + 17</think>\n31", True),
+        ({"content": None, "tool_calls": [{}]}, '<tool_call>{"name": "add"}</tool_call>', True),
+        ({"content": None}, "31", False),
+    ],
+)
+def test_message_is_an_answer_even_without_its_calls_and_reasoning(message, text, is_answer):
+    assert _is_answer(message, text) is is_answer
+
+
+def test_rewards_and_info_of_the_agent_are_shown():
+    row = {"rewards": [], "own_reward": 0.5, "failure": None, "state": "{}", "info": '{"wrong": 1}'}
+    assert [line.plain for line in _build_rewards(row)] == ["  agent's own reward: 0.5", '  info: {"wrong": 1}']
 
 
 def test_conversation_as_json_has_the_columns_of_the_log(show):

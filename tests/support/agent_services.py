@@ -77,7 +77,9 @@ class GivenPolicy:
         self.prompts: list[list[int]] = []
         self.limits: list[int | None] = []
 
-    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
+    async def __call__(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
         self.prompts.append(list(token_ids))
         self.limits.append(max_tokens)
         text = self.texts.pop(0)

@@ -6,6 +6,7 @@ starts when `run` returns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -20,8 +21,11 @@ AGENT: Final = "agent"
 class Generate(Protocol):
     """Tokens so far to a completion. Sampling parameters and seed are already bound."""
 
-    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
-        """`max_tokens`: a limit besides that of the sampling parameters."""
+    async def __call__(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
+        """`max_tokens`: a limit besides that of the sampling parameters. `stop`: strings that end it, besides
+        theirs."""
         ...
 
 

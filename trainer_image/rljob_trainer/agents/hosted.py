@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rljob_api.manifest.agent import RUNNER_SERVICE, Agent, Runner
 from rljob_api.wire.protocol import CallRequest, CallResult, EpisodeCall, EpisodeReply, InvalidReason, Lane, Message
 from rljob_trainer.agents.base import AGENT, EpisodeRunner, EpisodeTask, Gateway, Generate, OpenEpisode, Recording
-from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, EpisodeFailure, empty_segment
+from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd, EpisodeFailure, empty_segment, has_own_reward
 
 REASON_NO_TURNS = "no_turns"
 _RUNNER_PATH = "spec.agent.runner"
@@ -108,18 +108,13 @@ class HostedLoop:
         if unknown:
             message = f"a reward is for {', '.join(unknown)}, and no answer of the episode has that id or number"
             return _fail(str(InvalidReason.BAD_RETURN), message)
-        if self.needs_reward and not has_reward(episode):
+        if self.needs_reward and not has_own_reward(episode):
             message = (
                 f"the {self.spec.type} gave no reward, neither for the episode nor for an answer, and the job has no "
                 "spec.rewards"
             )
             return _fail(str(InvalidReason.ABSTAINED), message)
         return None
-
-
-def has_reward(episode: Episode) -> bool:
-    """Return whether the environment or the program rewarded the episode or one of its answers."""
-    return episode.own_reward is not None or any(turn.reward is not None for turn in episode.turns)
 
 
 @dataclass(frozen=True)
@@ -165,9 +160,11 @@ class _Watched:
         self._generate = generate
         self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
+    async def __call__(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
         try:
-            return await self._generate(token_ids, max_tokens)
+            return await self._generate(token_ids, max_tokens, stop)
         except Exception as error:
             if not self._failed.done():
                 self._failed.set_result(error)

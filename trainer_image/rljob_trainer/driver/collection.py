@@ -74,9 +74,12 @@ class Collector:
         rewards: RewardClients,
         specs: Sequence[Reward],
         services: AgentServices | None = None,
+        *,
+        own_weight: float = 1.0,
     ) -> None:
-        """`services`: of the agent, to describe what it waits for."""
+        """`services`: of the agent, to describe what it waits for. `own_weight`: spec.agent.rewardWeight."""
         self.agent, self.rollouts, self.rewards, self.specs, self.services = agent, rollouts, rewards, specs, services
+        self._own_weight = own_weight
         self.roles, self.phases = RoleClock(time.monotonic()), PhaseClock(time.monotonic())
         self.on_scored: Callable[[Lane, Episode], None] = lambda lane, episode: None
         """Called once per episode, when its last reward arrives."""
@@ -107,7 +110,8 @@ class Collector:
     ) -> Episode:
         episode_id = plan.episode_id(group.index, sample)
         generate = self._bind_generate(group, sample, plan)
-        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate)
+        seed = plan.sample_seed(group.prompt.index, group.index, sample)
+        task = EpisodeTask(episode_id, plan.lane, group.prompt, group.index, sample, generate, seed)
         with self._generating(plan.lane):
             episode = await self.agent.run(task)
         episode.ended_at = time.monotonic()
@@ -119,10 +123,12 @@ class Collector:
     def _bind_generate(self, group: Group, sample: int, plan: CollectionPlan) -> Generate:
         turns = itertools.count()
 
-        async def generate(token_ids: list[int], max_tokens: int | None = None) -> Completion:
+        async def generate(token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
             seed, sampling = plan.sample_seed(group.prompt.index, group.index, sample, next(turns)), plan.sampling
             if max_tokens is not None and max_tokens < sampling.max_tokens:
                 sampling = sampling.model_copy(update={"max_tokens": max_tokens})
+            if stop:
+                sampling = sampling.model_copy(update={"stop": [*sampling.stop, *stop]})
             with self.roles.working("rollouts", time.monotonic):
                 return await self.rollouts.complete(token_ids, sampling, seed)
 
@@ -141,7 +147,7 @@ class Collector:
             else:
                 results = await scorer.score(episode.sample, build_request(prompt, episode, plan), episode.ended_at)
                 episode.results = {**episode.results, **results}
-                episode.score = weighted_score(episode, self.specs)
+                episode.score = weighted_score(episode, self.specs, self._own_weight)
         progress().record_scored(episode, time.monotonic())
 
     async def _rescore(self, group: Group, names: set[str], plan: CollectionPlan, progress: ReadProgress) -> None:
@@ -191,8 +197,7 @@ class Collection:
 
 def build_request(prompt: Prompt, episode: Episode, plan: CollectionPlan) -> ScoreRequest:
     """Return the request for the last answer. A conversation adds its messages, turns, state and end to extra_info."""
-    segment = episode.segments[-1]
-    start, end = _find_last_answer(segment)
+    segment, (start, end) = _find_last_answer(episode.segments)
     facts = {"truncated": episode.truncated, "num_tokens": episode.num_sampled}
     return ScoreRequest(
         id=plan.episode_id(episode.group, episode.sample),
@@ -221,10 +226,13 @@ def _describe_conversation(episode: Episode) -> dict[str, Any]:
     return {"messages": episode.messages, "turns": turns, "state": episode.state, "end": episode.end.value}
 
 
-def _find_last_answer(segment: Segment) -> tuple[int, int]:
-    """Return where the tokens of the last turn begin and end."""
-    last = max(segment.turns)
+def _find_last_answer(segments: Sequence[Segment]) -> tuple[Segment, tuple[int, int]]:
+    """Return the segment of the last turn, and where its tokens begin and end. It is not always the last segment: a
+    program may continue an earlier one."""
+    last = max(max(segment.turns) for segment in segments)
     if last == NOT_SAMPLED:
-        return len(segment.turns), len(segment.turns)
+        segment = segments[-1]
+        return segment, (len(segment.turns), len(segment.turns))
+    segment = next(segment for segment in segments if last in segment.turns)
     start = segment.turns.index(last)
-    return start, start + segment.turns.count(last)
+    return segment, (start, start + segment.turns.count(last))

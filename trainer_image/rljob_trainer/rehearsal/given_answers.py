@@ -37,7 +37,9 @@ class GivenAnswers:
     num_used: int = 0
     is_used_up: bool = False
 
-    async def __call__(self, token_ids: list[int], max_tokens: int | None = None) -> Completion:
+    async def __call__(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
         if self.num_used == len(self.answers):
             # A cut-off answer ends the episode after everything that follows from the last given one.
             self.is_used_up = True

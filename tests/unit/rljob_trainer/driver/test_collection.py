@@ -80,3 +80,17 @@ async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
         plan.sample_seed(7, 3, sample, turn) for sample in (0, 1) for turn in (0, 1, 2)
     ]
     assert len({seed for _, seed in requests}) == 6
+
+
+async def test_strings_that_end_one_answer_are_added_to_those_of_the_job():
+    stops = []
+
+    class Rollouts:
+        async def complete(self, token_ids, sampling, seed):
+            stops.append(sampling.stop)
+
+    plan = CollectionPlan("train", 1, 2, Sampling(stop=["END"]), 0, "g")
+    generate = Collector(None, Rollouts(), None, [])._bind_generate(Group(3, Prompt(7, [], [1])), 0, plan)
+    await generate([1], None, ["\n"])
+    await generate([1])
+    assert stops == [["END", "\n"], ["END"]]

@@ -25,6 +25,10 @@ _MAX_READ_BYTES = 8 << 20
 _MAX_ROWS_PER_FILE = 2_000
 
 
+AGENT = "(agent)"
+"""In the place of a reward's name."""
+
+
 @dataclass(frozen=True)
 class RunData:
     folder: Path
@@ -58,10 +62,21 @@ def collect_run(folder: Path) -> RunData:
         job_digest=digest,
         summary=_read_summary(folder, name, job, metrics),
         metrics=metrics,
-        samples=[list(islice(read_file(file.path), _MAX_ROWS_PER_FILE)) for file in chosen],
+        samples=[list(map(add_agent, islice(read_file(file.path), _MAX_ROWS_PER_FILE))) for file in chosen],
         num_samples=sum(_count_rows(file.path) for file in files),
         num_files=len(files),
     )
+
+
+def add_agent(row: Row) -> Row:
+    """Return the row with one more result: what the agent gave the episode, or why the episode failed."""
+    if row["failure"] is None and row["own_reward"] is None:
+        return row
+    _, _, failure = (row["failure"] or "").partition(": ")
+    reason, _, message = failure.partition(": ")
+    result = dict.fromkeys(("version", "attempts", "queue_seconds", "execute_seconds", "latency_seconds"))
+    result |= {"name": AGENT, "valid": row["failure"] is None, "score": row["own_reward"], "components": {}}
+    return row | {"rewards": [*row["rewards"], result | {"reason": reason or None, "message": message}]}
 
 
 def choose_files(files: Sequence[LogFile], max_bytes: int = _MAX_READ_BYTES) -> list[LogFile]:

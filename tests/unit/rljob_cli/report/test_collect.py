@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from rljob_api.errors import UserError
-from rljob_cli.report.collect import choose_files, collect_run
+from rljob_cli.report.collect import add_agent, choose_files, collect_run
+from rljob_cli.report.failures import summarize_failures
+from rljob_cli.report.rewards import summarize_rewards
 from rljob_cli.trajectories.log import LogFile
 from tests.paths import DATA
 
@@ -88,3 +90,20 @@ def test_last_file_of_each_lane_is_read_however_large(tmp_path):
     chosen = choose_files(files(tmp_path, 9, 3, 100), max_bytes=1)
     assert [(file.step, file.lane) for file in chosen] == [(2, "eval"), (8, "train")]
     assert choose_files([]) == []
+
+
+def row(**fields):
+    return {"step": 1, "rewards": [], "failure": None, "own_reward": None} | fields
+
+
+def test_rewards_of_agents_and_failed_episodes_are_results_as_any_other():
+    failure = "spec.agent.runner: exception: agent.py:12: KeyError: 'x'"
+    rows = [add_agent(row(own_reward=1.0)), add_agent(row(own_reward=0.0)), add_agent(row(failure=failure))]
+    [times] = summarize_rewards(rows)
+    assert (times.name, times.num_results, times.num_valid, times.mean_score) == ("(agent)", 3, 2, 0.5)
+    [found] = summarize_failures([], rows)
+    assert (found.reason, [message.text for message in found.messages]) == ("exception", ["agent.py:12: KeyError: 'x'"])
+
+
+def test_sample_without_an_agent_is_unchanged():
+    assert add_agent(row(rewards=[{"name": "r"}])) == row(rewards=[{"name": "r"}])

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rljob_cli.report.collect import collect_run
+from rljob_cli.report.collect import add_agent, collect_run
 from rljob_cli.report.page import embed_json, render_page
 from tests.paths import DATA
 
@@ -102,3 +102,13 @@ def test_versions_of_the_driver_and_the_models_commit_are_shown(run):
 
 def test_page_of_a_small_run_is_small(run):
     assert len(render_page(run, NOW)) < 300_000
+
+
+def test_run_without_reward_functions_has_the_results_of_its_agent(run):
+    own = add_agent({**run.samples[0][0], "rewards": [], "own_reward": 0.5, "failure": None})
+    page = render_page(replace(run, samples=[[own]]), NOW)
+    outline(page)
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    [sample] = json.loads(data)
+    assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("(agent)", 0.5)]
+    assert "reward (agent)" not in page, "an agent's reward has no version"

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from rljob_api.errors import TransientError, UserError
+from rljob_api.manifest.agent import Runner
 from rljob_api.manifest.job import RLJob
 from rljob_api.manifest.job_sections import Checkpoint, Tracking
 from rljob_cli.agents.given_answers import find_playable, play_answers
@@ -46,8 +47,10 @@ def try_agent_command(
 ) -> int:
     """Play, print, and return 1 if an episode or a result is invalid."""
     file, claims = load(path, overrides), parse_claims(volumes)
-    if file.job.spec.agent.type != "loop":
-        raise UserError(f"{path}: spec.agent.type must be loop; `rljob test-reward` scores single answers")
+    if file.job.spec.agent.type == "singleTurn":
+        raise UserError(
+            f"{path}: spec.agent.type must be loop, program or environment; `rljob test-reward` scores single answers"
+        )
     if answers and episodes != 1:
         raise UserError("--episodes is for the base model; given answers are one episode")
     check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
@@ -109,12 +112,16 @@ def read_row(job: RLJob, number: int, claims: Mapping[str, Path]) -> dict[str, A
 def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path) -> RLJob:
     """Return the job with copies of one row as its data, sampled as in training. It writes no checkpoint elsewhere.
 
+    A program that fails is not tried again: what it raised is the result.
     The driver reports an evaluation with the step next to it, so that step has as few samples as possible.
     """
     spec = job.spec
     num_prompts = spec.trainer.num_ranks
     line = json.dumps(values, default=str) + "\n"
-    sources = {}
+    agent, sources = spec.agent, {}
+    if agent.is_hosted:  # a second attempt would start again with the first answer
+        runner = (agent.runner or Runner()).model_copy(update={"retries": 0, "replicas": 1})
+        agent = agent.model_copy(update={"runner": runner})
     for name, count in (("train", num_prompts), ("eval", episodes)):
         file = folder / f"{name}.jsonl"
         file.write_text(line * count)
@@ -122,6 +129,7 @@ def place_row(job: RLJob, values: Mapping[str, Any], episodes: int, folder: Path
         sources[name] = spec.data.train.model_copy(update=changes)
     evaluation = {"sampling": spec.rollout.sampling, "at_start": True, "every_steps": 0}
     changed = {
+        "agent": agent,
         "data": spec.data.model_copy(update=sources),
         "evaluation": spec.evaluation.model_copy(update=evaluation),
         "schedule": spec.schedule.model_copy(

@@ -1,4 +1,4 @@
-"""Plays an episode of a job with given answers: its user, tools and rewards in their servers, and no model.
+"""Plays an episode of a job with given answers: its user, tools, runner and rewards in their servers, and no model.
 
 The trainer's rehearsal takes the place of the head's program, so the loop and the clients are those of training.
 Invariant: when `play_answers` returns or raises, no process that it started is alive.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.errors import UserError
 from rljob_api.manifest.job import RLJob
-from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, PORT_DRIVER, PORT_REWARD
+from rljob_api.wire.contract import LABEL_ROLE, PATH_RUN, PORT_DRIVER, PORT_GATEWAY, PORT_REWARD
 from rljob_cli.check.try_reward import TOKEN, find_ended_container
 from rljob_cli.local.cluster import LocalCluster
 from rljob_cli.local.network import claim_block
@@ -42,7 +42,7 @@ def play_answers(
     """Play one episode on the first row of data.train. It is then in the trajectory log of `folder`."""
     rewards = find_playable(job)
     (folder / _SETTINGS).write_text(json.dumps({"answers": list(answers), "rewards": rewards}))
-    network = claim_block(str(folder), block, ports=[PORT_REWARD, PORT_DRIVER])
+    network = claim_block(str(folder), block, ports=[PORT_REWARD, PORT_DRIVER, PORT_GATEWAY])
     asyncio.run(_play(LocalCluster(job, network, folder, claims), build_rehearsal(job, rewards), say))
 
 

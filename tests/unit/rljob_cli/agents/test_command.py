@@ -34,6 +34,22 @@ def test_episodes_have_copies_of_one_row_and_the_sampling_of_training(tmp_path):
     assert placed.data.train.data_source == job.spec.data.train.data_source, "as the reward sees it in training"
 
 
+@pytest.mark.parametrize("agent", ["program", "environment"])
+def test_program_that_fails_is_not_tried_again(tmp_path, agent):
+    CliRunner().invoke(app, ["init", str(tmp_path / "mine"), "--agent", agent])
+    job = load(tmp_path / "mine" / "rljob.yaml").job
+    assert job.spec.agent.runner.retries > 0
+    placed = place_row(job, read_row(job, 0, {}), 1, tmp_path).spec.agent
+    assert (placed.runner.retries, placed.runner.replicas) == (0, 1)
+    assert placed.runner.function == job.spec.agent.runner.function
+
+
+def test_environment_without_a_runner_is_not_tried_again(tmp_path):
+    agent = {"type": "environment", "environment": {"framework": "verifiers", "id": "gsm8k"}, "runner": None}
+    job = load(FEEDBACK, [f"spec.agent={json.dumps(agent)}"]).job
+    assert place_row(job, {}, 1, tmp_path).spec.agent.runner_settings.failure_policy.retries == 0
+
+
 def row(num_turns, end, **fields):
     return {"turns": [{}] * num_turns, "end": end, "failure": None, "rewards": [{"valid": True}], **fields}
 
@@ -61,7 +77,10 @@ def test_episode_without_a_score_is_invalid():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([EXAMPLES / "chat" / "rljob.yaml"], "spec.agent.type must be loop; `rljob test-reward` scores single answers"),
+        (
+            [EXAMPLES / "chat" / "rljob.yaml"],
+            "spec.agent.type must be loop, program or environment; `rljob test-reward` scores single answers",
+        ),
         (
             [FEEDBACK, "--answer", "1", "--episodes", "2"],
             "--episodes is for the base model; given answers are one episode",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typer.testing import CliRunner
+
 from rljob_cli.agents.command import describe_rest
 from rljob_cli.agents.given_answers import build_rehearsal, find_playable
 from rljob_cli.check.jobfile import load
+from rljob_cli.main import app
 from rljob_cli.manifests import role_of
 from tests.paths import EXAMPLES
 
@@ -20,6 +23,13 @@ def test_rehearsal_has_the_services_and_the_head_with_another_program():
     assert container["command"] == ["python", "-m", "rljob_trainer.rehearsal", "/var/lib/rljob/rehearsal.json"]
     assert {child["spec"]["replicas"] for role, child in workloads.items() if role != "head"} == {1}
     assert {role_of(child) for child in children} == {"", *workloads}
+
+
+def test_rehearsal_of_a_program_has_its_runner(tmp_path):
+    CliRunner().invoke(app, ["init", str(tmp_path / "mine"), "--agent", "program"])
+    job = load(tmp_path / "mine" / "rljob.yaml").job
+    children = build_rehearsal(job, find_playable(job))
+    assert sorted(filter(None, {role_of(child) for child in children})) == ["agent-runner", "head"]
 
 
 def test_rewards_that_need_a_model_are_left_out():

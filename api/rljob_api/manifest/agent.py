@@ -112,12 +112,20 @@ class Runner(AgentService):
     See docs/agents.md."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
+        *Role.RULES,
         Rule(
             ("function", "command"),
             "are alternatives",
             "remove one of them",
             lambda runner: runner.function is None or not runner.command,
             "!has(self.function) || !has(self.command) || self.command.size() == 0",
+        ),
+        Rule(
+            ("workingDir", "command"),
+            "is the folder of a command",
+            "remove workingDir, or set command",
+            lambda runner: runner.working_dir is None or bool(runner.command),
+            "!has(self.workingDir) || (has(self.command) && self.command.size() > 0)",
         ),
     )
 

@@ -200,7 +200,7 @@ def _group_sizes(spec: str) -> str:
 
 def _agent_sizes(spec: str) -> str:
     user = f"(has({spec}.agent.user) ? [{spec}.agent.user.replicas] : [])"
-    runner = f"(has({spec}.agent.runner) ? [{spec}.agent.runner.replicas] : [])"
+    runner = f"[has({spec}.agent.runner) ? {spec}.agent.runner.replicas : 1]"  # environments have one in any case
     return f"{user} + {runner} + (has({spec}.agent.tools) ? {spec}.agent.tools.map(t, t.replicas) : [])"
 
 

@@ -125,6 +125,8 @@ def _read_by_head(job: RLJob) -> dict[str, Any]:
 def _read_agent(agent: Agent) -> dict[str, Any]:
     """Nothing for the default: the digests of jobs with single turns stay. What servers execute is read by them."""
     settings = pods.read_settings(agent, {"user", "tools", "environment", "runner"})
+    if agent.turn_limit == agent.model_copy(update={"max_assistant_turns": None}).turn_limit:  # what null means
+        settings.pop("maxAssistantTurns", None)
     not_read = pods.POD_FIELDS | _READ_BY_REWARD
     if agent.user:
         settings["user"] = pods.read_settings(agent.user, not_read)

@@ -45,6 +45,11 @@ FUNCTION: dict[str, Any] = {"function": {"inline": INLINE}}
 TOOL: dict[str, Any] = {"name": "calculator"} | FUNCTION
 WITH_AGENT: dict[str, Any] = {"data.format": "chat", "agent": {"type": "loop", "user": FUNCTION, "tools": [TOOL]}}
 
+CHAT: dict[str, Any] = {"data.format": "chat"}
+TRL: dict[str, Any] = {"framework": "trl", "id": "envs:Guess"}
+PROGRAM: dict[str, Any] = CHAT | {"agent": {"type": "program", "runner": FUNCTION}}
+ENVIRONMENT: dict[str, Any] = CHAT | {"agent": {"type": "environment", "environment": TRL}}
+
 # (type, start of the message, kind of object, changes to the minimal one that violate the rule)
 VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("Model", "must be hf://org/name, pvc://", "RLJob", {"model.source": "ftp://host/model"}),
@@ -175,7 +180,16 @@ VIOLATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("PythonFunction", "must have exactly one", "RLJob", WITH_AGENT | {"agent.user.function": {"entrypoint": "f"}}),
     ("RLJobSpec", "must have names that no reward", "RLJob", WITH_AGENT | {"agent.tools.0.name": "correct"}),
     ("RLJobSpec", "must not be named user", "RLJob", WITH_AGENT | {"rewards.0.name": "user"}),
-    ("RLJobSpec", "must be chat with agent.type", "RLJob", WITH_AGENT | {"data.format": "text"}),
+    ("RLJobSpec", "must be chat unless agent.type", "RLJob", WITH_AGENT | {"data.format": "text"}),
+    ("Agent", "must be set with type environment", "RLJob", CHAT | {"agent": {"type": "environment"}}),
+    ("Agent", "needs environment.id or runner.function", "RLJob", ENVIRONMENT | {"agent.runner": FUNCTION}),
+    ("Agent", "is for the types environment and program", "RLJob", {"agent": {"runner": FUNCTION}}),
+    ("Agent", "must have a function or a command", "RLJob", CHAT | {"agent": {"type": "program"}}),
+    ("Runner", "are alternatives", "RLJob", PROGRAM | {"agent.runner.command": ["agent"]}),
+    ("Runner", "is the folder of a command", "RLJob", PROGRAM | {"agent.runner.workingDir": "/app"}),
+    ("Runner", "must not set names", "RLJob", PROGRAM | {"agent.runner.env": {"RLJOB_TOKEN": "x"}}),
+    ("RLJobSpec", "must not be named runner", "RLJob", PROGRAM | {"rewards.0.name": "runner"}),
+    ("RLJobSpec", "must have at least one entry", "RLJob", {"rewards": []}),
     ("Lora", "must be names of modules", "RLJob", {"trainer.lora": {"targetModules": ["all-linear", "q_proj"]}}),
 ]
 
@@ -207,6 +221,9 @@ IMMUTABLE_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("agent", IN_KUEUE | WITH_AGENT, {"agent.tools.0.replicas": 2}),
     ("agent", IN_KUEUE | WITH_AGENT, {"agent.tools": [TOOL, TOOL | {"name": "search"}]}),
     ("agent", IN_KUEUE | WITH_AGENT, {"agent.user": MISSING}),
+    ("agent.type", PROGRAM, ENVIRONMENT),
+    ("agent", IN_KUEUE | PROGRAM, {"agent.runner.replicas": 2}),
+    ("agent", IN_KUEUE | ENVIRONMENT, {"agent.runner": {"replicas": 2}}),
 ]
 
 
@@ -319,6 +336,76 @@ def test_rule_violation_is_rejected_by_both_with_its_remedy(server, type_name, b
         assert "Duplicate value" in message, message or "the API server accepted it"
 
 
+ZERO = {"rewards.0.weight": 0}
+NO_REWARD: dict[str, Any] = {"rewards": []}
+AGENTS: list[tuple[bool, dict[str, Any]]] = [
+    (True, {"agent": {}}),
+    (False, {"agent": {}} | NO_REWARD),
+    (False, {"rewards": MISSING}),
+    (True, PROGRAM),
+    (True, PROGRAM | NO_REWARD),
+    (True, PROGRAM | {"rewards": MISSING}),
+    (True, PROGRAM | ZERO),
+    (True, PROGRAM | {"agent.rewardWeight": 0}),
+    (False, PROGRAM | {"agent.rewardWeight": 0} | ZERO),
+    (False, PROGRAM | {"agent.rewardWeight": 0} | NO_REWARD),
+    (False, WITH_AGENT | NO_REWARD),
+    (False, WITH_AGENT | ZERO),
+    (False, PROGRAM | {"data.format": "text"}),
+    (True, PROGRAM | {"agent.runner.command": []}),
+    (True, PROGRAM | {"agent.runner": {"command": ["agent"]}}),
+    (True, PROGRAM | {"agent.runner": {"command": ["agent"], "workingDir": "/app"}}),
+    (False, PROGRAM | {"agent.runner": {"command": [], "workingDir": "/app"}}),
+    (False, PROGRAM | {"agent.runner": {"command": []}}),
+    (False, PROGRAM | {"agent.runner": {}}),
+    (False, PROGRAM | {"agent.user": FUNCTION}),
+    (False, PROGRAM | {"agent.tools": [TOOL]}),
+    (False, PROGRAM | {"agent.environment": TRL}),
+    (False, PROGRAM | {"agent.runner.timeoutSeconds": 0}),
+    (False, PROGRAM | {"agent.runner.function": {"entrypoint": "run"}}),
+    (True, ENVIRONMENT),
+    (True, ENVIRONMENT | NO_REWARD),
+    (True, ENVIRONMENT | {"agent.runner": {"slots": 2}}),
+    (True, ENVIRONMENT | {"agent.runner": {"command": []}}),
+    (True, ENVIRONMENT | {"agent.runner": FUNCTION, "agent.environment": {"framework": "trl"}}),
+    (False, ENVIRONMENT | {"agent.environment": {"framework": "trl"}}),
+    (False, ENVIRONMENT | {"agent.runner": {}, "agent.environment": {"framework": "trl"}}),
+    (False, ENVIRONMENT | {"agent.runner": {"command": ["agent"]}}),
+    (False, ENVIRONMENT | {"agent.environment": {"id": "envs:Guess"}}),
+    (False, ENVIRONMENT | {"agent.environment.framework": "gym"}),
+    (False, ENVIRONMENT | {"rewards.0.name": "runner"}),
+    (False, ENVIRONMENT | {"data.format": "text"}),
+    (False, {"agent": {"environment": TRL}}),
+    (False, WITH_AGENT | {"agent.environment": TRL}),
+    (False, WITH_AGENT | {"agent.runner": FUNCTION}),
+    (True, {"rewards.0.name": "runner"}),
+]
+
+
+@pytest.mark.parametrize(("is_valid", "changes"), AGENTS)
+def test_types_of_agents_are_accepted_and_rejected_by_both(server, is_valid, changes):
+    manifest = put_all(smallest(), changes)
+    message, offline_error = server.verdict(manifest), offline(manifest)
+    assert (not message, not offline_error) == (is_valid, is_valid), f"{message or '-'} | {offline_error or '-'}"
+    assert "no such key" not in message, "a rule reads a field that is not set"
+
+
+@pytest.mark.parametrize("agent", [PROGRAM, ENVIRONMENT])
+def test_defaults_of_hosted_agents_are_those_of_the_types(server, agent):
+    manifest = put_all(smallest(), agent | NO_REWARD)
+    stored = server.create(manifest, dry_run="All")
+    wanted = RLJob.model_validate(manifest).to_manifest()
+    assert without_nulls(stored["spec"]) == without_nulls(wanted["spec"])
+    assert "maxAssistantTurns" not in stored["spec"]["agent"], "null means 100 here and 8 with loop"
+
+
+def test_job_that_an_earlier_version_stored_is_valid_and_may_change(storing_server):
+    """It has a reward, and the turns that were the default."""
+    stored = storing_server.create(put_all(smallest(), WITH_AGENT | {"agent.maxAssistantTurns": 8}))
+    assert storing_server.update_verdict(put(stored, "schedule.steps", 500)) == ""
+    assert storing_server.update_verdict(put(stored, "rewards", [])) != ""
+
+
 @pytest.mark.parametrize("path", ["model.source", "data.train.source", "data.eval.source"])
 def test_relative_path_is_rejected_by_a_cluster_and_by_the_operator(server, path):
     from rljob_operator.plan.validate import find_problems
@@ -353,6 +440,9 @@ SERVED_ELSEWHERE = {"name": "elsewhere", "http": {"url": "https://x"}}
         ({}, {"rollout.replicas": 2, "rewards.0.replicas": 2}),
         (IN_KUEUE | WITH_AGENT, {"agent.user.slots": 4, "agent.tools.0.timeoutSeconds": 3}),
         (IN_KUEUE | WITH_AGENT | {"suspend": True}, {"agent.user.replicas": 2, "agent.tools": []}),
+        (IN_KUEUE | PROGRAM, {"agent.runner.slots": 4}),
+        (IN_KUEUE | PROGRAM | {"suspend": True}, {"agent.runner.replicas": 2}),
+        (IN_KUEUE | ENVIRONMENT, {"agent.runner": {"slots": 4}}),
     ],
 )
 def test_pods_that_are_not_in_a_group_of_kueue_may_be_scaled(storing_server, before, after):

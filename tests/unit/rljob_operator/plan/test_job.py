@@ -155,6 +155,8 @@ def test_changed_field_restarts_only_the_roles_that_read_it(path, value, rolls):
         ("agent.user.retries", 0, {"sums-head"}),
         ("agent.tools.0.onError", "message", {"sums-head"}),
         ("agent.maxUserTurns", 2, {"sums-head"}),
+        ("agent.maxAssistantTurns", 9, {"sums-head"}),
+        ("agent.maxAssistantTurns", 8, set()),  # as null
     ],
 )
 def test_changed_field_of_an_agent_restarts_only_the_roles_that_read_it(path, value, rolls):

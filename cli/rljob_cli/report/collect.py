@@ -5,6 +5,7 @@ Invariant: reading is bounded, so that a large run's report takes about as long 
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import RUNNER_SERVICE
 from rljob_cli.report.samples import spread
 from rljob_cli.run import runfolder
 from rljob_cli.run.sessions import read_sessions
@@ -23,10 +25,6 @@ from rljob_cli.trajectories.log import LogFile, Row, list_files, read_file
 _MAX_READ_BYTES = 8 << 20
 """Of Parquet files: about 10,000 samples of 300 words, which take about a second."""
 _MAX_ROWS_PER_FILE = 2_000
-
-
-AGENT = "(agent)"
-"""In the place of a reward's name."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,23 @@ def collect_run(folder: Path) -> RunData:
 
 
 def add_agent(row: Row) -> Row:
-    """Return the row with one more result: what the agent gave the episode, or why the episode failed."""
+    """Return the row with one more result: what its program or environment gave, or why the episode failed."""
     if row["failure"] is None and row["own_reward"] is None:
         return row
-    _, _, failure = (row["failure"] or "").partition(": ")
-    reason, _, message = failure.partition(": ")
-    result = dict.fromkeys(("version", "attempts", "queue_seconds", "execute_seconds", "latency_seconds"))
-    result |= {"name": AGENT, "valid": row["failure"] is None, "score": row["own_reward"], "components": {}}
-    return row | {"rewards": [*row["rewards"], result | {"reason": reason or None, "message": message}]}
+    result = dict.fromkeys(("version", "attempts", "queue_seconds", "execute_seconds", "latency_seconds", "score"))
+    result |= {"reason": None, "message": "", "components": {}}
+    if row["failure"] is None:
+        numbers = {name: value for name, value in json.loads(row["info"] or "{}").items() if _is_number(value)}
+        result |= {"name": RUNNER_SERVICE, "valid": True, "score": row["own_reward"], "components": numbers}
+    else:
+        path, _, failure = row["failure"].partition(": ")
+        reason, _, message = failure.partition(": ")
+        result |= {"name": path, "valid": False, "reason": reason, "message": message}
+    return row | {"rewards": [*row["rewards"], result]}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def choose_files(files: Sequence[LogFile], max_bytes: int = _MAX_READ_BYTES) -> list[LogFile]:

@@ -53,7 +53,7 @@ def _build_rewards(row: Row) -> list[Text]:
         for reward in row["rewards"]
     ]
     if row["own_reward"] is not None:
-        lines.append(Text(f"  agent's own reward: {number(row['own_reward'])}"))
+        lines.append(Text(f"  runner's reward: {number(row['own_reward'])}"))
     if row["failure"]:
         lines.append(Text(f"  invalid: {row['failure']}", style="red"))
     lines += [Text(f"  {name}: {row[name]}", style=_ASIDE) for name in ("state", "info") if row[name] not in _EMPTY]

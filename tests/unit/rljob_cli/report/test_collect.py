@@ -93,14 +93,17 @@ def test_last_file_of_each_lane_is_read_however_large(tmp_path):
 
 
 def row(**fields):
-    return {"step": 1, "rewards": [], "failure": None, "own_reward": None} | fields
+    return {"step": 1, "rewards": [], "failure": None, "own_reward": None, "info": None} | fields
 
 
 def test_rewards_of_agents_and_failed_episodes_are_results_as_any_other():
     failure = "spec.agent.runner: exception: agent.py:12: KeyError: 'x'"
-    rows = [add_agent(row(own_reward=1.0)), add_agent(row(own_reward=0.0)), add_agent(row(failure=failure))]
-    [times] = summarize_rewards(rows)
-    assert (times.name, times.num_results, times.num_valid, times.mean_score) == ("(agent)", 3, 2, 0.5)
+    info = json.dumps({"wrong": 2, "feedback": "too high"})
+    rows = [add_agent(row(own_reward=1.0, info=info)), add_agent(row(own_reward=0.0)), add_agent(row(failure=failure))]
+    first, failed = summarize_rewards(rows)
+    assert (first.name, first.num_results, first.num_valid, first.mean_score) == ("runner", 2, 2, 0.5)
+    assert (failed.name, failed.num_results, failed.num_valid) == ("spec.agent.runner", 1, 0)
+    assert rows[0]["rewards"][0]["components"] == {"wrong": 2}
     [found] = summarize_failures([], rows)
     assert (found.reason, [message.text for message in found.messages]) == ("exception", ["agent.py:12: KeyError: 'x'"])
 

@@ -105,10 +105,10 @@ def test_page_of_a_small_run_is_small(run):
 
 
 def test_run_without_reward_functions_has_the_results_of_its_agent(run):
-    own = add_agent({**run.samples[0][0], "rewards": [], "own_reward": 0.5, "failure": None})
+    own = add_agent({**run.samples[0][0], "rewards": [], "own_reward": 0.5})
     page = render_page(replace(run, samples=[[own]]), NOW)
     outline(page)
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     [sample] = json.loads(data)
-    assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("(agent)", 0.5)]
-    assert "reward (agent)" not in page, "an agent's reward has no version"
+    assert [(result["name"], result["score"]) for result in sample["rewards"]] == [("runner", 0.5)]
+    assert "reward runner" not in page, "an agent's reward has no version"

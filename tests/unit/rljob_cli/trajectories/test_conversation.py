@@ -183,6 +183,7 @@ def test_branches_of_a_program_are_shown_with_the_answers_of_all(show):
     lines = [" ".join(line.split()) for line in show(episodes=[hosted()]).splitlines()]
     assert "ended by returned" in lines[0]
     assert lines[1:-2] == [
+        "runner's reward: 1",
         'state: {"tries": 2}',
         "user 1 + 1?",
         "assistant 2",
@@ -214,7 +215,7 @@ def test_message_is_an_answer_even_without_its_calls_and_reasoning(message, text
 
 def test_rewards_and_info_of_the_agent_are_shown():
     row = {"rewards": [], "own_reward": 0.5, "failure": None, "state": "{}", "info": '{"wrong": 1}'}
-    assert [line.plain for line in _build_rewards(row)] == ["  agent's own reward: 0.5", '  info: {"wrong": 1}']
+    assert [line.plain for line in _build_rewards(row)] == ["  runner's reward: 0.5", '  info: {"wrong": 1}']
 
 
 def test_conversation_as_json_has_the_columns_of_the_log(show):

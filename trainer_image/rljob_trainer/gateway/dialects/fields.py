@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api.wire.protocol import Message, ToolSchema
-from rljob_trainer.gateway.types import RequestError
+from rljob_trainer.gateway.types import ModelAnswer, RequestError
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment in a stream: clients skip it."""
@@ -62,9 +62,9 @@ def refuse(path: str, problem: str, code: str = "invalid_value") -> RequestError
 def find_ignored(
     body: Mapping[str, Any], used: frozenset[str], refused: Mapping[str, str] = REFUSED
 ) -> tuple[str, ...]:
-    """Return the fields that are given but not `used`, sorted. Raise RequestError for one of `refused`, which has the
-    reason of each."""
-    for name in body.keys() & refused.keys():
+    """Return the fields that are given but not `used`, sorted. Raise RequestError for one of `refused`, which says why
+    for each field."""
+    for name in sorted(body.keys() & refused.keys()):
         asks_for_one = name in ("n", "best_of") and body[name] == 1
         if body[name] not in _NOTHING and not asks_for_one:
             raise refuse(name, f"not supported: {refused[name]}", "unsupported_parameter")
@@ -129,10 +129,11 @@ def read_text(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
     parts = read_list(content, path)
-    return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(parts))
+    return "\n".join(read_part(part, f"{path}[{index}]") for index, part in enumerate(parts))
 
 
-def _read_part(part: Any, path: str) -> str:
+def read_part(part: Any, path: str) -> str:
+    """Return the text of one part of a message."""
     if isinstance(part, str):
         return part
     kind = read_object(part, path).get("type")
@@ -166,9 +167,14 @@ def may_call(choice: Any) -> bool:
     return kind != "none"
 
 
+def write_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a tool call as messages have it. `arguments`: JSON text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def join_leading_system(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with one system message at the start, as many chat templates require, with the text of all
-    that are there."""
+    """Return the messages with one system message at the start, as many chat templates require: the leading ones,
+    joined by an empty line."""
     count = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if count < 2:
         return list(messages)
@@ -180,6 +186,16 @@ def write_event(data: Mapping[str, Any], event: str = "") -> bytes:
     """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def write_usage(answer: ModelAnswer) -> dict[str, Any]:
+    """Return the token counts as chat completions and completions write them."""
+    num_sampled = len(answer.completion.token_ids)
+    return {
+        "prompt_tokens": answer.num_prompt_tokens,
+        "completion_tokens": num_sampled,
+        "total_tokens": answer.num_prompt_tokens + num_sampled,
+    }
 
 
 DONE = b"data: [DONE]\n\n"

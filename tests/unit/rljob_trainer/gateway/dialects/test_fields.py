@@ -1,0 +1,124 @@
+"""What all dialects read in the same way."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.gateway.dialects import fields
+from rljob_trainer.gateway.types import RequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_text_of_parts_is_joined_by_newlines():
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "refusal", "refusal": "c"}]
+
+    assert fields.read_text(parts, "content") == "a\nb\nc"
+    assert fields.read_text("a", "content") == "a"
+    assert fields.read_text(None, "content") == ""
+
+
+def test_an_image_is_refused_with_its_path():
+    with pytest.raises(RequestError, match=r'messages\[1\].content\[0\].type: "image_url" is not supported') as caught:
+        fields.read_text([{"type": "image_url", "image_url": {"url": "x"}}], "messages[1].content")
+
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("best_of", 3),
+        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("structured_outputs", {"regex": "a"}),
+        ("min_tokens", 3),
+    ],
+)
+def test_a_field_that_changes_what_is_sampled_is_refused(name, value):
+    with pytest.raises(RequestError, match=f"{name}: not supported") as caught:
+        fields.find_ignored({name: value}, frozenset())
+
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "body", [{"n": 1}, {"logit_bias": {}}, {"logit_bias": None}, {"response_format": {"type": "text"}}, {"n": None}]
+)
+def test_a_refused_field_that_asks_for_nothing_is_accepted(body):
+    assert fields.find_ignored(body, frozenset()) == ()
+
+
+def test_fields_without_effect_are_named():
+    body = {"model": "policy", "temperature": 0.0, "seed": None, "top_p": 1, "of_tomorrow": [1]}
+
+    assert fields.find_ignored(body, frozenset({"model"})) == ("of_tomorrow", "temperature", "top_p")
+
+
+@pytest.mark.parametrize("choice", [None, "auto", {"type": "auto"}])
+def test_tools_are_shown(choice):
+    assert fields.may_call(choice)
+
+
+@pytest.mark.parametrize("choice", ["none", {"type": "none"}])
+def test_tools_are_hidden_if_calls_are_forbidden(choice):
+    assert not fields.may_call(choice)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, {"type": "any"}])
+def test_a_forced_call_is_refused(choice):
+    with pytest.raises(RequestError, match=r"tool_choice: .* a forced call is not the policy's own"):
+        fields.may_call(choice)
+
+
+def test_a_tool_needs_a_name():
+    with pytest.raises(RequestError, match=r"tools\[0\].name"):
+        fields.read_tool(None, None, None, "tools[0]")
+
+
+def test_a_tool_without_parameters_has_no_arguments():
+    assert fields.read_tool("now", None, None, "tools[0]").parameters == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "7", True])
+def test_a_limit_is_a_whole_number(value):
+    with pytest.raises(RequestError, match="max_tokens: must be a whole number of at least 1"):
+        fields.read_count(value, "max_tokens")
+
+
+def test_stop_is_a_text_or_a_list():
+    assert fields.read_stop("END", "stop") == ["END"]
+    assert fields.read_stop(["a", "", "b"], "stop") == ["a", "b"]
+    assert fields.read_stop(None, "stop") == []
+    with pytest.raises(RequestError, match=r"stop\[0\]"):
+        fields.read_stop([3], "stop")
+
+
+def test_leading_system_messages_are_one():
+    system = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+    user = {"role": "user", "content": "c"}
+
+    assert fields.join_leading_system([*system, user, system[0]]) == [
+        {"role": "system", "content": "a\n\nb"},
+        user,
+        system[0],
+    ]
+    assert fields.join_leading_system([user]) == [user]
+
+
+@given(JSON)
+def test_an_event_is_one_line_of_data(value):
+    event = fields.write_event({"value": value}, "name")
+
+    assert event.endswith(b"\n\n")
+    name, data = event.removesuffix(b"\n\n").split(b"\n")
+    assert name == b"event: name"
+    assert json.loads(data.removeprefix(b"data: ")) == {"value": value}

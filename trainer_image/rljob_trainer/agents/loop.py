@@ -21,9 +21,9 @@ from rljob_api.manifest.agent import USER_SERVICE, Agent
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Message, UserCall, UserReply
 from rljob_trainer.agents.base import AGENT, EpisodeTask, Services, ToolSet
 from rljob_trainer.concurrency import run_all
-from rljob_trainer.conversation.conversation import Break, Conversation
+from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate, TemplateError
-from rljob_trainer.conversation.tool_calls import Answer, ParsedCall, ToolFormat, parse
+from rljob_trainer.conversation.tool_calls import Answer, ParsedCall, ToolFormat, is_json, parse
 from rljob_trainer.episodes.types import (
     Completion,
     ContextBreak,
@@ -37,8 +37,6 @@ from rljob_trainer.episodes.types import (
 
 REASON_CONTEXT = "context"
 _MAX_LISTED_FUNCTIONS = 20
-_MAX_NESTING = 64
-"""Of arguments that the policy wrote: servers do not read JSON with more levels."""
 
 
 _Called = tuple[ToolCall, str, EpisodeFailure | None]
@@ -115,7 +113,7 @@ class _Play:
         episode, conversation = self.episode, self.conversation
         episode.messages = conversation.messages
         episode.segments = conversation.segments
-        episode.breaks = [ContextBreak(each.cause.value, _describe_difference(each)) for each in conversation.breaks]
+        episode.breaks = [ContextBreak(each.cause.value, each.difference) for each in conversation.breaks]
         if not episode.segments:  # failed before the first answer: one row, on which nothing trains
             episode.segments = [empty_segment()]
             episode.segments[0].append_context(self.task.prompt.token_ids)
@@ -238,17 +236,9 @@ def _plan_call(call: ParsedCall, call_id: str) -> ToolCall:
     if call.arguments is None or not call.name:
         error = "the call is not a JSON object with a name and an object of arguments"
         return ToolCall(call_id, call.name, None, error)
-    if not _is_json(call.arguments):
+    if not is_json(call.arguments):
         return ToolCall(call_id, call.name, None, "the arguments must be JSON, without NaN and deep nesting")
     return ToolCall(call_id, call.name, call.arguments)
-
-
-def _is_json(value: object, depth: int = 0) -> bool:
-    """Return whether any JSON parser reads it: Python's also reads NaN and Infinity, and hundreds of levels."""
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return depth < _MAX_NESTING and all(_is_json(each, depth + 1) for each in inner)
-    return not isinstance(value, float) or abs(value) < float("inf")  # NaN is not less
 
 
 def _describe_answer(completion: Completion, answer: Answer, turn: Turn) -> Message:
@@ -260,10 +250,6 @@ def _describe_answer(completion: Completion, answer: Answer, turn: Turn) -> Mess
         for call in turn.tool_calls
     ]
     return {"role": "assistant", "content": answer.content, "tool_calls": calls}
-
-
-def _describe_difference(found: Break) -> str:
-    return f"{found.expected!r} became {found.found!r}"
 
 
 def _read_reply(result: CallResult) -> UserReply:

@@ -45,8 +45,8 @@ class EpisodeRewards:
     turn_of_token: NDArray[np.int32]
     """[sampled] Turn of each sampled token, over all segments in order."""
     components: Sequence[float] = ()
-    """[rewards + 1] Each reward's own score, without its weight; then what a long answer loses, as a negative number.
-    The score is their weighted sum."""
+    """[rewards + 1] The score of each reward without its weight, in the order of Settings.reward_weights; then what a
+    long answer loses, as a negative number. The score is their weighted sum."""
     reference_kl: Floats | None = None
     """[sampled] Policy's minus reference model's log-prob; only if needed."""
     values: Floats | None = None

@@ -33,7 +33,7 @@ class Settings:
     algorithm: Algorithm
     """As the user wrote it; for everything that does not depend on the type."""
     reward_weights: tuple[float, ...]
-    """[rewards] In the order of spec.rewards."""
+    """[rewards] In the order of spec.rewards; then of what the environment or the program gives, if there is one."""
     clip_low: float | None
     clip_high: float | None
     level: LossLevel
@@ -69,9 +69,10 @@ def resolve(spec: RLJobSpec, defaults: Defaults) -> Settings:
         )
     loss, dynamic, limit = algorithm.loss, algorithm.dynamic_sampling, spec.rollout.sampling.max_tokens
     replaces = defaults.replaces_groups if dynamic.enabled is None else dynamic.enabled
+    own_weights = [spec.agent.reward_weight] if spec.agent.is_hosted else []
     return Settings(
         algorithm=algorithm,
-        reward_weights=tuple(reward.weight for reward in spec.rewards),
+        reward_weights=(*(reward.weight for reward in spec.rewards), *own_weights),
         clip_low=defaults.clip_low if loss.clip_low is None else loss.clip_low,
         clip_high=defaults.clip_high if loss.clip_high is None else loss.clip_high,
         level=loss.level or defaults.level,

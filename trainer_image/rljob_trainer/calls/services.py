@@ -71,6 +71,11 @@ class AgentServices:
         self.on_call(RUNNER_SERVICE, message.lane, result, seconds)
         return result, seconds
 
+    @property
+    def has_runner(self) -> bool:
+        """Whether a runner plays the episodes."""
+        return bool(self._runners)
+
     def describe_wait(self) -> str:
         """Describe the calls in flight; empty without any."""
         return "; ".join(wait for client in self.clients.values() if (wait := client.describe_wait()))

@@ -229,7 +229,7 @@ def _describe_conversation(episode: Episode) -> dict[str, Any]:
 def _find_last_answer(segments: Sequence[Segment]) -> tuple[Segment, tuple[int, int]]:
     """Return the segment of the last turn, and where its tokens begin and end. It is not always the last segment: a
     program may continue an earlier one."""
-    last = max(max(segment.turns) for segment in segments)
+    last = max(max(segment.turns, default=NOT_SAMPLED) for segment in segments)
     if last == NOT_SAMPLED:
         segment = segments[-1]
         return segment, (len(segment.turns), len(segment.turns))

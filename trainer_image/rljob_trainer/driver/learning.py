@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.wire.protocol import DriverProblem, Learning, LearningReason
+from rljob_trainer.driver.problems import is_field
 from rljob_trainer.episodes.types import UpdateMetrics
 from rljob_trainer.history.metrics import Record
 
@@ -101,19 +102,14 @@ def describe_failure(counts: StepsWithoutSignal, problems: Sequence[DriverProble
 
 
 def _name(problem: DriverProblem) -> str:
-    return problem.reward if _is_field(problem) else f"reward {problem.reward}"
-
-
-def _is_field(problem: DriverProblem) -> bool:
-    """Whether an episode failed before a reward could score it."""
-    return problem.reward.startswith("spec.")
+    return problem.reward if is_field(problem) else f"reward {problem.reward}"
 
 
 def _field(problems: Sequence[DriverProblem], spec: RLJobSpec) -> str:
     """Return the path of the reward with the most frequent problem, or of what failed."""
-    if problems and _is_field(problems[0]):
+    if problems and is_field(problems[0]):
         return problems[0].reward
     for index, reward in enumerate(spec.rewards):
         if problems and reward.name == problems[0].reward:
             return f"spec.rewards[{index}]" + (f".{reward.kind}" if reward.kind else "")
-    return "spec.rewards"
+    return "spec.rewards" if spec.rewards else "spec.agent"

@@ -43,7 +43,10 @@ def describe_live(
 def _describe_collection(progress: CollectionProgress, collector: Collector, num_due: int | None) -> str:
     num_open = progress.num_samples - progress.num_generated
     calls = collector.services.describe_wait() if collector.services else ""
-    if num_open > 0 and calls and not collector.roles.is_working("rollouts"):
+    num_sampling = collector.roles.num_working("rollouts")
+    if num_open > 0 and calls and collector.services and collector.services.has_runner:
+        return f"waits for {calls}" + (f", {num_sampling} wait for a completion" if num_sampling else "")
+    if num_open > 0 and calls and not num_sampling:
         return f"waits for {calls}"
     if num_open > 0:
         num_queued = collector.rollouts.replicas.num_waiting

@@ -29,8 +29,8 @@ class ProblemLog:
 
     @property
     def failures(self) -> list[DriverProblem]:
-        """Those to show: a reward that abstains does so on purpose."""
-        return [problem for problem in self.all if problem.reason != InvalidReason.ABSTAINED]
+        """Those to show: a reward that abstains does so on purpose. A program without any reward is an error."""
+        return [each for each in self.all if each.reason != InvalidReason.ABSTAINED or is_field(each)]
 
     def record(self, step: int, episode: Episode) -> list[DriverProblem]:
         """Count the invalid results of an episode, or its failure. Return those of a new kind."""
@@ -53,6 +53,11 @@ def _problems_of(episode: Episode) -> Iterator[tuple[str, str, str]]:
     for name, result in episode.results.items():
         if result.reason is not None:
             yield name, str(result.reason), result.message
+
+
+def is_field(problem: DriverProblem) -> bool:
+    """Whether an episode failed before a reward could score it."""
+    return problem.reward.startswith("spec.")
 
 
 def find_problems(step: int, groups: Iterable[Group]) -> list[DriverProblem]:

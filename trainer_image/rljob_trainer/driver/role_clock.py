@@ -68,6 +68,10 @@ class RoleClock:
     def is_working(self, role: Role) -> bool:
         return self._num_active[role] > 0
 
+    def num_working(self, role: Role) -> int:
+        """Return the number of pieces of work that are active."""
+        return self._num_active[role]
+
     def busy_seconds(self, now: float) -> dict[Role, float]:
         """Return the seconds of work since the last reset."""
         self._advance(now)

@@ -21,15 +21,17 @@ from rljob_trainer.algorithms import advantages as statistics
 from rljob_trainer.algorithms.base import EpisodeAdvantages, EpisodeRewards
 from rljob_trainer.algorithms.registry import build_algorithm, resolve_settings
 from rljob_trainer.algorithms.settings import Settings
-from rljob_trainer.episodes.types import Episode, Group, Segment, TokenFacts, TrainRow
+from rljob_trainer.episodes.types import Episode, Group, Segment, TokenFacts, TrainRow, has_own_reward
 
 _MAX_GROUP_SIZE = 1024
 """As in the manifest. An episode's number is unique over all groups of a job."""
 
 
-def weighted_score(episode: Episode, rewards: Sequence[Reward]) -> float | None:
-    """Return the weighted sum of an episode's rewards; None if one is missing or invalid, or the sum overflows."""
-    total = 0.0
+def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: float = 1.0) -> float | None:
+    """Return the weighted sum of an episode's rewards; None if one is missing or invalid, or the sum overflows.
+
+    `own_weight`: of what the environment or the program gave the episode, if it gave something."""
+    total = own_weight * (episode.own_reward or 0.0)
     for reward in rewards:
         result = episode.results.get(reward.name)
         if result is None or result.score is None:
@@ -39,12 +41,17 @@ def weighted_score(episode: Episode, rewards: Sequence[Reward]) -> float | None:
 
 
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
-    """Return the group's scores, None for each sample whose rewards are not usable.  [episodes]"""
+    """Return the group's scores, None for each sample whose rewards are not usable.  [episodes]
+
+    An episode that its program left without a reward, while it rewarded others of the group, is one of them: compared
+    with theirs, nothing would count as zero.
+    """
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
     for episode in group.episodes:
         if any(not episode.results[name].valid for name in drops_group if name in episode.results):
             return [None] * len(group.episodes)
-    return [episode.score for episode in group.episodes]
+    needs_own = any(episode.own_reward is not None for episode in group.episodes)
+    return [None if needs_own and not has_own_reward(episode) else episode.score for episode in group.episodes]
 
 
 def training_scores(group: Group, spec: RLJobSpec) -> list[float | None]:
@@ -174,12 +181,13 @@ def _rewards_of(
 ) -> EpisodeRewards | None:
     if score is None:
         return None
-    own = [result.score or 0.0 for reward in spec.rewards for result in [episode.results[reward.name]]]
+    components = [result.score or 0.0 for reward in spec.rewards for result in [episode.results[reward.name]]]
+    components += [episode.own_reward or 0.0] if spec.agent.is_hosted else []
     return EpisodeRewards(
         score=score,
         turn_rewards=_turn_rewards(episode),
         turn_of_token=_turn_of_token(episode),
-        components=[*own, -_overlong_penalty(episode, resolve_settings(spec))],
+        components=[*components, -_overlong_penalty(episode, resolve_settings(spec))],
         reference_kl=_reference_kl(episode, facts) if facts else None,
         values=_values(episode, facts) if facts else None,
     )

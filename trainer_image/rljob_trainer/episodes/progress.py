@@ -51,8 +51,9 @@ class CollectionProgress:
             self.all_generated.set()
 
     def record_scored(self, episode: Episode, now: float) -> None:
-        """Record that all rewards of an episode have arrived, perhaps for the second time. One that failed has none."""
+        """Record that all rewards of an episode have arrived, perhaps for the second time. One that failed has none,
+        nor has any of a job without spec.rewards."""
         self.num_scored += 1
         self.scored_at = now
-        if episode.failure is None:
+        if episode.results:
             self.latency_by_sample[episode.group, episode.sample] = now - episode.ended_at

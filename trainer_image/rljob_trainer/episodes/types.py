@@ -227,6 +227,11 @@ class Episode:
         return (min(sampled), max(sampled)) if sampled else (NOT_SAMPLED, NOT_SAMPLED)
 
 
+def has_own_reward(episode: Episode) -> bool:
+    """Return whether its environment, program or simulated user rewarded the episode or one of its answers."""
+    return episode.own_reward is not None or any(turn.reward is not None for turn in episode.turns)
+
+
 def single_turn(prompt: Prompt, group: int, sample: int, completion: Completion) -> Episode:
     """Return the episode of one prompt and one answer."""
     segment = empty_segment()

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rljob_api.manifest.agent import RUNNER_SERVICE
 from rljob_api.manifest.job import RLJobSpec
 from rljob_api.manifest.reward import Reward
+from rljob_api.wire.contract import MAX_COMPONENTS
 from rljob_trainer.algorithms.advantages import average, deviation
 from rljob_trainer.episodes.batches import has_signal, training_scores
 from rljob_trainer.episodes.types import NOT_SAMPLED, Episode, Group, ToolCall, UpdateMetrics
@@ -42,19 +46,33 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def summarize_scores(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the mean score, and the mean of every component over its valid results.
 
-    With several rewards, also return each reward's mean, and prefix its components: REWARD/COMPONENT.
+    With several rewards, also return each reward's mean, and prefix its components: REWARD/COMPONENT. What an
+    environment or a program gave counts as a reward; the numbers of its info are its components.
     """
     names = {name for episode in episodes for name in episode.results}
+    names |= {RUNNER_SERVICE for episode in episodes if episode.own_reward is not None or own_components(episode)}
     values: dict[str, list[float]] = {"score": [t.score for t in episodes if t.score is not None]}
+
+    def add(name: str, score: float | None, components: Mapping[str, float]) -> None:
+        if len(names) > 1 and score is not None:
+            values.setdefault(name, []).append(score)
+        for component, value in components.items():
+            values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
+
     for episode in episodes:
         for name, result in episode.results.items():
-            if result.score is None:
-                continue
-            if len(names) > 1:
-                values.setdefault(name, []).append(result.score)
-            for component, value in result.components.items():
-                values.setdefault(component if len(names) == 1 else f"{name}/{component}", []).append(value)
+            if result.score is not None:
+                add(name, result.score, result.components)
+        if episode.failure is None:
+            add(RUNNER_SERVICE, episode.own_reward, own_components(episode))
     return {name: average(listed) for name, listed in values.items() if listed}
+
+
+def own_components(episode: Episode) -> dict[str, float]:
+    """Return the finite numbers that an environment or a program returned besides its reward; bools as 0 and 1."""
+    numbers = ((name, value) for name, value in episode.info.items() if isinstance(value, int | float))
+    finite = ((name, float(value)) for name, value in numbers if abs(value) <= sys.float_info.max)  # NaN is not less
+    return dict(islice(finite, MAX_COMPONENTS))
 
 
 def count_invalid(episodes: Iterable[Episode]) -> Counter[str]:
@@ -85,14 +103,7 @@ def summarize_step(
         "reward_std": std(scores),
         "components": summarize_scores(episodes),
         "reward_versions": count_versions(episodes, spec.rewards),
-        "rewards": {
-            reward.name: mean(
-                result.score
-                for t in episodes
-                if (result := t.results.get(reward.name)) is not None and result.score is not None
-            )
-            for reward in spec.rewards
-        },
+        "rewards": _summarize_rewards(episodes, spec),
         "reward_latency_p50_seconds": quantile(latencies, 0.5),
         "reward_latency_p95_seconds": quantile(latencies, 0.95),
         "reward_queue_p95_seconds": quantile([result.queue_seconds for result in results], 0.95),
@@ -106,6 +117,21 @@ def summarize_step(
         **summarize_conversations(episodes),
         **summarize_updates(updates, has_reference=spec.algorithm.kl.coefficient > 0),
     }
+
+
+def _summarize_rewards(episodes: Sequence[Episode], spec: RLJobSpec) -> dict[str, float | None]:
+    """Return the mean of each reward's valid scores, and of what the environment or the program gave."""
+    means = {
+        reward.name: mean(
+            result.score
+            for t in episodes
+            if (result := t.results.get(reward.name)) is not None and result.score is not None
+        )
+        for reward in spec.rewards
+    }
+    if spec.agent.is_hosted:
+        means[RUNNER_SERVICE] = mean(t.own_reward for t in episodes if t.own_reward is not None and t.failure is None)
+    return means
 
 
 def count_staleness(episodes: Iterable[Episode], finished_steps: int) -> Counter[int]:

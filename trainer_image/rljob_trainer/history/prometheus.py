@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rljob_api.manifest.agent import RUNNER_SERVICE
 from rljob_api.wire.protocol import CallResult, InvalidReason, Lane
 from rljob_trainer.episodes.types import Episode, ScoredResult
-from rljob_trainer.history.metrics import NO_TOOL
+from rljob_trainer.history.metrics import NO_TOOL, own_components
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class PrometheusMetrics:
         self.mismatches = counter("rljob_weight_mismatches", "Rollouts that served weights with a wrong digest.")
         self.restarts = counter("rljob_restarts", "Restarts by the driver.", "role")
         self._calls = Histogram(
-            "rljob_agent_call_seconds", "From a call of the simulated user or a tool to its result, with retries.",
+            "rljob_agent_call_seconds", "From a call of the user, a tool or the runner to its result, with retries.",
             ["service", "lane", "outcome"], registry=registry, buckets=LATENCY_BUCKETS_SECONDS,
         )  # fmt: skip
         self._episodes = counter("rljob_agent_episodes", "Conversations, by what ended them.", "lane", "end")
@@ -122,7 +123,7 @@ class PrometheusMetrics:
         )
 
     def register_agent(self, clients: Mapping[str, ServiceStatistics]) -> None:
-        """Export the simulated user and the tools. Counters start at 0: rate() shows their first event."""
+        """Export the simulated user, the tools and the runner. Counters start at 0: rate() shows their first event."""
         for name in clients:
             for lane in get_args(Lane):
                 self._calls.labels(name, lane, VALID)
@@ -153,10 +154,15 @@ class PrometheusMetrics:
             if result.reason is not None:
                 self._invalid.labels(name, lane, result.reason.value).inc()
             elif result.score is not None:
-                self._record_value(name, lane, SCORE, result.score)
-                for component, value in result.components.items():
-                    if self._has_room(f"reward {name}", component, _MAX_COMPONENTS):
-                        self._record_value(name, lane, component, value)
+                self._record_values(name, lane, result.score, result.components)
+        if episode.own_reward is not None and episode.failure is None:
+            self._record_values(RUNNER_SERVICE, lane, episode.own_reward, own_components(episode))
+
+    def _record_values(self, reward: str, lane: Lane, score: float, components: Mapping[str, float]) -> None:
+        self._record_value(reward, lane, SCORE, score)
+        for component, value in components.items():
+            if self._has_room(f"reward {reward}", component, _MAX_COMPONENTS):
+                self._record_value(reward, lane, component, value)
 
     def _record_value(self, reward: str, lane: Lane, component: str, value: float) -> None:
         self._score.labels(reward, lane, component).observe(value)
@@ -201,7 +207,7 @@ class PrometheusMetrics:
 
 
 class _ServiceCollector(Collector):
-    """What the clients of services do now: rewards, or the user and the tools of an agent."""
+    """What the clients of services do now: rewards, or the user, the tools and the runner of an agent."""
 
     def __init__(
         self,

@@ -2,10 +2,12 @@
 
 Columns of a conversation. With agent.type singleTurn, all but the first two are null:
 
-    end        why it ended: answered, user, max_turns, truncated, context, failed (EpisodeEnd)
+    end        why it ended: answered, user, max_turns, truncated, context, returned, failed (EpisodeEnd)
     failure    why it is invalid, with the field of the job: `spec.agent.user: timeout: ...`; null for a valid one
     messages   JSON list of all chat messages, prompt first
-    state      JSON object that the simulated user returned last
+    state      JSON object that the simulated user returned last, or the environment or the program at the end
+    own_reward of the environment or the program for the episode, unweighted; null: none
+    info       JSON object that the environment or the program returned for the log; null: none
     turns      one entry for each answer of the policy: text, reward (null: none), advantage (mean of its tokens; null:
                not trained), truncated, user_seconds, user_info (JSON; null: none), and tool_calls: id, name, tool (of
                the job; null: no such function), arguments (JSON object; null: not JSON), error (null: it has a result),
@@ -114,6 +116,8 @@ SCHEMA = pa.schema(
         ("failure", pa.string()),
         ("messages", pa.string()),
         ("state", pa.string()),
+        ("own_reward", pa.float64()),
+        ("info", pa.string()),
         ("turns", pa.list_(_TURN)),
         ("segments", pa.list_(_SEGMENT)),
     ],
@@ -213,6 +217,8 @@ def describe_sample(
         "failure": _text(str(episode.failure)) if episode.failure else None,
         "messages": _text(episode.messages) if is_conversation else None,
         "state": _text(episode.state) if is_conversation else None,
+        "own_reward": episode.own_reward,
+        "info": _text(episode.info) if episode.info else None,
         "turns": [_describe_turn(turn) for turn in episode.turns] if is_conversation else None,
         "segments": segments if is_conversation else None,
     }

@@ -61,6 +61,13 @@ def test_request_has_the_prompt_of_the_last_segment():
     assert (request.prompt_ids, request.completion_ids) == ([3], [4])
 
 
+def test_request_has_the_tokens_of_the_last_answer_wherever_its_segment_is():
+    ended = talk(breaks=[ContextBreak("branch")])
+    ended.segments.insert(1, Segment([3, 4], [0, 1], [0.0] * 2, [0] * 2, [-1, 0]))
+    request = build_request(Prompt(7, [], [1, 2]), ended, PLAN)
+    assert (request.prompt_ids, request.completion_ids) == ([1, 2, 5, 6], [8, 9])
+
+
 async def test_each_answer_has_its_own_seed_and_at_most_the_room_that_is_left():
     requests = []
 

@@ -44,6 +44,14 @@ def test_values_in_a_message_do_not_make_another_problem_but_its_line_does():
     assert [problem.count for problem in log.failures] == [2, 1, 2]
 
 
+def test_episode_that_nothing_rewarded_is_shown():
+    log = ProblemLog()
+    failed = build_trajectory()
+    failed.failure = EpisodeFailure("runner", "spec.agent.runner", "abstained", "no reward")
+    log.record(1, failed)
+    assert [(problem.reward, problem.reason) for problem in log.failures] == [("spec.agent.runner", "abstained")]
+
+
 def test_abstention_does_not_count_as_failure():
     log = ProblemLog()
     log.record(1, build_trajectory(r=("abstained", "returned None")))

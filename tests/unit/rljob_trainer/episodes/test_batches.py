@@ -38,12 +38,16 @@ def reward(name="r", **fields):
     return Reward.model_validate({"name": name, "function": {"inline": "x"}, **fields})
 
 
-def spec_of(rewards=None, max_tokens=10, **algorithm):
+PROGRAM = {"type": "program", "runner": {"function": {"inline": "x"}}, "rewardWeight": 0.5}
+
+
+def spec_of(rewards=None, max_tokens=10, agent=None, **algorithm):
     return RLJobSpec.model_validate(
         {
             "model": {"source": "m"},
-            "data": {"train": {"source": "d"}},
-            "rewards": rewards or [reward()],
+            "data": {"train": {"source": "d"}, "format": "chat"},
+            "agent": agent or {},
+            "rewards": [reward()] if rewards is None else rewards,
             "algorithm": algorithm,
             "rollout": {"sampling": {"maxTokens": max_tokens}},
         }
@@ -118,6 +122,48 @@ def test_score_is_none_when_the_sum_overflows():
     assert weighted_score(trajectory(0, a=1.5e308, b=1.0), rewards) is None
     found = usable_scores(group_of(rewards, {"a": 1.5e308, "b": 1.0}, {"a": 0.5, "b": 1.0}), rewards)
     assert found == [None, 6.0], "an infinite score would leave its whole group without a signal"
+
+
+def of_program(*own_rewards, rewards=(), turn_rewards=None, **scores):
+    """Return a group of a program that gave these rewards. `turn_rewards`: by number of the episode."""
+    episodes = [
+        episode([1, 2, 3], index=(0, 0, i), results=results_of(**scores), own_reward=own)
+        for i, own in enumerate(own_rewards)
+    ]
+    for number, given in (turn_rewards or {}).items():
+        episodes[number].turns[0].reward = given
+    for each in episodes:
+        each.score = weighted_score(each, rewards, PROGRAM["rewardWeight"])
+    return Group(0, Prompt(0, "p", [1]), episodes)
+
+
+def test_own_reward_of_a_program_is_added_with_its_weight():
+    rewards = [reward("a", weight=2.0)]
+    assert [each.score for each in of_program(3.0, None, rewards=rewards, a=1.0).episodes] == [3.5, 2.0]
+    assert [each.score for each in of_program(3.0, -1.0).episodes] == [1.5, -0.5]
+    assert of_program(1e308 * 3, 0.0).episodes[0].score is None
+
+
+def test_episode_that_its_program_left_unscored_is_masked_and_never_a_zero():
+    rewards = [reward("a")]
+    assert usable_scores(of_program(2.0, None, 0.0, rewards=rewards, a=1.0), rewards) == [2.0, None, 1.0]
+    rewarded = of_program(2.0, None, turn_rewards={1: 1.0}, rewards=rewards, a=1.0)
+    assert usable_scores(rewarded, rewards) == [2.0, 1.0], "its turn has a reward"
+    assert usable_scores(of_program(None, None, rewards=rewards, a=1.0), rewards) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("per_reward", [False, True])
+def test_job_without_rewards_trains_on_what_its_program_gives(per_reward):
+    spec = spec_of([], agent=PROGRAM, advantages={"perReward": per_reward})
+    group = of_program(1.0, 0.0, 1.0, 0.0)
+    [rewards] = episode_rewards([group], spec)
+    assert [list(each.components) for each in rewards] == [[1.0, 0.0], [0.0, 0.0]] * 2
+    [of_group] = build_algorithm(spec).advantages([rewards])
+    signs = [np.sign(each.advantages).tolist() for each in of_group]
+    assert signs == [[1.0, 1.0], [-1.0, -1.0]] * 2
+    assert has_signal(group, spec)
+    assert not has_signal(of_program(1.0, 1.0), spec), "dynamic sampling replaces it"
+    assert has_signal(of_program(None, None, turn_rewards={0: 1.0, 1: 0.0}), spec)
 
 
 def test_drop_sample_masks_the_sample_and_drop_group_the_group():

@@ -56,6 +56,17 @@ def test_components_of_several_rewards_have_prefixes():
     assert pick_accuracy(found, "acc") == 1.0
 
 
+def test_reward_of_a_program_counts_as_one_with_the_numbers_of_its_info():
+    info = {"solved": True, "moves": 3, "why": "text", "bad": math.nan, "huge": 10**400}
+    alone = episode([1], [1], own_reward=0.5, info=info, score=0.5)
+    assert summarize_scores([alone]) == {"score": 0.5, "solved": 1.0, "moves": 3.0}
+    assert pick_accuracy(summarize_scores([alone]), "solved") == 1.0
+    both = episode([1], [1], own_reward=0.5, info={"solved": 0}, score=1.5, results={"r": valid(1.0, exact=1.0)})
+    assert summarize_scores([both]) == {"score": 1.5, "r": 1.0, "r/exact": 1.0, "runner": 0.5, "runner/solved": 0.0}
+    failed = replace(alone, failure=EpisodeFailure("runner", "spec.agent.runner", "timeout", "x"), score=None)
+    assert summarize_scores([failed]) == {}
+
+
 def test_accuracy_is_the_given_component_else_acc_else_score():
     assert pick_accuracy({"score": 0.7, "exact": 0.5}, "exact") == 0.5
     assert pick_accuracy({"score": 0.7, "acc": 0.4}, None) == 0.4

@@ -73,7 +73,7 @@ async def test_row_contains_everything_about_a_sample(tmp_path):
         "step": 3, "lane": "train", "group": 0, "sample": 0, "prompt_index": 7, "data_source": "gsm8k",
         "prompt": "6 x 7?", "ground_truth": "42", "completion": "42", "truncated": False, "num_tokens": 4,
         "num_sampled_tokens": 2, "weights": "g:3", "score": 1.0, "advantage": 0.5,
-        "end": "answered", "failure": None, "messages": None, "state": None,
+        "end": "answered", "failure": None, "messages": None, "state": None, "own_reward": None, "info": None,
         "turns": None, "segments": None,
     }  # fmt: skip
     assert reward == {

@@ -1,7 +1,7 @@
 """The loop of environments that take an answer and return what follows, step by step. Standard library only.
 
-Leaves to adapters how a step becomes messages. Invariant: a step's reward belongs to the answer that caused it, and a
-reward of None is no entry.
+Leaves to adapters how a step becomes messages. Invariant: a step's reward belongs to the answer that caused it, and None
+is not recorded, since it is not 0.
 """
 
 from __future__ import annotations

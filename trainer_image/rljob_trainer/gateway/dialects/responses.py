@@ -148,7 +148,7 @@ def _read_input(instructions: Any, given: Any) -> list[Message]:
 
 @dataclass
 class _Answer:
-    """An answer of which items were read."""
+    """An answer, as far as its items were read."""
 
     message: Message
     names: dict[str, str]
@@ -157,7 +157,7 @@ class _Answer:
     """Of its last item."""
 
     def continues_with(self, names: Mapping[str, str], place: int) -> bool:
-        """Whether the next item is a part of it: in the order of an answer, and not of another answer by name."""
+        """Whether the next item belongs to this answer: it follows in its order, and does not name another one."""
         is_next = place > self.place or place == self.place == _CALL
         return is_next and all(self.names.get(kind, name) == name for kind, name in names.items())
 
@@ -228,7 +228,7 @@ class _History:
 
 
 def _read_names(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return what tells the answers of this gateway apart: the item's id has the answer's, the call's id its number."""
+    """Return the names of the answer that the item has: in its id the answer's, in the call's id the answer's number."""
     found = {"id": _ITEM_ID.fullmatch(str(item.get("id"))), "call_id": _CALL_ID.fullmatch(str(item.get("call_id")))}
     return {kind: match[1] for kind, match in found.items() if match}
 

@@ -40,14 +40,14 @@ def test_results_come_before_the_text_of_the_user():
         {"type": "tool_result", "tool_use_id": "call_0_0", "content": [{"type": "text", "text": "4"}]},
         {"type": "tool_result", "tool_use_id": "call_0_1", "is_error": True, "content": "failed"},
         {"type": "tool_result", "tool_use_id": "call_0_2"},
-        {"type": "text", "text": "Go on."},
+        {"type": "text", "text": "Continue."},
     ]
 
     assert read(messages=[QUESTION, {"role": "user", "content": blocks}]).messages[1:] == [
         {"role": "tool", "tool_call_id": "call_0_0", "content": "4"},
         {"role": "tool", "tool_call_id": "call_0_1", "content": "failed"},
         {"role": "tool", "tool_call_id": "call_0_2", "content": ""},
-        {"role": "user", "content": "Go on."},
+        {"role": "user", "content": "Continue."},
     ]
 
 

@@ -12,7 +12,7 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 20, 80
 
 
 class BreakCause(enum.StrEnum):
-    """Why a new segment began: what the chat template does."""
+    """Why a new segment began: what the chat template does, or for a program's requests, what the request does."""
 
     PROMPT = "prompt"
     """It writes the prompt otherwise once it is answered: for example, the header of an answer in the history differs
@@ -22,6 +22,14 @@ class BreakCause(enum.StrEnum):
     HISTORY = "history"
     """It writes earlier messages otherwise once later ones follow: for example, it drops reasoning before the last
     message of the user."""
+    TOOLS = "tools"
+    """The request has other tools than the one that it continues."""
+    BRANCH = "branch"
+    """The request continues a turn that another request has continued: another sample of the same prompt, a sub-agent,
+    a tree search, or a program that drops or edits what followed. The new segment begins with the exact tokens up to
+    that turn."""
+    UNMATCHED = "unmatched"
+    """The request contains no recorded answer: a sub-agent, a compacted or edited history."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,12 @@ class Break:
     expected: str
     """Text of the earlier tokens from shortly before the first difference."""
     found: str
-    """What the template writes there now."""
+    """What is written there now."""
+
+    @property
+    def difference(self) -> str:
+        """One line for people."""
+        return f"{self.expected!r} became {self.found!r}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class Answered:
     end: str
     """The token that ended it. Empty: the answer was cut off, or a stop string ended it."""
     message: Message
-    """The answer as the template gets it."""
+    """The answer as the template gets it, without what the prompt already has at its end, such as <think>."""
     closed: str
     """What the template writes for the conversation up to this answer, without a header."""
     tail: str
@@ -61,10 +74,10 @@ def find_following(answered: Answered, text: str, turn: int) -> str | Break:
     if end is not None:
         return answered.unsampled + text[end:]
     if not answered.closed.startswith(answered.prompt):
-        return _break(turn, BreakCause.PROMPT, answered.prompt, answered.closed)
+        return compare(turn, BreakCause.PROMPT, answered.prompt, answered.closed)
     if not _is_kept(answered):
-        return _break(turn, BreakCause.ANSWER, answered.prompt + answered.body + answered.tail, answered.closed)
-    return _break(turn, BreakCause.HISTORY, answered.closed, text)
+        return compare(turn, BreakCause.ANSWER, answered.prompt + answered.body + answered.tail, answered.closed)
+    return compare(turn, BreakCause.HISTORY, answered.closed, text)
 
 
 def _find_end(answered: Answered, text: str) -> int | None:
@@ -104,9 +117,20 @@ def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
-def _break(turn: int, cause: BreakCause, expected: str, found: str) -> Break:
-    pairs = enumerate(zip(expected, found, strict=False))
-    first = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
-    start = max(0, first - _SHOWN_BEFORE)
+def compare(turn: int, cause: BreakCause, expected: str, found: str) -> Break:
+    """Return a break that shows the first difference of two texts."""
+    start = max(0, _count_equal(expected, found) - _SHOWN_BEFORE)
     stop = start + _SHOWN_BEFORE + _SHOWN_AFTER
     return Break(turn, cause, expected[start:stop], found[start:stop])
+
+
+def _count_equal(one: str, other: str) -> int:
+    """Return the length of the common prefix, by bisection: texts have up to a million characters."""
+    equal, unequal = 0, min(len(one), len(other)) + 1
+    while unequal - equal > 1:
+        middle = (equal + unequal) // 2
+        if one[:middle] == other[:middle]:
+            equal = middle
+        else:
+            unequal = middle
+    return equal

@@ -96,6 +96,11 @@ class ChatTemplate:
         return find_format(self._tokenizer.get_chat_template(tools=_PROBE)) if self._writes_tools else "hermes"
 
     @cached_property
+    def has_reasoning(self) -> bool:
+        """Whether the template treats <think>...</think> in an answer as reasoning. If it does not, it is content."""
+        return "</think>" in self._tokenizer.get_chat_template(tools=_PROBE)
+
+    @cached_property
     def _writes_tools(self) -> bool:
         try:
             text = self._render([{"role": "user", "content": "?"}], _PROBE, generate=True)

@@ -27,6 +27,8 @@ _LLAMA_ATTEMPT = re.compile(r'\s*\{\s*"(name|type)"')
 """An answer that begins like a call. Other braces, such as LaTeX or code, are content."""
 _OTHER_FORMATS = ("<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|tool_call", "functools[", "<|channel|>", "<invoke")
 _DECODER = json.JSONDecoder()
+_MAX_NESTING = 64
+"""Of arguments that the policy wrote: servers do not read JSON with more levels."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ def find_format(template_text: str) -> ToolFormat:
         "spec.agent.toolFormat: auto does not recognize how the model writes tool calls; "
         "set hermes or llama3, or use a model of Qwen 2.5, Qwen 3, SmolLM or Llama 3"
     )
+
+
+def is_json(value: object, depth: int = 0) -> bool:
+    """Return whether any JSON parser reads it: Python's also reads NaN and Infinity, and hundreds of levels."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth < _MAX_NESTING and all(is_json(each, depth + 1) for each in inner)
+    return not isinstance(value, float) or abs(value) < float("inf")  # NaN is not less
 
 
 def parse(text: str, tool_format: ToolFormat) -> Answer:

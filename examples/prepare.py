@@ -133,6 +133,7 @@ MODEL_OF_EXAMPLE = {
     "length": SMOLLM2,
     "feedback": SMOLLM2,
     "calculator": SMOLLM2,
+    "program": SMOLLM2,
     "retrieval": SMOLLM2,
     "tiny": TINY,
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ def test_all_examples_exist() -> None:
         "gsm8k",
         "judge",
         "length",
+        "program",
         "quickstart",
         "retrieval",
         "tiny",
@@ -188,6 +191,51 @@ def test_calculator_reward_counts_calls_that_worked(error: str, text: str, expec
     module = load_module(EXAMPLES / "calculator" / "reward.py")
     assert module.compute_score("", text, "3053", {"turns": turns})["score"] == pytest.approx(expected)
     assert load_module(EXAMPLES / "calculator" / "tools.py").multiply(43, 71) == 3053
+
+
+class FakeOpenAI:
+    """Answers in order, as OpenAI's client does; an answer with ... at its end was cut off."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.seen = iter(enumerate(answers)), []  # type: ignore[var-annotated]
+        self.chat = SimpleNamespace(completions=self)
+
+    def create(self, *, model: str, messages: list[dict[str, str]]) -> SimpleNamespace:
+        self.seen.append((model, messages[-1]["content"]))
+        number, text = next(self.answers)
+        end = "length" if text.endswith("...") else "stop"
+        choice = SimpleNamespace(message=SimpleNamespace(content=text), finish_reason=end)
+        return SimpleNamespace(id=f"chatcmpl-{number}", choices=[choice])
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward", "info", "costs"),
+    [
+        (["31"], 1.0, {"right": True, "first": True, "answers": 1}, []),
+        (["17 + 14 = 31 because...", "31"], 1.0, {"right": True, "first": False, "answers": 2}, ["chatcmpl-0"]),
+        (["30", "no", "32"], 0.0, {"right": False, "first": False, "answers": 3}, [f"chatcmpl-{n}" for n in range(3)]),
+    ],
+)
+def test_program_rewards_a_right_answer_and_charges_wrong_ones(
+    answers: list[str], reward: float, info: dict[str, object], costs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FakeOpenAI(*answers)
+    monkeypatch.setitem(sys.modules, "openai", SimpleNamespace(OpenAI=lambda: client))
+    prompt = [{"role": "user", "content": "What is 17 + 14?"}]
+    result = load_module(EXAMPLES / "program" / "agent.py").run(prompt, "31")
+    assert result == {"reward": reward, "rewards": dict.fromkeys(costs, -0.05), "info": info}
+    assert len(prompt) == 1
+    assert {model for model, _ in client.seen} == {"policy"}
+    if answers[0] == "30":
+        assert [text for _, text in client.seen[1:]] == [
+            "30 is too low. Try again.",
+            "That is not a number. Reply with the number only.",
+        ]
+
+
+def test_accuracy_of_the_program_is_a_number_that_it_returns() -> None:
+    accuracy = load_job(EXAMPLES / "program" / "rljob.yaml").spec.evaluation.accuracy
+    assert f'"{accuracy}":' in (EXAMPLES / "program" / "agent.py").read_text()
 
 
 def test_tiny_reward_has_a_signal() -> None:

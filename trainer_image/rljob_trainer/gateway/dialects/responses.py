@@ -228,7 +228,7 @@ class _History:
 
 
 def _read_names(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of the answer that the item has: in its id the answer's, in the call's id the answer's number."""
+    """Return the names of the answer that the item has: in its id the answer's id, in the call's its number."""
     found = {"id": _ITEM_ID.fullmatch(str(item.get("id"))), "call_id": _CALL_ID.fullmatch(str(item.get("call_id")))}
     return {kind: match[1] for kind, match in found.items() if match}
 

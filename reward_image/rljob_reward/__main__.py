@@ -1,4 +1,4 @@
-"""`python -m rljob_reward`: serve one reward, a simulated user, or tools.
+"""`python -m rljob_reward`: serve one reward, a simulated user, tools, or episodes.
 
 Exit codes are those of rljob_api.wire.contract.ExitCode.
 """
@@ -38,7 +38,7 @@ def main() -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m rljob_reward", description="Serve one reward, a simulated user, or tools over HTTP."
+        prog="python -m rljob_reward", description="Serve one reward, a simulated user, tools, or episodes over HTTP."
     )
     parser.add_argument(
         "--config",
@@ -47,6 +47,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="one Reward as YAML (default: %(default)s)",
     )
     parser.add_argument("--serves", choices=SERVES, default=SCORE, help="what the function is (default: %(default)s)")
+    parser.add_argument(
+        "--framework", default="", help="with --serves episodes: the project of the environment (default: a program)"
+    )
     parser.add_argument("--function", type=Path, help="source of the function (default: function.py next to --config)")
     parser.add_argument("--host", help=f"address to listen on (default: ${contract.ENV_POD_IP})")
     parser.add_argument("--port", type=int, default=contract.PORT_REWARD, help="(default: %(default)s)")
@@ -74,7 +77,8 @@ def _serve(options: argparse.Namespace) -> None:
     from rljob_reward.server.served_reward import load_reward
 
     images = os.environ.get(contract.ENV_REWARD_IMAGES, "")
-    reward = _prepare(load_reward(options.config, options.function, images, options.serves), options.scratch)
+    served = load_reward(options.config, options.function, images, options.serves, options.framework)
+    reward = _prepare(served, options.scratch)
     if options.check:
         started = uvloop.run(lifecycle.check(reward))
         form = f"{started.signature} signature" if reward.serves == SCORE else started.signature

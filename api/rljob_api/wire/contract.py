@@ -117,6 +117,8 @@ MAX_TOOL_RESULT_CHARACTERS = 1_000_000
 """Of what a tool returned. The rest is cut off."""
 MAX_USER_REPLY_BYTES = 1 << 20
 """Of a UserReply as JSON: its state travels with every later call of the episode. Longer ones are invalid."""
+MAX_EPISODE_REPLY_BYTES = 4 << 20
+"""Of an EpisodeReply as JSON. Longer ones are invalid."""
 
 
 class UrlPath(enum.StrEnum):

@@ -11,7 +11,7 @@ import json
 from typing import NamedTuple
 
 from rljob_api.wire import contract
-from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
+from rljob_api.wire.protocol import CallRequest, EpisodeCall, GroupRequest, ScoreRequest, UserCall
 from rljob_reward.results import StartupReport
 from rljob_reward.server import bodies
 from rljob_reward.server import metrics as metrics_module
@@ -20,7 +20,7 @@ from rljob_reward.server.http import Request
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import QueueFullError, Scorer
 from rljob_reward.server.served_reward import ServedReward
-from rljob_reward.worker.settings import SCORE, TOOLS, USER
+from rljob_reward.worker.settings import EPISODES, SCORE, TOOLS, USER
 
 _TEXT = b"text/plain; charset=utf-8"
 
@@ -48,9 +48,12 @@ _ENDPOINTS = {
         f"POST each sample to {contract.UrlPath.SCORE}, or set scope: group",
     ),
     contract.UrlPath.CALL.encode(): Endpoint(
-        CallRequest, 16 << 20, (USER, TOOLS), f"POST samples to {contract.UrlPath.SCORE}"
+        CallRequest, 16 << 20, (USER, TOOLS, EPISODES), f"POST samples to {contract.UrlPath.SCORE}"
     ),
 }
+
+_CALLS: dict[str, type[UserCall] | type[EpisodeCall]] = {USER: UserCall, EPISODES: EpisodeCall}
+"""What `arguments` must be, by what the server serves."""
 
 
 class App:
@@ -156,7 +159,8 @@ def _find_problem(request: ScoreRequest | GroupRequest | CallRequest, scope: str
     if isinstance(request, ScoreRequest):
         return ""
     if isinstance(request, CallRequest):
-        return bodies.find_user_problem(request.arguments) if scope == USER else ""
+        kind = _CALLS.get(scope)
+        return bodies.find_problem(kind, request.arguments) if kind else ""
     if scope == "sampleThenGroup" and request.results is None:
         return f"results: must be the result of each sample from {contract.UrlPath.SCORE} (scope: sampleThenGroup)"
     if scope == "group" and request.results is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rljob_api.wire.protocol import GroupRequest, Lane, UserCall
+from rljob_api.wire.protocol import EpisodeCall, GroupRequest, Lane, UserCall
 from rljob_reward.server.execution import Request, RequestType
 
 _MAX_ID_CHARACTERS = 256
@@ -44,10 +44,10 @@ def parse(kind: RequestType, body: bytes) -> Request | Unscorable:
     return unscorable
 
 
-def find_user_problem(arguments: dict[str, Any]) -> str:
-    """Return why these are not the fields of a UserCall; empty if they are."""
+def find_problem(kind: type[UserCall] | type[EpisodeCall], arguments: dict[str, Any]) -> str:
+    """Return why these are not the fields of such a call; empty if they are."""
     try:
-        UserCall.model_validate(arguments)
+        kind.model_validate(arguments)
     except ValidationError as error:
         return f"arguments: {_describe(error)}"
     return ""

@@ -21,7 +21,7 @@ from rljob_reward.server.http import HttpServer
 from rljob_reward.server.metrics import ServerMetrics
 from rljob_reward.server.scoring import Scorer
 from rljob_reward.server.served_reward import ServedReward
-from rljob_reward.worker.settings import SCORE, TOOLS, USER
+from rljob_reward.worker.settings import EPISODES, SCORE, TOOLS, USER
 from rljob_reward.worker_pool.orphans import Orphans
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _FILES_PER_SLOT = 8
 _TCP_PROBES = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 """Seconds, seconds and number: a silent client is noticed after a minute."""
 _GC_ALLOCATIONS = 50_000
-_NOUNS = {SCORE: "reward", USER: "simulated user", TOOLS: "tools"}
+_NOUNS = {SCORE: "reward", USER: "simulated user", TOOLS: "tools", EPISODES: "runner"}
 _RESPONSE_SECONDS = 5
 """Time to send the last responses after all work has ended."""
 

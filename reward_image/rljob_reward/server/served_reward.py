@@ -14,11 +14,12 @@ import yaml
 from pydantic import ValidationError
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import COMMAND_MODULE
 from rljob_api.manifest.reward import FunctionReward, Reward, Scope
 from rljob_api.manifest.scorers import JudgeReward, ModelReward
 from rljob_api.read.pod_files import drop_unknown_fields
 from rljob_api.wire.contract import FILE_FUNCTION
-from rljob_reward.worker.settings import SCORE, SCORE_NEUTRAL_FIELDS, FunctionSettings
+from rljob_reward.worker.settings import EPISODES, SCORE, SCORE_NEUTRAL_FIELDS, FunctionSettings
 
 _SCORE_NEUTRAL_FIELDS = ("gpus", "max_batched_tokens", "kv_cache_gib", "gpu_memory_utilization", "image", "resources")
 
@@ -32,13 +33,20 @@ class ServedReward(NamedTuple):
     version: str
     """sha256 of source, settings and images: scores of different versions are not comparable."""
     serves: str = SCORE
-    """score; or user or tools, whose settings are those of a reward with a function."""
+    """score; or what else a server serves, whose settings are those of a reward with a function."""
 
 
 def load_reward(
-    config_path: Path, function_path: Path | None = None, images: str = "", serves: str = SCORE
+    config_path: Path,
+    function_path: Path | None = None,
+    images: str = "",
+    serves: str = SCORE,
+    framework: str = "",
 ) -> ServedReward:
-    """Read the Reward at `config_path` and its source, or the source at `function_path`; `images` enter the version."""
+    """Read the Reward at `config_path` and its source, or the source at `function_path`; `images` enter the version.
+
+    `framework`: of the environment, if that is what episodes are of.
+    """
     reward = _read_reward(config_path)
     scorer = reward.judge or reward.model
     if serves != SCORE and reward.function is None:
@@ -48,10 +56,12 @@ def load_reward(
         settings = _read_scorer(scorer) | {"scope": reward.scope}
     elif reward.function is not None:
         backend = _build_settings(reward.function, reward.scope, config_path, function_path, serves)
+        if serves == EPISODES:
+            backend = _open_to_the_model(backend)._replace(framework=framework)
         # A function does not change when its files move.
         settings = {name: value for name, value in backend._asdict().items() if name not in SCORE_NEUTRAL_FIELDS}
         if serves == SCORE:  # scores stay comparable with those of servers without the field
-            del settings["serves"]
+            del settings["serves"], settings["framework"]
     else:
         raise UserError(f"{config_path}: reward {reward.name} must have a function, model or judge")
     settings |= {"timeout_seconds": reward.timeout_seconds, "images": images}
@@ -67,6 +77,12 @@ def _build_settings(
     fields = function.model_dump(include=set(FunctionSettings._fields))
     derived = {"source": source, "path": path, "module": module, "requirements": tuple(function.requirements)}
     return FunctionSettings(**fields | derived, scope=scope, serves=serves)
+
+
+def _open_to_the_model(settings: FunctionSettings) -> FunctionSettings:
+    """Let an episode reach the model's gateway. Only the network policy of its Pod says what else it reaches."""
+    folder = (settings.factory_args or {}).get("working_dir") if settings.module == COMMAND_MODULE else None
+    return settings._replace(network=True, folders=(folder,) if folder else ())
 
 
 def _read_reward(path: Path) -> Reward:

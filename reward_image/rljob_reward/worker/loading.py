@@ -24,16 +24,22 @@ from rljob_api.functions.forms import FormError
 from rljob_reward.worker import entrypoints
 from rljob_reward.worker.entrypoints import BoundFunction
 from rljob_reward.worker.sandbox import seccomp
-from rljob_reward.worker.settings import MODULE_NAME, SCORE, FunctionSettings
+from rljob_reward.worker.settings import EPISODES, MODULE_NAME, SCORE, FunctionSettings
 
 _MAX_CAUSES = 100
 _BOM = "\ufeff"
+_CLIENTS = ("openai", "anthropic")
+"""Packages whose clients read the addresses and keys of an episode when they are made."""
 
 
 def load(settings: FunctionSettings) -> BoundFunction:
     """Run the source, or import the module, and bind its function. Raise UserError for errors in it."""
     if settings.serves == SCORE:
         find, bind = entrypoints.find, entrypoints.bind
+    elif settings.serves == EPISODES:
+        from rljob_reward.worker import episode_entrypoints
+
+        find, bind = episode_entrypoints.find, episode_entrypoints.bind
     else:
         from rljob_reward.worker import agent_entrypoints  # here, since workers of rewards do not need it
 
@@ -53,6 +59,8 @@ def load(settings: FunctionSettings) -> BoundFunction:
     except FormError as error:
         place = _place_of(getattr(error, "function", found.value), path)
         raise UserError(f"{place}: {error}") from None
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         called = f" (while {found.name} was called with its function.{_given(settings)})"
         raise UserError(f"{explain(error, path)}{describe_limit(error, settings) or called}") from error
@@ -100,6 +108,8 @@ def _remedy(error: BaseException, settings: FunctionSettings) -> str:
         return hint
     if isinstance(error, ModuleNotFoundError):
         return "; add its package to function.requirements, or install it into the reward's image (rewards[].image)"
+    if settings.serves == EPISODES and type(error).__module__.partition(".")[0] in _CLIENTS:
+        return "; create clients in run(): their addresses and keys exist only during an episode"
     if isinstance(error, (OSError, ImportError)):
         return f"; if memory ran out: function.maxMemoryMiB is {settings.max_memory_mib} MiB of address space"
     return " (while the file was imported)"

@@ -8,9 +8,12 @@ MODULE_NAME = "rljob_reward_function"
 """Name of the module that a function's source becomes. A file of that name lets other processes import it."""
 
 
-SCORE, USER, TOOLS = "score", "user", "tools"
-SERVES = (SCORE, USER, TOOLS)
-"""What a server executes: rewards, a simulated user, or functions that the policy calls."""
+SCORE, USER, TOOLS, EPISODES = "score", "user", "tools", "episodes"
+SERVES = (SCORE, USER, TOOLS, EPISODES)
+"""What a server executes: rewards, a simulated user, functions that the policy calls, or episodes of a program or an
+environment."""
+TEARDOWN_SECONDS = 5.0
+"""For which an episode that must end (its time is over, its client has left) may run its `finally` blocks."""
 
 
 class FunctionSettings(NamedTuple):
@@ -47,8 +50,14 @@ class FunctionSettings(NamedTuple):
     spare_workers: int = 1
     """Ready workers beyond the slots, which replace others at once."""
     serves: str = SCORE
-    """score, user, or tools."""
+    """score, user, tools, or episodes."""
+    framework: str = ""
+    """Of episodes: the project whose environment this is. Empty: a program."""
+    folders: tuple[str, ...] = ()
+    """Other folders that workers must be able to read."""
 
 
-SCORE_NEUTRAL_FIELDS = ("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers")
+SCORE_NEUTRAL_FIELDS = (
+    *("path", "python", "scratch", "import_timeout_seconds", "max_requests", "spare_workers", "folders"),
+)
 """Where and how long a function runs: not part of the reward's version."""

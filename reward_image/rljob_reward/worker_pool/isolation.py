@@ -116,7 +116,7 @@ class Isolation:
 
     def _probe(self, uid: int) -> str | None:
         """Return why that user cannot run a worker here: the interpreter or a folder may be private to root."""
-        folders = [str(self._folder)]
+        folders = [str(self._folder), *self._settings.folders]
         if os.path.isabs(self._settings.path):
             folders.append(os.path.dirname(self._settings.path))
         try:

@@ -22,10 +22,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from rljob_api.wire.contract import MAX_RESULT_BYTES
 from rljob_api.wire.protocol import InvalidReason
-from rljob_reward.results import ExecutionResult, SampleReply, StartupReport, ToolCallReply, UserCallReply, failure
+from rljob_reward.results import (
+    EpisodeCallReply,
+    ExecutionResult,
+    SampleReply,
+    StartupReport,
+    ToolCallReply,
+    UserCallReply,
+    failure,
+)
 from rljob_reward.worker import frames, scratch
 from rljob_reward.worker.sandbox import PRIVATE_SHM, shared_memory
-from rljob_reward.worker.settings import SCORE, TOOLS, USER, FunctionSettings
+from rljob_reward.worker.settings import EPISODES, SCORE, TEARDOWN_SECONDS, TOOLS, USER, FunctionSettings
 from rljob_reward.worker_pool import process_marks
 from rljob_reward.worker_pool.environment import build_environment
 from rljob_reward.worker_pool.health import WorkerHistory, draw_max_requests, has_failed
@@ -67,7 +75,10 @@ _REPLIES = {
     SCORE: _SCORE_REPLIES,
     USER: _ReplyFormat(TypeAdapter(list[UserCallReply]), _MAX_CALL_RESULT_BYTES, _TOO_LONG_VALUE),
     TOOLS: _ReplyFormat(TypeAdapter(list[ToolCallReply]), _MAX_CALL_RESULT_BYTES, _TOO_LONG_VALUE),
+    EPISODES: _ReplyFormat(TypeAdapter(list[EpisodeCallReply]), _MAX_CALL_RESULT_BYTES, _TOO_LONG_VALUE),
 }
+_GENTLE = frozenset((InvalidReason.TIMEOUT, InvalidReason.CANCELLED))
+"""Reasons for which an episode may still run its `finally` blocks."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -177,13 +188,24 @@ class WorkerProcess(asyncio.Protocol):
         return await self._stack.locate(self.pid, self._function.path) if can_answer else ""
 
     def kill(self, reason: InvalidReason, message: str) -> None:
-        """Kill the process and all that it started; its request, if any, fails with this reason once it is dead."""
+        """Kill the process and all that it started; its request, if any, fails with this reason once it is dead.
+
+        An episode gets SIGTERM first, and some seconds to release what it holds.
+        """
         if self.exited.done():
             return  # the kernel may have reused its pid
-        if self._killed_as is None:
-            self._killed_as = failure(reason, message)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        is_first = self._killed_as is None
+        self._killed_as = self._killed_as or failure(reason, message)
+        if self._function.serves != EPISODES or self._callback is None or reason not in _GENTLE:
+            self._kill_group()
+        elif is_first:
+            os.kill(self.pid, signal.SIGTERM)
+            self._loop.call_later(TEARDOWN_SECONDS, self._kill_group)
+
+    def _kill_group(self) -> None:
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's share no base class with asyncio's
@@ -203,7 +225,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def _receive(self, frame: bytes | None) -> None:
         if self._killed_as is not None:
-            return
+            return self._kill_group()  # it has released what it held
         if frame is None:
             return self._finish(self._replies.too_long)
         if not self.started.done():

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest
-from rljob_reward.server.bodies import MalformedError, Unscorable, find_user_problem, parse
+from rljob_api.wire.protocol import CallRequest, GroupRequest, ScoreRequest, UserCall
+from rljob_reward.server.bodies import MalformedError, Unscorable, find_problem, parse
 
 SURROGATE = "\ud83d"
 """Half a pair, as a truncated text may end."""
@@ -73,7 +73,7 @@ def test_good_body_is_parsed() -> None:
 
 def test_arguments_of_a_user_are_the_fields_of_a_user_call() -> None:
     good = {"messages": [{"role": "assistant", "content": "4"}], "prompt": "2+2?"}
-    assert find_user_problem(good) == ""
-    assert find_user_problem({"messages": []}) == "arguments: prompt: Field required"
-    assert "arguments: state: Input should be a valid dict" in find_user_problem(good | {"state": []})
-    assert "arguments: tries: Extra inputs" in find_user_problem(good | {"tries": 1})
+    assert find_problem(UserCall, good) == ""
+    assert find_problem(UserCall, {"messages": []}) == "arguments: prompt: Field required"
+    assert "arguments: state: Input should be a valid dict" in find_problem(UserCall, good | {"state": []})
+    assert "arguments: tries: Extra inputs" in find_problem(UserCall, good | {"tries": 1})

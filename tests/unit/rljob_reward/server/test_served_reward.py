@@ -1,12 +1,15 @@
 """Which settings enter the version of a reward."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
 
 from rljob_api.errors import UserError
+from rljob_api.manifest.agent import COMMAND_MODULE
 from rljob_reward.server.served_reward import load_reward
+from rljob_reward.worker.settings import EPISODES, FunctionSettings
 
 FUNCTION = {"name": "r", "timeoutSeconds": 5, "function": {"inline": "def compute_score(solution_str): return 1.0\n"}}
 LISTS = {"name": "r", "function": {"inline": "def reward(completions): return [1.0] * len(completions)\n"}}
@@ -95,3 +98,16 @@ def test_what_is_served_enters_the_version(tmp_path):
 def test_version_of_a_reward_is_that_of_earlier_servers(tmp_path):
     expected = "af5297997d5384884ee4644a0bf20a72336b869c3030047111cdfc641c460c24"
     assert version_of(tmp_path, FUNCTION) == expected
+
+
+def test_runner_may_open_connections_and_its_framework_enters_the_version(tmp_path: Path) -> None:
+    config = tmp_path / "reward.yaml"
+    command = {"module": COMMAND_MODULE, "factoryArgs": {"command": ["python"], "working_dir": "/agents"}}
+    config.write_text(yaml.safe_dump({"name": "runner", "function": command}))
+    program = load_reward(config, serves=EPISODES)
+    assert isinstance(program.backend, FunctionSettings)
+    assert (program.backend.network, program.backend.folders, program.backend.framework) == (True, ("/agents",), "")
+    environment = load_reward(config, serves=EPISODES, framework="trl")
+    assert isinstance(environment.backend, FunctionSettings)
+    assert environment.backend.framework == "trl"
+    assert environment.version != program.version

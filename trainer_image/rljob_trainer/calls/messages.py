@@ -9,13 +9,21 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from rljob_api.wire.contract import MAX_TOOL_RESULT_CHARACTERS, MAX_USER_REPLY_BYTES, UrlPath
+from rljob_api.wire.contract import (
+    MAX_EPISODE_REPLY_BYTES,
+    MAX_TOOL_RESULT_CHARACTERS,
+    MAX_USER_REPLY_BYTES,
+    UrlPath,
+)
 from rljob_api.wire.protocol import CallRequest, CallResult, InvalidReason, Lane
 from rljob_trainer.agents.base import EpisodeMessage
 
 _MAX_BYTES_PER_CHARACTER = 12
 """A character outside the basic plane is two escapes, \\uXXXX\\uXXXX, in JSON that is ASCII."""
-_MAX_RESPONSE_BYTES = max(MAX_USER_REPLY_BYTES, _MAX_BYTES_PER_CHARACTER * MAX_TOOL_RESULT_CHARACTERS) + (64 << 10)
+_MAX_VALUE_BYTES = max(
+    MAX_USER_REPLY_BYTES, MAX_EPISODE_REPLY_BYTES, _MAX_BYTES_PER_CHARACTER * MAX_TOOL_RESULT_CHARACTERS
+)
+_MAX_RESPONSE_BYTES = _MAX_VALUE_BYTES + (64 << 10)
 """A value with the other fields of its result."""
 
 

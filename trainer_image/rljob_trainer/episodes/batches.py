@@ -43,8 +43,8 @@ def weighted_score(episode: Episode, rewards: Sequence[Reward], own_weight: floa
 def usable_scores(group: Group, rewards: Sequence[Reward]) -> list[float | None]:
     """Return the group's scores, None for each sample whose rewards are not usable.  [episodes]
 
-    An episode that its program left without a reward, while it rewarded others of the group, is one of them: compared
-    with theirs, nothing would count as zero.
+    The same holds for an episode that its program left without a reward, while it rewarded others of the group:
+    compared with theirs, nothing would count as zero.
     """
     drops_group = {reward.name for reward in rewards if reward.failure_policy.action == "dropGroup"}
     for episode in group.episodes:

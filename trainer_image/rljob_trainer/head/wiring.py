@@ -24,15 +24,14 @@ from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.models.config import find_context_length, overrides_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.agents import build_agent
 from rljob_trainer.calls.services import AgentServices
-from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import Collector
 from rljob_trainer.driver.ledger import Reports
 from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
+from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
@@ -111,13 +110,16 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         for client in (rollouts, rewards, services):
             await client.start()
             stack.push_async_callback(client.close)
-        template = ChatTemplate(inputs.tokenizer, job.spec.agent.tool_format) if job.spec.agent.type == "loop" else None
-        agent = build_agent(job.spec.agent, services, template, inputs.context_length)
+        agent = await start_agent(
+            stack, job.spec, inputs.tokenizer, inputs.context_length, services, environment.address
+        )
 
         parts = DriverParts(
             start_trainer=partial(TrainerGroup.start, job, model=environment.model),
-            collector=Collector(agent, rollouts, rewards, job.spec.rewards, services),
-            reports=Reports(board, trackers, prometheus, template.decode if template else None),
+            collector=Collector(
+                agent.loop, rollouts, rewards, job.spec.rewards, services, own_weight=job.spec.agent.reward_weight
+            ),
+            reports=Reports(board, trackers, prometheus, agent.template.decode if agent.template else None),
             data=Datasets(inputs.train, inputs.held_out),
             model=environment.model,
             read_schedule=JobFile(environment.job_file).read_schedule,

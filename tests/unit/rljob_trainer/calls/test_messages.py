@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rljob_api.wire.contract import MAX_EPISODE_REPLY_BYTES
 from rljob_api.wire.protocol import CallRequest, InvalidReason
-from rljob_trainer.calls.messages import FunctionCall
+from rljob_trainer.calls.messages import EpisodeRequest, FunctionCall
 
 CALL = FunctionCall(CallRequest(id="e/0", lane="eval", function="add", arguments={"a": "\ud83d"}))
 
@@ -34,3 +35,28 @@ def test_response_that_breaks_the_protocol_is_invalid(text):
     [result] = CALL.read(text, 0.5)
     assert (result.id, result.valid, result.reason) == ("e/0", False, InvalidReason.BAD_RETURN)
     assert result.message.startswith("invalid response")
+
+
+class Attempts:
+    """Implements agents.base.EpisodeMessage."""
+
+    id, lane = "e/0", "eval"
+    num_attempts = 0
+
+    def next_attempt(self):
+        self.num_attempts += 1
+        return CallRequest(id=self.id, lane=self.lane, arguments={"attempt": self.num_attempts - 1})
+
+
+def test_each_body_of_an_episode_is_another_attempt_with_the_same_id():
+    episode = EpisodeRequest(Attempts())
+    assert (episode.id, episode.lane, episode.path, episode.num_results) == ("e/0", "eval", "/v1/call", 1)
+    bodies = [json.loads(episode.encode()) for _ in range(2)]
+    assert [body["arguments"] for body in bodies] == [{"attempt": 0}, {"attempt": 1}]
+    assert {body["id"] for body in bodies} == {"e/0"}
+    [result] = episode.read('{"id": "e/0", "valid": true, "value": {"reward": 1}}', 0.5)
+    assert result.value == {"reward": 1}
+
+
+def test_longest_reply_of_an_episode_fits_a_response():
+    assert EpisodeRequest(Attempts()).max_response_bytes > MAX_EPISODE_REPLY_BYTES

@@ -1,0 +1,45 @@
+"""The agent of a job with what it needs in the head: the chat template, and the gateway for environments and programs.
+
+Training and rehearsals use it, so both play the same episodes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.manifest.job import RLJobSpec
+from rljob_trainer.agents import AgentLoop, build_agent
+from rljob_trainer.calls.services import AgentServices
+from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.gateway.server import ModelGateway
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    loop: AgentLoop
+    template: ChatTemplate | None
+    """None without turns."""
+    gateway: ModelGateway | None
+    """None unless a runner plays the episodes."""
+
+
+async def start_agent(
+    stack: AsyncExitStack,
+    spec: RLJobSpec,
+    tokenizer: Any,
+    context_length: int | None,
+    services: AgentServices,
+    address: str,
+) -> AgentParts:
+    """Start what the agent needs, until `stack` is closed. Raise UserError for a model without a chat template, and if
+    the gateway's port is in use. `context_length`: see ConversationLoop. `address`: of the gateway."""
+    agent, gateway = spec.agent, None
+    template = None if agent.type == "singleTurn" else ChatTemplate(tokenizer, agent.tool_format)
+    if template is not None and agent.is_hosted:
+        gateway = ModelGateway(agent, template, context_length)
+        await gateway.start(address)
+        stack.push_async_callback(gateway.close)
+    loop = build_agent(agent, services, template, context_length, gateway, needs_reward=not spec.rewards)
+    return AgentParts(loop, template, gateway)

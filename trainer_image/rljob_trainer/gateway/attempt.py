@@ -1,0 +1,222 @@
+"""One attempt of an episode: its transcript, its limits, and the rewards that its program posts.
+
+    request --> plan (thread) --> engine --> answer (thread) --> a client takes it: record (thread) --> a turn
+
+Leaves which request gets which answer to exchanges.py. Invariant: one thread at a time uses the transcript, and holds
+`_lock`. Threads, because a long conversation takes tens of milliseconds to tokenize, and the driver's event loop must
+run meanwhile; the tokenizer releases the GIL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from rljob_api.errors import UserError
+from rljob_trainer.agents.base import EpisodeTask, Recording
+from rljob_trainer.conversation.continuation import Break
+from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.conversation.transcript import PendingAnswer, Transcript
+from rljob_trainer.episodes.types import Completion, ContextBreak, Segment, ToolCall, Turn
+from rljob_trainer.gateway.exchanges import Exchange, Exchanges, Sampled
+from rljob_trainer.gateway.rewards import PostedReward, find_answer
+from rljob_trainer.gateway.types import ModelAnswer, ModelRequest, RequestError
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What all attempts share."""
+
+    template: ChatTemplate
+    threads: Executor
+    """For the template and the transcripts."""
+    max_turns: int
+    """Answers of an attempt."""
+    context_length: int | None
+    """The longest prompt with its answer, in tokens; None: not known."""
+    retry_seconds: float
+    """How long an answer waits for the retry of a client that left."""
+
+
+class Attempt:
+    def __init__(self, task: EpisodeTask, policy: Policy) -> None:
+        self.closed: RequestError | None = None
+        """Why it takes no requests any longer."""
+        self.exchanges = Exchanges(policy.retry_seconds)
+        self.refusal = ""
+        """Message of the last request that was refused."""
+        self._task, self._policy = task, policy
+        self._transcript, self._lock = Transcript(policy.template), threading.Lock()
+        self._turns: list[Turn] = []
+        self._completion_ids: list[str] = []
+        self._rewards: dict[str, float | None] = {}
+        self._reward: float | None = None
+        self._generation = ""
+
+    def join(self, request: ModelRequest, digest: bytes, *, is_retry: bool) -> Exchange:
+        """Return the exchange whose answer the request gets. Raise RequestError at the turn limit."""
+        self.check_open()
+        exchange = self.exchanges.find(digest, is_retry=is_retry)
+        if exchange is None:
+            limit = self._policy.max_turns
+            if self.exchanges.num_turns >= limit:
+                message = f"the episode has reached spec.agent.maxAssistantTurns, {limit} answers of the policy"
+                raise RequestError(400, "turn_limit", message)
+            exchange = Exchange(digest, self._sample(request), time.monotonic())
+            self.exchanges.add(exchange)
+        self.exchanges.enter(exchange)
+        return exchange
+
+    def post_reward(self, posted: PostedReward) -> None:
+        """A later reward of the same answer, or of the episode, replaces it. Raise RequestError for unknown answers."""
+        self.check_open()
+        completion_id = find_answer(posted, self._completion_ids)
+        if completion_id is None:
+            self._reward = posted.reward
+        else:
+            self._rewards[completion_id] = posted.reward
+
+    def check_open(self) -> None:
+        if self.closed is not None:
+            raise self.closed.with_traceback(None)
+
+    def close(self, reason: RequestError) -> None:
+        """Refuse requests from now on, and cancel those in flight. The first reason stays."""
+        if self.closed is None:
+            self.closed = reason
+            self.exchanges.close(reason)
+
+    def read(self) -> Recording:
+        """Return a copy of what is recorded: an answer may be recorded until `close`."""
+        with self._lock:
+            return Recording(
+                segments=[_copy(segment) for segment in self._transcript.segments],
+                turns=list(self._turns),
+                completion_ids=list(self._completion_ids),
+                breaks=[ContextBreak(each.cause.value, _describe(each)) for each in self._transcript.breaks],
+                messages=self._transcript.messages_of(len(self._turns) - 1) if self._turns else [],
+                generation=self._generation,
+                rewards=dict(self._rewards),
+                reward=self._reward,
+                refusal=self.refusal,
+                waits_for=self._describe_wait(),
+            )
+
+    def _describe_wait(self) -> str:
+        if self.exchanges.num_waiting:
+            return "waited for a completion"
+        return f"computes since its turn {len(self._turns)}" if self._turns else "has not called the model yet"
+
+    async def _sample(self, request: ModelRequest) -> Sampled:
+        pending = await self._run(lambda: self._plan(request))
+        asked_at = time.monotonic()
+        limit, stop = self._find_limit(request, pending), [_to_text(text) for text in request.stop]
+        try:
+            completion = await self._task.generate(pending.prompt, limit, stop)
+        except Exception as error:  # the job ends with it: see agents/hosted.py
+            log.warning("the policy does not answer a program: %s", error)
+            raise RequestError(503, "policy_unavailable", "the policy does not answer; see the driver's log") from error
+        answered_at = time.monotonic()
+        answer = await self._run(lambda: self._build_answer(request, pending, completion))
+        return Sampled(answer, lambda: self._run(lambda: self._record(pending, answer)), asked_at, answered_at)
+
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        def locked() -> _Result:
+            with self._lock:
+                return call()
+
+        return await asyncio.get_running_loop().run_in_executor(self._policy.threads, locked)
+
+    def _plan(self, request: ModelRequest) -> PendingAnswer:
+        if request.messages is None:
+            return self._transcript.plan_tokens(self._read_prompt(request.prompt or ""))
+        try:
+            if request.tools:
+                _ = self._policy.template.tool_format  # refuses models whose calls cannot be read
+            return self._transcript.plan(request.messages, request.tools)
+        except UserError as error:
+            raise RequestError(400, "template_error", str(error)) from error
+
+    def _read_prompt(self, prompt: str | list[int]) -> list[int]:
+        """Return the token ids of a prompt without messages. The engine refuses unknown and no tokens, as errors of the
+        job."""
+        template = self._policy.template
+        token_ids = template.encode(_to_text(prompt)) if isinstance(prompt, str) else prompt
+        if not token_ids:
+            raise RequestError(400, "invalid_value", "prompt: must have at least one token")
+        if not 0 <= min(token_ids) <= max(token_ids) < template.num_tokens:
+            message = f"prompt: must have token ids from 0 to {template.num_tokens - 1}, those of the model's tokenizer"
+            raise RequestError(400, "invalid_value", message)
+        return token_ids
+
+    def _find_limit(self, request: ModelRequest, pending: PendingAnswer) -> int | None:
+        """Return the most tokens of the answer; None: only the job limits it."""
+        length, count = self._policy.context_length, len(pending.prompt)
+        if length is None:
+            return request.max_tokens
+        if count >= length:
+            message = (
+                f"This model's maximum context length is {length} tokens, and the request has {count}: no room for an "
+                "answer; shorten the conversation, or raise spec.rollout.maxModelLen"
+            )
+            raise RequestError(400, "context_length_exceeded", message)
+        return min(length - count, request.max_tokens or length)
+
+    def _build_answer(self, request: ModelRequest, pending: PendingAnswer, completion: Completion) -> ModelAnswer:
+        message = self._transcript.read_answer(pending, completion)
+        is_call = "tool_calls" if message.get("tool_calls") else "stop"
+        texts = [] if request.num_logprobs is None else [self._decode(each) for each in completion.token_ids]
+        return ModelAnswer(
+            id=f"policy-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            message=message,
+            finish_reason="length" if completion.truncated else is_call,
+            completion=completion,
+            num_prompt_tokens=len(pending.prompt),
+            token_texts=texts,
+        )
+
+    def _decode(self, token_id: int) -> str:
+        return self._policy.template.decode([token_id])
+
+    def _record(self, pending: PendingAnswer, answer: ModelAnswer) -> None:
+        completion = answer.completion
+        self._transcript.record(pending, completion, answer.message)
+        calls = [_read_call(call) for call in answer.message.get("tool_calls") or []]
+        self._turns.append(Turn(completion.text, completion.truncated, tool_calls=calls))
+        self._completion_ids.append(answer.id)
+        self._generation = completion.generation
+
+
+def _copy(segment: Segment) -> Segment:
+    return Segment(*(list(getattr(segment, each.name)) for each in fields(segment)))
+
+
+def _to_text(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can have and no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _read_call(call: dict[str, Any]) -> ToolCall:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = None
+    return ToolCall(call["id"], function["name"], arguments if isinstance(arguments, dict) else None)
+
+
+def _describe(found: Break) -> str:
+    return f"{found.expected!r} became {found.found!r}"

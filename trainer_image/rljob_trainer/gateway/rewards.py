@@ -1,0 +1,64 @@
+"""POST /v1/rewards: the body, and the rewards of an attempt. Pure.
+
+{"reward": 1.0}                           of the episode
+{"reward": 0.5, "completion": "ID"}       of the answer with this id
+{"reward": null, "turn": 2}               of the third answer: not scored, which is not 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_trainer.gateway.types import RequestError
+
+_FIELDS = ("reward", "completion", "turn")
+
+
+@dataclass(frozen=True)
+class PostedReward:
+    """For the episode if neither completion nor turn is given."""
+
+    reward: float | None
+    completion: str | None = None
+    turn: int | None = None
+
+
+def read_reward(body: Mapping[str, Any]) -> PostedReward:
+    """Raise RequestError for what is not a reward."""
+    unknown = sorted(set(body) - set(_FIELDS))
+    if unknown:
+        raise _refuse(f"{unknown[0]}: unknown field; the fields are {', '.join(_FIELDS)}")
+    if "reward" not in body:
+        raise _refuse("reward: required: a number, or null for not scored")
+    reward, completion, turn = (body.get(name) for name in _FIELDS)
+    if reward is not None and (not _is_number(reward) or not math.isfinite(reward)):
+        raise _refuse(f"reward: must be a finite number or null, got {reward!r:.80}")
+    if completion is not None and turn is not None:
+        raise _refuse("completion, turn: must not both be set; remove one of them")
+    if completion is not None and not isinstance(completion, str):
+        raise _refuse(f"completion: must be the id of an answer, got {completion!r:.80}")
+    if turn is not None and (not isinstance(turn, int) or isinstance(turn, bool)):
+        raise _refuse(f"turn: must be the number of an answer, 0 for the first, got {turn!r:.80}")
+    return PostedReward(None if reward is None else float(reward), completion, turn)
+
+
+def find_answer(posted: PostedReward, completion_ids: Sequence[str]) -> str | None:
+    """Return the id of the rewarded answer; None: the episode. Raise RequestError if there is no such answer."""
+    if posted.turn is not None:
+        if not 0 <= posted.turn < len(completion_ids):
+            raise _refuse(f"turn: must be less than {len(completion_ids)}, the number of answers, got {posted.turn}")
+        return completion_ids[posted.turn]
+    if posted.completion is not None and posted.completion not in completion_ids:
+        raise _refuse(f"completion: no answer of this episode has the id {posted.completion:.80}")
+    return posted.completion
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(message: str) -> RequestError:
+    return RequestError(400, "invalid_value", message)

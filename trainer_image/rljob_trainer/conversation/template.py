@@ -89,6 +89,11 @@ class ChatTemplate:
         return self._special[token_id]
 
     @cached_property
+    def num_tokens(self) -> int:
+        """Ids are less than this."""
+        return len(self._tokenizer)
+
+    @cached_property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls. UserError if that is unknown."""
         if self._given_format != "auto":

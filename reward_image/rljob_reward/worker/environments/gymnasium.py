@@ -13,9 +13,15 @@ from typing import Any, Final, NamedTuple
 from rljob_api.errors import UserError
 from rljob_reward.worker.environments.base import Answer, Model
 from rljob_reward.worker.environments.model import text_of
-from rljob_reward.worker.environments.stepping import Step, append_text, play_steps, row_of, seed_of
-from rljob_reward.worker.environments.text_spaces import (
+from rljob_reward.worker.environments.stepping import (
     NotAnActionError,
+    Step,
+    append_text,
+    play_steps,
+    row_of,
+    seed_of,
+)
+from rljob_reward.worker.environments.text_spaces import (
     find_action_problem,
     find_observation_problem,
     read_action,
@@ -101,4 +107,4 @@ async def play(environment: TextEnvironment, episode: Episode, model: Model) -> 
 
 
 def _show(made: Any, observation: Any) -> str:
-    return str(made.render()) if _is_rendered(made) else show(observation)
+    return str(made.render()).strip("\n") if _is_rendered(made) else show(observation)

@@ -16,13 +16,19 @@ from rljob_reward.worker.adapters.json_values import to_log
 from rljob_reward.worker.environments.base import Answer, Model
 from rljob_reward.worker.environments.model import text_of
 from rljob_reward.worker.environments.openenv_models import (
-    NotAnActionError,
     dump,
     find_action_class,
     read_action,
     show,
 )
-from rljob_reward.worker.environments.stepping import Step, append_text, play_steps, row_of, seed_of
+from rljob_reward.worker.environments.stepping import (
+    NotAnActionError,
+    Step,
+    append_text,
+    play_steps,
+    row_of,
+    seed_of,
+)
 from rljob_reward.worker.episodes.types import Episode, Message, Reply
 
 OPTIONS: Final = "rljob"

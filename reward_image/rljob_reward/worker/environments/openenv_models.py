@@ -13,14 +13,11 @@ from typing import Any, Final
 
 from rljob_api.errors import UserError
 from rljob_reward.worker.adapters.json_values import to_log
+from rljob_reward.worker.environments.stepping import NotAnActionError
 
 _BASE_FIELDS: Final = ("done", "reward", "metadata")
 """Of each Observation; an Action has metadata."""
 _MAX_SHOWN_CHARACTERS: Final = 500
-
-
-class NotAnActionError(ValueError):
-    """An answer that is not an action; the text is for the policy."""
 
 
 def find_action_class(environment: type) -> type:

@@ -1,7 +1,7 @@
 """The loop of environments that take an answer and return what follows, step by step. Standard library only.
 
-Leaves to adapters how a step becomes messages. Invariant: a step's reward belongs to the answer that caused it, and None
-is not recorded, since it is not 0.
+Leaves to adapters how a step becomes messages. Invariant: a step's reward belongs to the answer that caused it; None is
+not recorded, since it is not 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from rljob_reward.worker.environments.base import Answer, Model, RefusedError
 from rljob_reward.worker.environments.model import is_limit
 from rljob_reward.worker.episodes.types import Episode, Message
+
+
+class NotAnActionError(ValueError):
+    """An answer that is not an action of the environment; the text is for the policy."""
 
 
 class Step(NamedTuple):

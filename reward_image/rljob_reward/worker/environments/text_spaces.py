@@ -7,12 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rljob_reward.worker.environments.stepping import NotAnActionError
+
 _OBSERVED: Final = ("Text", "Discrete", "Tuple", "Dict", "Sequence")
 _NUMBER: Final = re.compile(r"-?\d+")
-
-
-class NotAnActionError(ValueError):
-    """An answer that is not an action; the text is for the policy."""
 
 
 def find_action_problem(space: Any, labels: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from rljob_operator.plan.validate import find_problems
 from tests.paths import CHART, ROOT
 from tests.support.readme import read_blocks, read_commands, read_smallest_job
 
-LANGUAGES = ["bash", "text", "bash", "yaml", "bash", "", ""]
+LANGUAGES = ["bash", "text", "bash", "bash", "yaml", "bash", "", ""]
 """In order. The last two are drawings."""
 
 
@@ -24,7 +24,7 @@ def check_make(target):
 
 def check_rljob(command, *_):
     """tests/process/rljob_cli/test_readme.py and tests/integration/test_hub_real.py run them."""
-    assert command in ("init", "test-reward", "validate", "run")
+    assert command in ("init", "test-reward", "test-agent", "validate", "run")
 
 
 def check_activate(path):
@@ -32,7 +32,7 @@ def check_activate(path):
 
 
 def check_editor(path):
-    assert path.startswith("myjob/"), "tests/process/rljob_cli/test_readme.py finds it there"
+    assert path.startswith(("myjob/", "myagent/")), "tests/process/rljob_cli/test_readme.py finds it there"
 
 
 def check_helm(verb, _, chart, *__):

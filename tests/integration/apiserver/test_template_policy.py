@@ -75,6 +75,12 @@ def agent(user=None, tool=None):
     return {"agent": {"type": "loop", "user": user, "tools": tools}}
 
 
+def runner(spec):
+    """A job without rewards, whose runner has this PodSpec."""
+    agent = {"type": "program", "runner": {"command": ["agent"], "template": {"spec": spec}}}
+    return {"agent": agent, "rewards": []}
+
+
 APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 SECURITY = f"{CONTAINER}.securityContext"
 REFUSED_FOR_ALL = [
@@ -103,6 +109,7 @@ REFUSED_FOR_ALL = [
     (pod(hostNetwork=True), f"hostNamespaces ({HEAD}.hostNetwork)"),
     (agent(user={"hostNetwork": True}), "hostNamespaces (spec.agent.user.template.spec.hostNetwork)"),
     (agent(tool={"hostPID": True}), "hostNamespaces (spec.agent.tools[1].template.spec.hostPID)"),
+    (runner({"hostPID": True}), "hostNamespaces (spec.agent.runner.template.spec.hostPID)"),
     (pod(hostPID=True), f"hostNamespaces ({HEAD}.hostPID)"),
     (pod(hostIPC=True), f"hostNamespaces ({HEAD}.hostIPC)"),
     (container(ports=[{"containerPort": 1, "hostPort": 1}]), f"hostNamespaces ({CONTAINER}.ports: hostPort)"),
@@ -165,6 +172,7 @@ ALLOWED = [
     {},
     judge(),
     agent(user={"nodeSelector": {"a": "b"}}),
+    runner({"nodeSelector": {"a": "b"}}),
     secure(readOnlyRootFilesystem=True, capabilities={"drop": ["ALL"]}, runAsUser=2000, seccompProfile={"type": "x"}),
     secure(seLinuxOptions={"level": "s0:c1,c2", "type": "container_t"}),
     {"head": {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}}}},
@@ -204,8 +212,15 @@ def plane(tmp_path_factory, loopback):
     folder = tmp_path_factory.mktemp("policy")
     with ControlPlane(folder, address=f"{loopback}.3", components=components, extra_arguments=only) as running:
         running.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        wait_for(lambda: are_established(running), "both CRDs")
         yield running
+
+
+def are_established(plane):
+    """Whether all CRDs can be used. `kubectl wait` fails on those that have no conditions yet."""
+    found = json.loads(plane.kubectl("get", "crd", "-o", "json"))["items"]
+    conditions = [crd["status"].get("conditions") or [] for crd in found]
+    return all(any((c["type"], c["status"]) == ("Established", "True") for c in each) for each in conditions)
 
 
 def render(**values):

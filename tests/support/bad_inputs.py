@@ -160,7 +160,7 @@ BAD_INPUTS: list[BadInput] = [
         "no rewards",
         "rewards:\n  - name: correct\n    function: {file: reward.py}\n",
         "rewards: []\n",
-        "spec.rewards must not be empty",
+        "spec.rewards must have at least one entry",
     ),
     edit("missing model", "  model: {source: ./model}\n", "", "spec.model is required"),
     edit("missing data", "source: train.jsonl, ", "", "spec.data.train.source is required"),

@@ -177,7 +177,7 @@ class Runner(AgentService):
 
 
 _LOOP_ONLY = "is for type loop alone"
-_HOSTED: Final = ("environment", "program")
+HOSTED: Final = ("environment", "program")
 """Types whose episodes a runner runs."""
 _LOOP_TURNS: Final = 8
 _HOSTED_TURNS: Final = 100
@@ -293,7 +293,7 @@ class Agent(Spec):
     @property
     def is_hosted(self) -> bool:
         """Whether a runner runs the episodes, and calls the policy through the gateway."""
-        return self.type in _HOSTED
+        return self.type in HOSTED
 
     @property
     def turn_limit(self) -> int:

@@ -204,6 +204,8 @@ def resolve(job: RLJob, folder: Path) -> RLJob:
     for function in spec.functions.values():
         if function.file is not None:
             function.file = str((folder / function.file).resolve())
+    if (runner := spec.agent.runner) and runner.working_dir is not None:
+        runner.working_dir = str((folder / runner.working_dir).resolve())
     return job
 
 
@@ -216,6 +218,8 @@ def find_relative_paths(job: RLJob) -> dict[str, str]:
     for index, reward in enumerate(spec.rewards):
         sources |= find_model_sources(f"spec.rewards[{index}]", reward)
     files = {f"{path}.file": function.file for path, function in spec.functions.items() if function.file is not None}
+    if (runner := spec.agent.runner) and runner.working_dir is not None:
+        files["spec.agent.runner.workingDir"] = runner.working_dir
     return {path: source for path, source in sources.items() if _is_relative(source)} | {
         path: file for path, file in files.items() if not Path(file).is_absolute()
     }

@@ -38,13 +38,13 @@ def run_checks(
 ) -> Preflight:
     """Check a job for `target`; None: for both. A check of one target has it as the finding's `only`."""
     job = file.job
+    no_folder = list(_check_claims(job, claims))
+    inputs = _find_inputs(file, claims, target, {finding.path for finding in no_folder})
+    columns = inputs.first_prompt.extra_info if inputs.first_prompt else None
     findings = check_objects(file)
     for service in job.spec.services:
-        findings += check_service(service)
-    findings += _check_weights(job)
-    no_folder = list(_check_claims(job, claims))
-    findings += no_folder
-    inputs = _find_inputs(file, claims, target, {finding.path for finding in no_folder})
+        findings += check_service(service, columns)
+    findings += [*_check_weights(job), *no_folder]
     for found in inputs.findings:
         # What cannot be reached from here may be reached from a cluster.
         is_warning = found.is_warning or (found.is_transient and target != "local")
@@ -57,9 +57,13 @@ def run_checks(
 
 
 def _check_weights(job: RLJob) -> Iterator[Finding]:
-    if all(reward.weight <= 0 for reward in job.spec.rewards):
+    weights = {f"spec.rewards[{index}].weight": reward.weight for index, reward in enumerate(job.spec.rewards)}
+    if job.spec.agent.is_hosted:
+        weights["spec.agent.rewardWeight"] = job.spec.agent.reward_weight
+    if weights and all(weight <= 0 for weight in weights.values()):
         message = "no reward has a positive weight, so the model learns to score low; check the signs"
-        yield Finding("spec.rewards[0].weight", f"is {job.spec.rewards[0].weight:g}, and {message}", is_warning=True)
+        path, weight = next(iter(weights.items()))
+        yield Finding(path, f"is {weight:g}, and {message}", is_warning=True)
 
 
 def check_objects(file: JobFile) -> list[Finding]:
@@ -82,9 +86,9 @@ def _read_problem(problem: str) -> Finding:
 
 def _check_relative_paths(file: JobFile) -> Iterator[Finding]:
     for path, written in file.relative.items():
-        remedy = "`rljob submit` takes it along, or use " + (
-            "function.inline or configMapKeyRef" if path.endswith(".file") else "hf://org/name or pvc://claim/path"
-        )
+        others = {"file": "function.inline or configMapKeyRef", "workingDir": "a folder of the runner's image"}
+        other = others.get(path.rpartition(".")[2], "hf://org/name or pvc://claim/path")
+        remedy = f"`rljob submit` takes it along, or use {other}"
         yield Finding(path, f"is a path on this machine, which no cluster has, got {written}; {remedy}", only="cluster")
 
 

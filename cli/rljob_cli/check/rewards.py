@@ -1,12 +1,16 @@
-"""The static checks of a reward, a simulated user or tools: a function's source, a judge's parser. Executes nothing."""
+"""The static checks of a reward, a simulated user, tools or a runner: a function's source, a judge's parser, a runner's
+command. Executes nothing."""
 
 import difflib
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from rljob_api.functions.agent_check import check_tools, check_user
+from rljob_api.functions.agent_check import check_environment, check_program, check_tools, check_user
 from rljob_api.functions.static_check import check_function
+from rljob_api.manifest.agent import COMMAND_MODULE
 from rljob_api.manifest.job import Service
 from rljob_api.manifest.reward import FunctionReward, Reward
 from rljob_api.manifest.scorers import JudgeReward, find_judge_problems
@@ -17,8 +21,9 @@ Check = Callable[[str, str], list[str]]
 """Takes a source and its name; returns the problems, each beginning with `NAME:LINE:`."""
 
 
-def check_service(service: Service) -> Iterator[Finding]:
-    """Check a function's source, or a judge's parser, without executing it."""
+def check_service(service: Service, columns: Collection[str] | None = None) -> Iterator[Finding]:
+    """Check a function's source, a judge's parser or a runner's command, without executing it. `columns`: of the data,
+    besides the prompt and the answer; None if unknown."""
     reward = service.reward
     if reward.judge is not None:
         yield from _check_judge(reward, reward.judge, f"{service.path}.judge")
@@ -27,7 +32,14 @@ def check_service(service: Service) -> Iterator[Finding]:
             "reward": lambda source, name: check_function(source, name, function, reward.scope),
             "user": lambda source, name: check_user(source, name, function),
             "tool": lambda source, name: check_tools(source, name, function),
+            "runner": lambda source, name: (
+                check_environment(source, name, function, service.framework)
+                if service.framework
+                else check_program(source, name, function, columns)
+            ),
         }
+        if function.module == COMMAND_MODULE:
+            yield from _check_command(**function.factory_args or {}, path=service.path, in_image=bool(reward.image))
         yield from _check_function(function, f"{service.path}.function", checks[service.kind])
 
 
@@ -54,6 +66,46 @@ def _check_function(function: FunctionReward, path: str, check: Check) -> Iterat
         yield Finding(f"{path}.configMapKeyRef", message, only="local")
     elif function.file is not None:
         yield from (Finding(f"{path}.file", problem) for problem in _check_source(Path(function.file), check))
+
+
+def _check_command(command: Sequence[str], working_dir: str | None, path: str, *, in_image: bool) -> Iterator[Finding]:
+    """Check that this machine has the program, its folder, and the script of an interpreter. An image may have them
+    where this machine does not."""
+    if in_image:
+        return
+    program, *arguments = command
+    if working_dir is not None and not Path(working_dir).is_dir():
+        what = "is not a folder" if Path(working_dir).exists() else "not found"
+        yield Finding(f"{path}.workingDir", f"{working_dir} {what}", only="local")
+        return
+    folder = Path(working_dir) if working_dir is not None else None
+    if "/" in program:
+        found = folder / program if folder else Path(program)  # an absolute path stays
+        is_found = os.access(found, os.X_OK) and found.is_file()
+    else:
+        # `rljob run` finds its own environment's programs first.
+        path_of_run = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+        is_found = shutil.which(program, path=path_of_run) is not None
+    if not is_found:
+        remedy = "install it, correct the name, or set runner.image to run it on a cluster"
+        yield Finding(f"{path}.command[0]", f"{program} is not a program of this machine; {remedy}", only="local")
+        return
+    for index, argument in enumerate(arguments, start=1):
+        if argument.startswith("-"):
+            continue
+        if argument.endswith(".py") and not Path(argument).is_absolute():
+            yield from _check_script(argument, folder, f"{path}.command[{index}]")
+        return  # those that follow are the script's own
+
+
+def _check_script(script: str, folder: Path | None, path: str) -> Iterator[Finding]:
+    if folder is None:
+        message = (
+            f"{script} is relative, and the command starts in a scratch folder; set runner.workingDir to its folder"
+        )
+        yield Finding(path, message)
+    elif not (folder / script).is_file():
+        yield Finding(path, f"{script} not found in {folder}{_near_file(folder / script)}", only="local")
 
 
 def _check_source(file: Path, check: Check) -> list[str]:

@@ -1,9 +1,9 @@
 """One call of each function reward on one row of the data, in the server that training uses.
 
 Finds what no static check can: an import that fails or hangs, a call that raises, the components. Other servers are
-only started: of a judge with an endpoint, which checks its template, since a call would cost money; of a simulated user
-and of tools, whose calls need a conversation (`rljob test-agent`). What needs vLLM or packages to be installed is left
-out. Invariant: when it returns, no process that it started is alive.
+only started: of a judge with an endpoint, which checks its template, since a call would cost money; of a simulated
+user, tools and a runner, whose calls need a conversation (`rljob test-agent`). What needs vLLM or packages to be
+installed is left out. Invariant: when it returns, no process that it started is alive.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import Agent
+from rljob_api.manifest.agent import Agent, Runner
 from rljob_api.manifest.job import RLJob, Service, ServiceKind
 from rljob_api.manifest.reward import Reward
 from rljob_api.wire.contract import PORT_REWARD
@@ -40,7 +40,7 @@ _SKIP = "skip this call with --no-call"
 
 @dataclass(frozen=True)
 class Trial:
-    """What one reward returned for one row, or what the server of a simulated user or tools serves."""
+    """What one reward returned for one row, or what the server of a simulated user, tools or a runner serves."""
 
     index: int
     """In RLJobSpec.services, which begin with the rewards."""
@@ -52,7 +52,7 @@ class Trial:
     """Why there is no result."""
     kind: ServiceKind = "reward"
     serves: str = ""
-    """The user's form, or the names of the tools. Empty for a reward."""
+    """The form of the user or the program, or the names of the tools. Empty for a reward."""
 
     def describe(self) -> str:
         """`reward correct: score 1 (acc 1), ready after 0.8 s`, `tool math: add, multiply, ready after 0.8 s`."""
@@ -74,8 +74,8 @@ def find_callable(job: RLJob) -> list[int]:
 
 
 def describe_service(kind: ServiceKind, name: str) -> str:
-    """`reward correct`, `simulated user`, `tool calculator`."""
-    return "simulated user" if kind == "user" else f"{kind} {name}"
+    """`reward correct`, `simulated user`, `tool calculator`, `runner`."""
+    return {"user": "simulated user", "runner": "runner"}.get(kind, f"{kind} {name}")
 
 
 def _starts_quickly(reward: Reward) -> bool:
@@ -123,8 +123,9 @@ def _with_one_worker(job: RLJob) -> RLJob:
     spec, agent = job.spec, job.spec.agent
     tools = [tool.model_copy(update=single) for tool in agent.tools]
     user = agent.user.model_copy(update=single) if agent.user else None
+    runner = (agent.runner or Runner()).model_copy(update=single) if agent.is_hosted else None
     rewards = [reward.model_copy(update=single | {"autoscaling": None}) for reward in spec.rewards]
-    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools})}
+    changes = {"rewards": rewards, "agent": agent.model_copy(update={"user": user, "tools": tools, "runner": runner})}
     return job.model_copy(update={"spec": spec.model_copy(update=changes)})
 
 
@@ -154,7 +155,7 @@ async def _try(
 
 
 async def _read_forms(url: str) -> str:
-    """Return the names of a server's tools, or the form of its simulated user."""
+    """Return the names of a server's tools, or the form of its user or program."""
     info = await read_info(url, TOKEN)
     return ", ".join(tool["name"] for tool in info.get("tools", ())) or str(info["entrypoint"])
 
@@ -192,10 +193,10 @@ def build_samples(reward: Reward, prompt: Prompt, agent: Agent) -> list[ScoreReq
 
 
 def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
-    """Report rewards without a result, and an `evaluation.accuracy` that no reward returned."""
+    """Report rewards without a result, and an `evaluation.accuracy` that nothing returns. An episode may return it."""
     for trial in trials:
         service = job.spec.services[trial.index]
-        path, result = f"{service.path}.{service.reward.kind}", trial.result
+        path, result = service.source, trial.result
         # Its packages may be in its own image, which this machine does not run.
         only: Target | None = "local" if service.reward.image else None
         if trial.error:
@@ -206,7 +207,11 @@ def find_problems(job: RLJob, trials: list[Trial]) -> Iterator[Finding]:
             yield Finding(path, message, only=only)
     wanted, names = job.spec.evaluation.accuracy, sorted({"score", *_components(trials)})
     scored = [trial for trial in trials if trial.kind == "reward"]
-    are_all_known = len(scored) == len(job.spec.rewards) and all(t.result and t.result.valid for t in scored)
+    are_all_known = (
+        not job.spec.agent.is_hosted
+        and len(scored) == len(job.spec.rewards)
+        and all(t.result and t.result.valid for t in scored)
+    )
     if wanted and are_all_known and wanted.rpartition("/")[2] not in names:
         message = f"must be a component that a reward returns, got {wanted}; returned: {', '.join(names)}"
         yield Finding("spec.evaluation.accuracy", message)

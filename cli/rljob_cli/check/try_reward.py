@@ -113,6 +113,8 @@ def _find_reward(job: RLJob, name: str | None) -> int:
     for index, reward in served:
         if name in (None, reward.name):
             return index
+    if not job.spec.rewards:
+        raise UserError("the job has no rewards: its agent rewards the episodes; `rljob test-agent` plays one")
     names = ", ".join(reward.name for _, reward in served) or "none"
     got = f", got {name}" if name else ""
     raise UserError(f"--reward must be a reward that the job serves{got}; it serves {names}")

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import USER_SERVICE
+from rljob_api.manifest.agent import HOSTED, RUNNER_SERVICE, USER_SERVICE
 from rljob_api.wire.contract import ANNOTATION_RESTART, ANNOTATION_RETRY
 from rljob_cli.cluster.formatting import edit_command, format_job_name, is_foreign, kubectl_command
 from rljob_cli.cluster.observation import parse_status
@@ -85,9 +85,10 @@ def _find_roles(job: Manifest) -> list[str]:
 
 
 def find_agent_roles(job: Manifest) -> list[str]:
-    """`agent-user`, and `agent-NAME` per tool."""
+    """`agent-user`, `agent-NAME` per tool, and `agent-runner`."""
     agent = job["spec"].get("agent") or {}
     names = [*([USER_SERVICE] if agent.get("user") else []), *(tool["name"] for tool in agent.get("tools") or [])]
+    names += [RUNNER_SERVICE] if agent.get("type") in HOSTED else []
     return [f"{AGENT}-{name}" for name in names]
 
 

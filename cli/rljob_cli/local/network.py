@@ -18,7 +18,13 @@ from rljob_cli.manifests import is_ready, labels_of, namespace_of, phase_of
 from rljob_operator.backend import Manifest
 from rljob_operator.plan.observed_job import is_terminating, name_of
 
-PORTS = (contract.PORT_DRIVER, contract.PORT_WEIGHTS, contract.PORT_ROLLOUT, contract.PORT_REWARD)
+PORTS = (
+    contract.PORT_DRIVER,
+    contract.PORT_WEIGHTS,
+    contract.PORT_ROLLOUT,
+    contract.PORT_REWARD,
+    contract.PORT_GATEWAY,
+)
 _LOCK_PORT = 6377
 _LOCK_HOST = 254
 _FIRST_HOST = 1

@@ -26,6 +26,7 @@ PATH_FILES = "/mnt/files"
 """Where the head mounts the ConfigMap."""
 LABEL_FILES = "rljob.dev/files-of"
 _VOLUME = "submitted-files"
+_EXECUTABLE = 0o755
 _INVALID_IN_KEY = re.compile(r"[^-._a-zA-Z0-9]")
 _MAX_NAME_CHARACTERS = 253
 _GIB = 2**30
@@ -122,13 +123,15 @@ def _place(manifest: Manifest, namespace: str) -> Manifest:
 
 
 def _choose_small(sourced: list[_Sourced]) -> list[_Sourced]:
-    """Return what the ConfigMap holds: all functions, and as many datasets as fit, the smallest first."""
-    functions = [item for item in sourced if item.source.kind == "function"]
+    """Return what the ConfigMap holds: all functions and programs, and as many datasets as fit, the smallest first."""
+    functions = [item for item in sourced if item.source.kind in ("function", "program")]
     data = [item for item in sourced if item.source.kind == "data"]
     if _count_bytes(functions) > MAX_SMALL_BYTES:
         largest = max(functions, key=lambda item: item.tree.num_bytes)
         limit = f"all functions of a job may have {MAX_SMALL_BYTES // 1024} KiB"
         remedy = "put large tables into a package (function.requirements), or into the reward's image"
+        if largest.source.kind == "program":
+            remedy = "use a folder that has the program alone, or put it into runner.image and set its absolute path"
         raise UserError(f"{largest.source.field}: {largest.source.path} is too large: {limit}; {remedy}")
     small = functions
     for item in sorted(data, key=lambda item: item.tree.num_bytes):
@@ -174,7 +177,8 @@ def _keys(item: _Sourced) -> list[str]:
 
 
 def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
-    """Let functions refer to the ConfigMap. The head mounts the data, and a server a function of several files."""
+    """Let functions refer to the ConfigMap. The head mounts the data, and a server a program, or a function of several
+    files."""
     data = []
     for item in items:
         label, parent = item.source.label, get_value(item.manifest, item.source.location[:-1])
@@ -185,6 +189,10 @@ def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
         if item.source.kind == "data":
             data += mounted
             _set_source(parent, path, item.source)
+        elif item.source.kind == "program":
+            parent["workingDir"] = path
+            executable = [each | {"mode": _EXECUTABLE} for each in mounted]
+            _mount(parent, AGENT, name, executable, format_path(item.source.location[:-1]))
         elif len(mounted) == 1:
             del parent["file"]
             parent["configMapKeyRef"] = {"name": name, "key": mounted[0]["key"]}
@@ -198,7 +206,7 @@ def _use_config_map(job: Manifest, name: str, items: list[_Sourced]) -> None:
         _mount(head, HEAD, name, data, "spec.head")
 
 
-def _mount(role: dict[str, Any], container: str, config_map: str, items: list[dict[str, str]], path: str) -> None:
+def _mount(role: dict[str, Any], container: str, config_map: str, items: Sequence[Manifest], path: str) -> None:
     """Mount keys of the ConfigMap through the role's template."""
     volume = {"name": _VOLUME, "configMap": {"name": config_map, "items": items}}
     mount = {"name": _VOLUME, "mountPath": PATH_FILES, "readOnly": True}

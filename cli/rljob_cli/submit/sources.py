@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from rljob_api.errors import UserError
-from rljob_api.manifest.agent import USER_SERVICE
+from rljob_api.manifest.agent import RUNNER_SERVICE, USER_SERVICE
 from rljob_api.manifest.sources import parse_source
 from rljob_api.read.documents import Location, format_path
 
@@ -32,9 +32,10 @@ class LocalSource:
     location: Location
     path: str
     """As written."""
-    kind: Literal["function", "data", "model"]
+    kind: Literal["function", "program", "data", "model"]
+    """program: the folder of a command."""
     label: str
-    """Names its copy: model, train, eval, or the name of the reward, the simulated user or the tool."""
+    """Names its copy: model, train, eval, or the name of the reward, the simulated user, the tool or the runner."""
 
     @property
     def field(self) -> str:
@@ -106,14 +107,17 @@ def _list_sources(manifest: dict[str, Any]) -> Iterator[LocalSource]:
 
 
 def _list_agent(manifest: dict[str, Any]) -> Iterator[LocalSource]:
-    """Yield the functions of the simulated user and of the tools."""
+    """Yield the functions of the simulated user, of the tools and of the runner, and the folder of its command."""
     agent = manifest["spec"].get("agent") or {}
-    parents: list[tuple[Location, str]] = [(("user",), USER_SERVICE)]
+    parents: list[tuple[Location, str]] = [(("user",), USER_SERVICE), (("runner",), RUNNER_SERVICE)]
     parents += [(("tools", index), tool["name"]) for index, tool in enumerate(agent.get("tools") or [])]
     for parent, name in parents:
         location = ("spec", "agent", *parent, "function", "file")
         if path := get_value(manifest, location):
             yield LocalSource(location, path, "function", name)
+    location = ("spec", "agent", "runner", "workingDir")
+    if path := get_value(manifest, location):
+        yield LocalSource(location, path, "program", RUNNER_SERVICE)
 
 
 def _list_scorers(manifest: dict[str, Any], parent: Location, label: str) -> Iterator[LocalSource]:
@@ -123,10 +127,13 @@ def _list_scorers(manifest: dict[str, Any], parent: Location, label: str) -> Ite
 
 
 def read_tree(source: LocalSource, folder: Path) -> Tree:
-    """Read a source, whose path starts at `folder`. Raise UserError if it is missing, or a folder for a function."""
+    """Read a source, whose path starts at `folder`. Raise UserError if it is missing, or a folder for a function. Of a
+    program, hidden files stay here: they may have secrets."""
     path = (folder / source.path).resolve()
     if not path.exists():
         raise UserError(f"{source.field}: {path} not found; correct the path")
+    if path.is_file() and source.kind == "program":
+        raise UserError(f"{source.field}: {path} is a file; set its folder, and name the file in command")
     if path.is_file():
         found = find_imported_files(path) if source.kind == "function" else [path]
         return Tree(
@@ -135,9 +142,15 @@ def read_tree(source: LocalSource, folder: Path) -> Tree:
     if source.kind == "function":
         raise UserError(f"{source.field}: {path} is a folder; set a Python file")
     files = sorted(file for file in path.rglob("*") if file.is_file())
+    if source.kind == "program":
+        files = [file for file in files if not any(map(_is_left_out, file.relative_to(path).parts))]
     if not files:
         raise UserError(f"{source.field}: {path} is empty; correct the path")
     return Tree(path.name, True, tuple(_read_file(str(PurePosixPath(f.relative_to(path))), f) for f in files))
+
+
+def _is_left_out(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
 
 
 def find_imported_files(path: Path) -> list[Path]:

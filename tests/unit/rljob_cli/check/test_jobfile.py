@@ -50,6 +50,13 @@ def test_relative_paths_of_an_agent_start_at_the_job_file(path):
     assert found.relative["spec.agent.tools[0].function.file"] == "lib/tools.py"
 
 
+def test_folder_of_a_command_starts_at_the_job_file(path):
+    agent = {"type": "program", "runner": {"command": ["python", "agent.py"], "workingDir": "app"}}
+    found = load(path, [f"spec.agent={json.dumps(agent)}", "spec.data.format=chat"])
+    assert found.job.spec.agent.runner.working_dir == str(path.parent / "app")
+    assert found.relative["spec.agent.runner.workingDir"] == "app"
+
+
 def test_override_is_yaml_and_creates_missing_fields(path):
     overrides = ["spec.schedule.steps=3", "spec.rewards[0].slots=2", "spec.algorithm.optimizer.learningRate=1e-6"]
     spec = load(path, overrides).job.spec

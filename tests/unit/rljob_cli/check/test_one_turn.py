@@ -20,3 +20,8 @@ def test_loop_has_all_that_the_driver_sends():
             "state": {},
             "end": "user",
         }
+
+
+def test_episode_of_a_program_ends_when_it_returns():
+    agent = Agent.model_validate({"type": "program", "runner": SOURCE})
+    assert describe_one_turn(agent, "2+2?", "4")["end"] == "returned"

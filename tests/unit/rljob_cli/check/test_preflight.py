@@ -142,6 +142,81 @@ def test_missing_files_of_an_agent_are_reported_with_their_fields(folder):
     assert not [message for message in messages(folder) if "spec.agent" in message]
 
 
+def runner_messages(folder, runner, *, rewards=(), **agent):
+    data = {"train": {"source": "train.jsonl", "prompt": "question"}, "format": "chat"}
+    agent = {"type": "program", "runner": runner} | agent
+    write_job(folder, agent=agent, data=data, rewards=list(rewards))
+    return [message for message in messages(folder, target="local") if "spec.agent" in message or "rewards" in message]
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("def run(:", "syntax error"),
+        ("def play(client): ...", "neither run nor a class with run was found"),
+        ("def run(questoin, client): ...", "rename questoin to question"),
+        ("def run(client, level): ...", "requires level"),
+    ],
+)
+def test_source_of_a_program_is_checked_with_the_columns_of_the_data(folder, source, word):
+    (message,) = runner_messages(folder, {"function": {"inline": source}})
+    assert message.startswith("spec.agent.runner.function.inline line 1")
+    assert word in message
+    (folder / "train.jsonl").write_text('{"question": "1+1", "answer": "2", "level": "easy"}\n')
+    assert bool(runner_messages(folder, {"function": {"inline": source}})) == ("level" not in source)
+
+
+def test_source_of_an_environment_is_checked_by_its_framework(folder):
+    function = {"inline": "class Guess: ...", "entrypoint": "Gues"}
+    environment = {"type": "environment", "environment": {"framework": "trl"}}
+    (message,) = runner_messages(folder, {"function": function}, **environment)
+    assert message.startswith("spec.agent.runner.function.inline line 1")
+    assert "did you mean Guess?" in message
+
+
+@pytest.mark.parametrize(
+    ("runner", "message"),
+    [
+        ({"command": ["pyhton3"]}, "command[0] pyhton3 is not a program of this machine; install it"),
+        ({"command": ["./agent"], "workingDir": "app"}, "command[0] ./agent is not a program of this machine"),
+        (
+            {"command": ["python", "agent.py"]},
+            "command[1] agent.py is relative, and the command starts in a scratch fo",
+        ),
+        (
+            {"command": ["python", "-u", "agnet.py"], "workingDir": "app"},
+            "command[2] agnet.py not found in {}/app; did ",
+        ),
+        ({"command": ["python"], "workingDir": "ap"}, "workingDir {}/ap not found"),
+        ({"command": ["python"], "workingDir": "app/agent.py"}, "workingDir {}/app/agent.py is not a folder"),
+        ({"command": ["python", "agent.py", "x.py"], "workingDir": "app"}, None),
+        ({"command": ["./run.sh"], "workingDir": "app"}, None),
+        ({"command": ["python", "-m", "agent"], "workingDir": "./app"}, None),
+        ({"command": ["agent"], "image": "registry.example/agent:1"}, None),
+    ],
+)
+def test_command_of_a_runner_must_exist_on_this_machine(folder, runner, message):
+    (folder / "app").mkdir()
+    (folder / "app" / "agent.py").write_text("")
+    (folder / "app" / "run.sh").touch(0o755)
+    found = runner_messages(folder, runner)
+    expected = [f"spec.agent.runner.{message.format(folder)}"] if message else []
+    assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
+
+
+def test_folder_of_a_command_is_taken_along_to_a_cluster(folder):
+    runner_messages(folder, {"command": ["python"], "workingDir": "app"})
+    (message,) = (m for m in messages(folder, target="cluster") if "workingDir" in m)
+    assert message.startswith("spec.agent.runner.workingDir is a path on this machine")
+    assert "`rljob submit` takes it along, or use a folder of the runner's image" in message
+
+
+@pytest.mark.parametrize(("weight", "paths"), [(1, []), (-1, ["spec.agent.rewardWeight"])])
+def test_job_without_rewards_is_warned_about_the_weight_of_its_agent(folder, weight, paths):
+    found = runner_messages(folder, {"function": {"inline": "def run(client): ..."}}, rewardWeight=weight)
+    assert [message.partition(" ")[0] for message in found] == paths
+
+
 @pytest.mark.parametrize(
     ("user", "tool", "path", "word"),
     [

@@ -75,6 +75,12 @@ def test_restart_annotates_the_job_for_its_roles(roles: list[str], names: list[s
     assert resumes == (not roles or "head" in roles)
 
 
+def test_restart_of_a_runner_which_an_environment_has_in_any_case() -> None:
+    agent = {"type": "environment", "environment": {"framework": "trl", "id": "a:B"}}
+    change = plan_restart(training_job(agent=agent), ["agent"], NOW)
+    assert change.patch == {"metadata": {"annotations": {"rljob.dev/restart-agent-runner": NOW.isoformat()}}}
+
+
 @pytest.mark.parametrize(
     ("roles", "names"),
     [

@@ -194,6 +194,37 @@ def test_function_of_an_agent_is_mounted_into_its_own_container():
     assert "/mnt/files" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
+def make_command_job(working_dir="app"):
+    data = {"train": {"source": "train.jsonl"}, "format": "chat"}
+    runner = {"command": ["./agent.sh"], "workingDir": working_dir}
+    return make_job(data=data, agent={"type": "program", "runner": runner}, rewards=[])
+
+
+def test_folder_of_a_command_is_mounted_and_its_files_can_be_executed():
+    trees = TREES | {"app": Tree("app", True, (file("agent.sh", b"#!/bin/sh"), file("lib/tool.py", b"x = 1")))}
+    submission = plan(make_command_job(), trees=trees)
+    runner = submission.job["spec"]["agent"]["runner"]
+    assert runner["workingDir"] == "/mnt/files/runner"
+    assert runner["template"]["spec"]["volumes"][0]["configMap"]["items"] == [
+        {"key": "runner.agent.sh", "path": "runner/agent.sh", "mode": 0o755},
+        {"key": "runner.lib-tool.py", "path": "runner/lib/tool.py", "mode": 0o755},
+    ]
+    children = render_children(RLJob.model_validate(submission.job), "t")
+    (pod,) = (
+        child["spec"]["template"]["spec"]
+        for child in children
+        if (child["kind"], child["metadata"]["name"]) == ("Deployment", "sums-agent-runner")
+    )
+    (container,) = pod["containers"]
+    assert "/mnt/files" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_folder_of_a_command_that_is_too_large_is_refused_with_what_to_do():
+    trees = TREES | {"app": folder("app", agent_py=10, data_bin=MAX_SMALL_BYTES)}
+    with pytest.raises(UserError, match=r"spec\.agent\.runner\.workingDir: app is too large: .* runner\.image"):
+        plan(make_command_job(), trees=trees)
+
+
 def test_data_source_that_the_user_set_stays():
     job = make_job()
     job["spec"]["data"]["train"]["dataSource"] = "openai/gsm8k"

@@ -48,6 +48,26 @@ def test_functions_of_an_agent_are_found():
     assert found(job(agent={"type": "singleTurn"})) == []
 
 
+def test_files_of_a_runner_are_found():
+    function = job(agent={"type": "program", "runner": {"function": {"file": "agent.py"}}})
+    assert found(function) == [("spec.agent.runner.function.file", "agent.py", "function", "runner")]
+    command = {"command": ["python", "agent.py"], "workingDir": "./app"}
+    (program,) = found(job(agent={"type": "program", "runner": command}))
+    assert program == ("spec.agent.runner.workingDir", "./app", "program", "runner")
+    assert found(job(agent={"type": "program", "runner": command | {"workingDir": "/app"}})) == []
+
+
+def test_folder_of_a_program_comes_without_hidden_files_and_caches(tmp_path):
+    for name in ("app/agent.py", "app/lib/tool.py", "app/.env", "app/.venv/big.py", "app/lib/__pycache__/tool.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    source = LocalSource(("spec", "agent", "runner", "workingDir"), "app", "program", "runner")
+    tree = read_tree(source, tmp_path)
+    assert [file.name for file in tree.files] == ["agent.py", "lib/tool.py"]
+    with pytest.raises(UserError, match=r"spec\.agent\.runner\.workingDir: .* is a file; set its folder"):
+        read_tree(LocalSource(source.location, "app/agent.py", "program", "runner"), tmp_path)
+
+
 def test_sources_of_the_cluster_are_left_out():
     rewards = [{"name": "a", "function": {"file": "/opt/reward.py"}}, {"name": "b", "function": {"inline": "x = 1"}}]
     rewards += [{"name": "c", "http": {"url": "http://x"}}, {"name": "d", "rewardModelRef": {"name": "m"}}]

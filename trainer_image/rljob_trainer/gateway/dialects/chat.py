@@ -50,7 +50,7 @@ class ChatCompletions:
             max_tokens=_read_limit(body),
             stop=fields.read_stop(body.get("stop"), "stop"),
             stream=stream,
-            with_usage=not stream or _asks_for_usage(body),
+            with_usage=_asks_for_usage(body) or not stream,
             num_logprobs=_read_logprobs(body),
             ignored=fields.find_ignored(body, _USED, _REFUSED),
         )

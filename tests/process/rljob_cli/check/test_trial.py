@@ -173,6 +173,62 @@ def test_user_and_tools_are_started_and_listed(tmp_path):
     assert tool.describe().startswith("tool math: add, negate, ready after ")
 
 
+def runner_job(tmp_path, **agent):
+    """A job without rewards."""
+    (tmp_path / "broken.py").write_text("import no_such_module\ndef run(): ...\n")
+    spec = {
+        "model": {"source": "hf://org/m"},
+        "data": {"train": {"source": "train.jsonl"}, "format": "chat"},
+        "agent": agent,
+        "evaluation": {"accuracy": "right"},
+    }
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    return load(tmp_path / "job.yaml").job
+
+
+def try_runner(tmp_path, **agent):
+    job = runner_job(tmp_path, **agent)
+    (trial,) = trials = call_rewards(job, PROMPT, print)
+    return trial, [f"{finding.path} {finding.message}" for finding in find_problems(job, trials)]
+
+
+@pytest.mark.parametrize(
+    ("agent", "serves"),
+    [
+        ({"type": "program", "runner": {"function": {"inline": "def run(question): ..."}, "slots": 9}}, "run"),
+        ({"type": "program", "runner": {"command": ["python", "-c", "print(1.0)"]}}, "Command"),
+    ],
+)
+def test_runner_is_started_and_no_episode_is_played(tmp_path, agent, serves):
+    trial, problems = try_runner(tmp_path, **agent)
+    assert problems == [], "evaluation.accuracy may be in what an episode returns"
+    assert trial.describe().startswith(f"runner: {serves}, ready after ")
+
+
+@pytest.mark.parametrize(
+    ("agent", "problem"),
+    [
+        (
+            {"type": "program", "runner": {"function": {"file": "broken.py"}}},
+            "spec.agent.runner.function cannot be used: {}/broken.py:1: ModuleNotFoundError",
+        ),
+        (
+            {"type": "program", "runner": {"command": ["no-such-program"]}},
+            "spec.agent.runner.command cannot be used: agent.runner.command: no-such-program was not found",
+        ),
+        (
+            {"type": "environment", "environment": {"framework": "gymnasium", "id": "no_such_module:Guess"}},
+            "spec.agent.environment cannot be used: ",
+        ),
+    ],
+)
+def test_runner_that_cannot_start_is_reported_with_its_place(tmp_path, agent, problem):
+    _, problems = try_runner(tmp_path, **agent)
+    problem = problem.format(tmp_path)
+    assert [found[: len(problem)] for found in problems] == [problem], problems
+
+
 def test_user_and_tools_that_cannot_start_are_reported_with_their_places(tmp_path):
     job = agent_job(tmp_path, "import no_such_module\ndef respond(messages): ...\n", "1 / 0\n" + TOOLS)
     user, tool = find_problems(job, call_rewards(job, PROMPT, print))

@@ -37,8 +37,9 @@ def load(settings: FunctionSettings) -> BoundFunction:
     if settings.serves == SCORE:
         find, bind = entrypoints.find, entrypoints.bind
     elif settings.serves == EPISODES:
-        from rljob_reward.worker import episode_entrypoints
+        from rljob_reward.worker import environments, episode_entrypoints
 
+        environments.prepare(settings.framework)
         find, bind = episode_entrypoints.find, episode_entrypoints.bind
     else:
         from rljob_reward.worker import agent_entrypoints  # here, since workers of rewards do not need it

@@ -33,10 +33,19 @@ class LoadedEnvironment(NamedTuple):
         return self.adapter.play(self.environment, episode, model)
 
 
+def prepare(framework: str) -> None:
+    """Called before a source runs, or a module is imported, that has an environment."""
+    if framework == "openrlhf":
+        from rljob_reward.worker.environments.openrlhf_bases import provide_base_classes
+
+        provide_base_classes()
+
+
 def make(framework: str, id: str, args: dict[str, Any]) -> LoadedEnvironment:
     """Return the environment that agent.environment.id names."""
     adapter = find_adapter(framework)
     if ":" in id:
+        prepare(framework)
         return adopt(framework, import_name(id), args)
     return LoadedEnvironment(adapter, adapter.load(id, args))
 

@@ -7,8 +7,7 @@ session, per episode. Standard library only.
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from rljob_api.errors import UserError
@@ -21,6 +20,7 @@ from rljob_reward.worker.environments.openenv_models import (
     read_action,
     show,
 )
+from rljob_reward.worker.environments.openenv_tools import call, list_tools, take_calls
 from rljob_reward.worker.environments.stepping import (
     NotAnActionError,
     Step,
@@ -29,12 +29,10 @@ from rljob_reward.worker.environments.stepping import (
     row_of,
     seed_of,
 )
-from rljob_reward.worker.episodes.types import Episode, Message, Reply
+from rljob_reward.worker.episodes.types import Episode, Reply
 
 OPTIONS: Final = "rljob"
 """The entry of args that is for this adapter: invalid_reward."""
-_INTERFACES: Final = "openenv.core.env_server.interfaces"
-"""Where the async methods only call the sync ones."""
 
 
 class OpenEnvironment(NamedTuple):
@@ -76,11 +74,12 @@ async def play(environment: OpenEnvironment, episode: Episode, model: Model) -> 
     made = environment.make()
     try:
         given = row_of(episode) | {"seed": seed_of(episode), "episode_id": f"{episode.id}-{episode.attempt}"}
-        first = await _call(made, "reset", **given)
-        messages = append_text(episode.prompt, show(getattr(first, "observation", first)))
+        first = await call(made, "reset", **given)
+        text = show(getattr(first, "observation", first))
+        messages = append_text(episode.prompt, text) if text else episode.prompt
         if environment.action_class is None:
-            messages, tools = episode.prompt, await _list_tools(made)
-            played = await play_steps(episode, model, messages, lambda answer: _take_calls(made, answer), tools)
+            tools = await list_tools(made)
+            played = await play_steps(episode, model, messages, lambda answer: take_calls(made, answer), tools)
         else:
             played = await play_steps(episode, model, messages, lambda answer: _take_text(environment, made, answer))
         state = made.state() if callable(made.state) else made.state
@@ -98,56 +97,6 @@ async def _take_text(environment: OpenEnvironment, made: Any, answer: Answer) ->
         action = read_action(environment.action_class, text_of(answer.message))
     except NotAnActionError as error:
         return Step([{"role": "user", "content": str(error)}], environment.invalid_reward)
-    seen = await _call(made, "step", action)
+    seen = await call(made, "step", action)
     text = show(getattr(seen, "observation", seen))
     return Step([{"role": "user", "content": text}], seen.reward, bool(seen.done))
-
-
-async def _take_calls(made: Any, answer: Answer) -> Step:
-    """An answer without calls ends the episode. The rewards of several calls add up."""
-    from openenv.core.env_server.mcp_types import CallToolAction
-
-    results: list[Message] = []
-    rewards, done = [], not answer.message.get("tool_calls")
-    for call in answer.message.get("tool_calls") or []:
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-            action = CallToolAction(tool_name=function["name"], arguments=arguments)
-        except ValueError as error:
-            results.append(_result(call, f"error: {error}"))
-            continue
-        seen = await _call(made, "step", action)
-        results.append(_result(call, _show_result(getattr(seen, "observation", seen))))
-        rewards += [] if seen.reward is None else [seen.reward]
-        done = done or bool(seen.done)
-    return Step(results, sum(rewards) if rewards else None, done)
-
-
-def _result(call: Mapping[str, Any], text: str) -> Message:
-    return {"role": "tool", "tool_call_id": call.get("id", ""), "name": call["function"]["name"], "content": text}
-
-
-def _show_result(observation: Any) -> str:
-    fields = {key: value for key, value in dump(observation).items() if key in ("result", "error")}
-    return show({key: value for key, value in fields.items() if value is not None} or {"result": None})
-
-
-async def _list_tools(made: Any) -> list[dict[str, Any]]:
-    from openenv.core.env_server.mcp_types import ListToolsAction
-
-    listed = made.list_tools() if hasattr(made, "list_tools") else _call(made, "step", ListToolsAction())
-    found = await listed
-    tools = found if isinstance(found, list) else found.tools
-    return [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in tools]
-
-
-async def _call(made: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method with the arguments that it takes; its async form where the class has one."""
-    own = getattr(type(made), f"{name}_async", None)
-    is_async = own is not None and own.__module__ != _INTERFACES
-    method = getattr(made, f"{name}_async" if is_async else name)
-    parameters = inspect.signature(method).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    value = method(*args, **{key: each for key, each in kwargs.items() if takes_all or key in parameters})
-    return await value if inspect.isawaitable(value) else value

@@ -51,12 +51,15 @@ def read_action(action_class: type, text: str) -> Any:
     field = _find_text_field(action_class)
     if field is not None:
         return action_class(**{field: text})
+    expected = f"Reply with one JSON object{_describe(action_class)}."
+    begin, end = text.find("{"), text.rfind("}")
+    if not 0 <= begin < end:
+        raise NotAnActionError(expected)
     try:
-        value = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        value = json.loads(text[begin : end + 1])
         return value if action_class is dict else action_class.model_validate(value)  # type: ignore[attr-defined]
     except (ValueError, RecursionError) as error:  # ValidationError is a ValueError
-        problem = str(error)[:_MAX_SHOWN_CHARACTERS]
-        raise NotAnActionError(f"Reply with one JSON object{_describe(action_class)}. {problem}") from None
+        raise NotAnActionError(f"{expected} {str(error)[:_MAX_SHOWN_CHARACTERS]}") from None
 
 
 def _find_text_field(action_class: type) -> str | None:
@@ -80,12 +83,23 @@ def _describe(action_class: type) -> str:
 
 
 def show(observation: Any) -> str:
-    """Return an observation as text: its only field if that is text, else its fields as JSON."""
-    fields = dict(observation) if isinstance(observation, Mapping) else dump(observation)
-    own = {key: value for key, value in fields.items() if key not in _BASE_FIELDS}
+    """Return an observation as text: its only field if that is text, else its fields as JSON; empty without fields."""
+    own = {key: value for key, value in dump(observation).items() if key not in _BASE_FIELDS}
     if len(own) == 1 and isinstance(only := next(iter(own.values())), str):
         return only
-    return json.dumps(to_log(own), ensure_ascii=False)
+    return json.dumps(to_log(own), ensure_ascii=False) if own else ""
+
+
+def show_result(observation: Any) -> str:
+    """Return the result of a tool call as text: its error, the text of MCP's content, or anything else as JSON."""
+    fields = dump(observation)
+    if fields.get("error"):
+        return json.dumps({"error": to_log(fields["error"])}, ensure_ascii=False)
+    result = fields.get("result")
+    parts = result.get("content") if isinstance(result, dict) else None
+    if isinstance(parts, list) and parts and all(isinstance(each, dict) and "text" in each for each in parts):
+        return "\n".join(each["text"] for each in parts)
+    return result if isinstance(result, str) else json.dumps(to_log(result), ensure_ascii=False)
 
 
 def dump(model: Any) -> dict[str, Any]:

@@ -1,18 +1,13 @@
 """OpenRLHF: AgentInstance with reset and step. A step's rewards belong to its answer, environment_feedback is the next
 message of the user.
 
-`openrlhf` itself need not be installed: its base classes are provided. Standard library only.
+`openrlhf` itself need not be installed (openrlhf_bases). Standard library only.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rljob_api.errors import UserError
@@ -23,36 +18,6 @@ from rljob_reward.worker.environments.stepping import Step, play_steps
 from rljob_reward.worker.episodes.types import Episode, Message, Reply
 
 _INSTANCE: Final = "AgentInstance"
-_MODULES: Final = ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent")
-_BASES: Final = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor")
-
-
-class _Base:
-    """In the place of a base class of OpenRLHF."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return states
-
-
-def provide_base_classes() -> None:
-    """Make `openrlhf.utils.agent` importable where OpenRLHF is missing. Called before the source runs."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())  # the last one: an installed OpenRLHF wins
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        is_package = name != _MODULES[-1]
-        return importlib.util.spec_from_loader(name, self, is_package=is_package) if name in _MODULES else None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        if module.__name__ == _MODULES[-1]:
-            vars(module).update({name: type(name, (_Base,), {}) for name in _BASES})
 
 
 def load(id: str, args: dict[str, Any]) -> Any:
@@ -92,15 +57,15 @@ async def play(environment: Callable[[], Any], episode: Episode, model: Model) -
     return Reply(rewards=played.rewards, state={"end": played.end, "turns": played.num_turns}, info=log)
 
 
-def _number(reward: Any) -> Any:
+def _number(value: Any) -> Any:
     """Return a tensor of one element, of whatever shape, as a number."""
-    return reward.item() if hasattr(reward, "item") else reward
+    is_single = hasattr(value, "item") and getattr(value, "numel", lambda: 1)() == 1
+    return value.item() if is_single else value
 
 
 def _read_log(out: Mapping[str, Any]) -> dict[str, Any]:
     scores = {} if out.get("scores") is None else {"scores": out["scores"]}
-    logged: dict[str, Any] = to_log({**scores, **(out.get("extra_logs") or {})})
-    return logged
+    return {key: to_log(_number(value)) for key, value in {**scores, **(out.get("extra_logs") or {})}.items()}
 
 
 async def _wait(value: Any) -> Any:

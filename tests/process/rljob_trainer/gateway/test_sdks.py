@@ -1,0 +1,226 @@
+"""Programs with the clients of OpenAI and Anthropic, unmodified: the tokens recorded are those that were sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from rljob_trainer.agents.base import OpenEpisode
+from tests.support import sdk_programs
+from tests.support.agent_services import call_text
+from tests.support.gateways import SpelledPolicy, build_environment, check_exact, make_task, running_gateway
+from tests.support.waiting import DEADLINE_SECONDS
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
+CALL, SECOND_CALL = call_text("add", '{"a": 2, "b": 2}'), call_text("add", '{"a": 3, "b": 3}')
+TEXTS = [f"I add.\n{CALL}", "It is 4.", SECOND_CALL, " It is 6: Ünï 漢字 🙂\n"]
+"""What the policy says to the first question, to the result, to the second question, and to its result."""
+
+Start = Callable[[SpelledPolicy], OpenEpisode]
+
+
+@pytest.fixture
+async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Return a function that begins an episode, whose address and key are in the environment from then on."""
+    async with running_gateway(maxAssistantTurns=8) as gateway:
+
+        def begin(policy: SpelledPolicy) -> OpenEpisode:
+            episode = gateway.open(make_task(policy))
+            for name, value in build_environment(episode.start_attempt()[1]).items():
+                monkeypatch.setenv(name, value)
+            return episode
+
+        yield begin
+
+
+async def run(program: Callable[[], Any]) -> Any:
+    """Run a program: a function that blocks, or one that returns a coroutine."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        result = await asyncio.to_thread(program)
+        return await result if inspect.isawaitable(result) else result
+
+
+@pytest.mark.parametrize("program", sdk_programs.PROGRAMS, ids=lambda program: program.__name__)
+async def test_a_conversation_with_tools_is_one_segment_of_the_sampled_tokens(start, program):
+    policy = SpelledPolicy(*TEXTS)
+    episode = start(policy)
+
+    answers = await run(program)
+
+    assert [answer.strip() for answer in answers] == ["It is 4.", "It is 6: Ünï 漢字 🙂"]
+    recording = episode.read()
+    check_exact(recording, policy)
+    assert (len(recording.turns), len(recording.segments)) == (4, 1), recording.breaks
+    calls = [call.arguments for turn in recording.turns for call in turn.tool_calls]
+    assert calls == [{"a": 2, "b": 2}, {"a": 3, "b": 3}]
+
+
+async def test_completions_of_text_and_of_token_ids(start):
+    policy = SpelledPolicy("4, 6, 8", "5, 7")
+    episode = start(policy)
+
+    async def program() -> None:
+        client = openai.AsyncOpenAI()
+        first = await client.completions.create(model="policy", prompt="0, 2, ", max_tokens=512, logprobs=0)
+        assert first.choices[0].text == "4, 6, 8"
+        assert first.choices[0].logprobs.token_logprobs == policy.completions[0].logprobs
+        assert "".join(first.choices[0].logprobs.tokens).startswith("4, 6, 8")
+        stream = await client.completions.create(model="policy", prompt=[80, 81, 82], stream=True, stop=["\n"])
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "5, 7"
+
+    await run(program)
+
+    assert policy.prompts[1] == [80, 81, 82]
+    assert policy.stops == [[], ["\n"]]
+    check_exact(episode.read(), policy)
+
+
+async def test_a_limit_cuts_the_answer_in_every_api(start):
+    policy = SpelledPolicy(*["A long answer."] * 4)
+    episode = start(policy)
+
+    async def program() -> list[Any]:
+        client, other = openai.AsyncOpenAI(), anthropic.AsyncAnthropic()
+        chat = await client.chat.completions.create(model="policy", messages=QUESTION, max_completion_tokens=6)
+        text = await client.completions.create(model="policy", prompt="2 + 2", max_tokens=6)
+        response = await client.responses.create(model="policy", input=QUESTION, max_output_tokens=6)
+        message = await other.messages.create(model="policy", messages=QUESTION, max_tokens=6)
+        assert [chat.usage.completion_tokens, response.usage.output_tokens, message.usage.output_tokens] == [6, 6, 6]
+        return [
+            (chat.choices[0].finish_reason, chat.choices[0].message.content),
+            (text.choices[0].finish_reason, text.choices[0].text),
+            (response.incomplete_details.reason, response.output_text),
+            (message.stop_reason, message.content[0].text),
+        ]
+
+    reasons, texts = zip(*await run(program), strict=True)
+
+    assert reasons == ("length", "length", "max_output_tokens", "max_tokens")
+    assert set(texts) == {"A long"}
+    recording = episode.read()
+    check_exact(recording, policy)
+    assert all(turn.truncated for turn in recording.turns)
+
+
+async def test_completion_ids_name_the_turns_in_every_api(start):
+    policy = SpelledPolicy("a", "b", "c", "d")
+    episode = start(policy)
+
+    async def program() -> list[str]:
+        client, other = openai.AsyncOpenAI(), anthropic.AsyncAnthropic()
+        answers = [
+            await client.chat.completions.create(model="policy", messages=QUESTION),
+            await client.completions.create(model="policy", prompt="2 + 2"),
+            await client.responses.create(model="policy", input=QUESTION),
+            await other.messages.create(model="policy", messages=QUESTION, max_tokens=64),
+        ]
+        return [answer.id for answer in answers]
+
+    assert await run(program) == episode.read().completion_ids
+
+
+def refuse_by_chat() -> None:
+    openai.OpenAI().chat.completions.create(model="policy", messages=QUESTION, n=2)
+
+
+def refuse_by_stream() -> None:
+    openai.OpenAI().chat.completions.create(model="policy", messages=QUESTION, n=2, stream=True)
+
+
+def refuse_by_responses() -> None:
+    openai.OpenAI().responses.create(model="policy", input=QUESTION, previous_response_id="policy-1")
+
+
+def refuse_by_messages() -> None:
+    anthropic.Anthropic().messages.create(
+        model="policy", max_tokens=64, messages=QUESTION, tools=[], tool_choice={"type": "any"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "text"),
+    [
+        (refuse_by_chat, openai.BadRequestError, "n: not supported"),
+        (refuse_by_stream, openai.BadRequestError, "n: not supported"),
+        (refuse_by_responses, openai.BadRequestError, "previous_response_id: not supported"),
+        (refuse_by_messages, anthropic.BadRequestError, 'tool_choice: "any" is not supported'),
+    ],
+    ids=["chat", "stream", "responses", "messages"],
+)
+async def test_a_refused_field_is_an_error_of_the_client_that_names_it(start, program, error, text):
+    policy = SpelledPolicy()
+    episode = start(policy)
+
+    with pytest.raises(error, match=text):
+        await run(program)
+
+    assert text.split(":")[0] in episode.read().refusal
+    assert not policy.prompts
+
+
+async def count_requests(client_type: type, ask: Callable[[Any], Any], library: Any) -> tuple[int, int]:
+    """Return how often the client sends a request, and the status of the error that it raises."""
+    requests = []
+
+    async def count(request: httpx2.Request) -> None:
+        requests.append(request)
+
+    async with client_type(http_client=httpx2.AsyncClient(event_hooks={"request": [count]})) as client:
+        with pytest.raises(library.APIStatusError) as caught:
+            await ask(client)
+    return len(requests), caught.value.status_code
+
+
+ASK: list[tuple[type, Callable[[Any], Any], Any]] = [
+    (openai.AsyncOpenAI, lambda client: client.chat.completions.create(model="policy", messages=QUESTION), openai),
+    (openai.AsyncOpenAI, lambda client: client.responses.create(model="policy", input="Hi"), openai),
+    (
+        anthropic.AsyncAnthropic,
+        lambda client: client.messages.create(model="policy", messages=QUESTION, max_tokens=64),
+        anthropic,
+    ),
+]
+
+
+@pytest.mark.parametrize(("client_type", "ask", "library"), ASK, ids=["chat", "responses", "messages"])
+async def test_clients_do_not_repeat_what_cannot_succeed(start, monkeypatch, client_type, ask, library):
+    episode = start(SpelledPolicy())
+
+    episode.close()
+    assert await run(lambda: count_requests(client_type, ask, library)) == (1, 410)
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-unknown")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-unknown")
+    assert await run(lambda: count_requests(client_type, ask, library)) == (1, 401)
+
+
+@pytest.mark.parametrize(("client_type", "ask", "library"), ASK, ids=["chat", "responses", "messages"])
+async def test_a_retry_after_a_timeout_gets_the_answer_that_was_sampled_once(start, client_type, ask, library):
+    policy = SpelledPolicy("4")
+    policy.may_answer.clear()
+    episode = start(policy)
+    requests = []
+
+    async def release(request: httpx2.Request) -> None:
+        requests.append(request)
+        if len(requests) == 2:
+            policy.may_answer.set()
+
+    async def program() -> Any:
+        http_client = httpx2.AsyncClient(event_hooks={"request": [release]})
+        async with client_type(http_client=http_client, timeout=1.0, max_retries=5) as client:
+            return await ask(client)
+
+    answer = await run(program)
+
+    assert len(policy.prompts) == 1
+    recording = episode.read()
+    check_exact(recording, policy)
+    assert recording.completion_ids == [answer.id]

@@ -174,7 +174,7 @@ def test_environment_replies_until_the_answer_is_right_or_the_tries_are_used(tmp
     wrong = asyncio.run(environment.step({"action_text": "no idea", "label": "2"}))
     assert (wrong["rewards"], wrong["done"]) == (-0.05, False)
     right = asyncio.run(environment.step({"action_text": "It is 2.", "label": "2"}))
-    assert right == {"rewards": 1.0, "environment_feedback": "", "done": True}
+    assert right == {"rewards": 1.0, "scores": 1.0, "environment_feedback": "", "done": True}
 
 
 def test_tasks_are_listed():

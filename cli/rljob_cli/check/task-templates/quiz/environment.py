@@ -16,11 +16,15 @@ class AgentInstance:
         return {"observation": states["observation"]}
 
     async def step(self, states, **kwargs):
-        """Return the reward of the answer (1 if it is right, else what a try costs), the reply, and whether it ends."""
+        """Return the reward of the answer, for the curves whether it is right, the reply, and whether that is the end."""
         self.tries -= 1
         feedback = check(states["action_text"], states["label"])
-        reward = -0.05 if feedback else 1.0
-        return {"rewards": reward, "environment_feedback": feedback, "done": not feedback or self.tries == 0}
+        return {
+            "rewards": -0.05 if feedback else 1.0,
+            "scores": 0.0 if feedback else 1.0,
+            "environment_feedback": feedback,
+            "done": not feedback or self.tries == 0,
+        }
 
 
 def check(text, answer):

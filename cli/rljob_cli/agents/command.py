@@ -53,10 +53,11 @@ def try_agent_command(
         )
     if answers and episodes != 1:
         raise UserError("--episodes is for the base model; given answers are one episode")
-    check_file(file, (finding for service in file.job.spec.services for finding in check_service(service)))
+    values = read_row(file.job, row, claims)
+    check_file(file, (finding for service in file.job.spec.services for finding in check_service(service, values)))
     try:
         with _scratch_folder() as folder:
-            job = place_row(file.job, read_row(file.job, row, claims), episodes, folder)
+            job = place_row(file.job, values, episodes, folder)
             found = _play(job, answers, folder, claims, block)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED

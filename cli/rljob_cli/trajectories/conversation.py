@@ -42,7 +42,7 @@ def _build_head(row: Row) -> Text:
     if row["ground_truth"] is not None:
         parts.append(f"answer: {row['ground_truth']}")
     parts.append(f"{row['num_sampled_tokens']} of {row['num_tokens']} tokens sampled")
-    if row["weights"]:
+    if row["weights"] and row["num_sampled_tokens"]:
         parts.append(f"weights {row['weights']}")
     return Text(" | ".join(parts), style="bold")
 

@@ -152,6 +152,7 @@ def test_failed_episode_is_listed_as_invalid_with_its_reason(show):
     output = show("--invalid", episodes=[failed, conversation()])
     assert output.count("ended by") == 1
     assert "invalid: spec.agent.user: timeout: killed after 30 s" in output
+    assert "weights" not in output, "nothing was sampled"
     assert show("--reward", "correct", episodes=[failed, conversation()]).count("ended by") == 1
     assert show("--min-score", "0", episodes=[failed, conversation()]).count("ended by") == 1
 

@@ -16,7 +16,7 @@ class AgentInstance:
         return {"observation": states["observation"]}
 
     async def step(self, states, **kwargs):
-        """Return the reward of the answer, for the curves whether it is right, the reply, and whether that is the end."""
+        """Return the reward of the answer, whether it is right (for the curves), the reply, whether it ends."""
         self.tries -= 1
         feedback = check(states["action_text"], states["label"])
         return {

@@ -34,6 +34,8 @@ from rljob_trainer.driver.ports import TrainerGroupDiedError
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.episodes.types import TokenFacts, UpdateMetrics
+from rljob_trainer.gateway.server import ModelGateway
+from rljob_trainer.head.agent import export_metrics
 from rljob_trainer.history.prometheus import PrometheusMetrics
 from rljob_trainer.history.run_state import list_trajectory_files
 from rljob_trainer.history.tracking import build_trackers
@@ -217,7 +219,7 @@ class FakeReward:
 
 
 class FakeService:
-    """The simulated user, or a tool with one function: the answer is that of `harness.answer_call`."""
+    """The simulated user, a tool with one function, or the runner: the answer is that of `harness.answer_call`."""
 
     def __init__(self, harness, address, function=""):
         self.harness, self.address, self.function = harness, address, function
@@ -263,9 +265,10 @@ class DriverHarness:
         self.answer_call = lambda service, body: None
         self.rollouts = [FakeRollout(self, f"{network}.{10 + i}") for i in range(num_rollouts)]
         self.rewards = [FakeReward(self, f"{network}.{100 + i}") for i in range(num_rewards)]
-        names = [*(["user"] if job.spec.agent.user else []), *(tool.name for tool in job.spec.agent.tools)]
+        self.gateway_address = f"{network}.9"
+        names = [service.reward.name for service in job.spec.services if service.kind != "reward"]
         self.services = {
-            name: FakeService(self, f"{network}.{150 + i}", "" if name == "user" else f"{name}_function")
+            name: FakeService(self, f"{network}.{150 + i}", "" if name in ("user", "runner") else f"{name}_function")
             for i, name in enumerate(names)
         }
         self.hosts = folder / "hosts"
@@ -298,7 +301,8 @@ class DriverHarness:
     async def serve(self, server, port, routes):
         app = web.Application()
         app.add_routes(routes)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        # As the real servers do: a client that leaves ends what runs for it.
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, server.address, port, reuse_address=True).start()
         self.runners[server.address] = runner
@@ -357,8 +361,17 @@ class DriverHarness:
             services = AgentServices(self.job.spec.services, session)
             await services.start()
             stack.push_async_callback(services.close)
-            agent = build_agent(self.job.spec.agent, services, self.template, self.context_length)
-            collector = Collector(agent, rollouts, rewards, self.job.spec.rewards, services)
+            spec, gateway = self.job.spec, None
+            if spec.agent.is_hosted:
+                gateway = ModelGateway(spec.agent, self.template, self.context_length)
+                await gateway.start(self.gateway_address)
+                stack.push_async_callback(gateway.close)
+                export_metrics(gateway, prometheus)
+            needs_reward, weight = not spec.rewards, spec.agent.reward_weight
+            agent = build_agent(
+                spec.agent, services, self.template, self.context_length, gateway, needs_reward=needs_reward
+            )
+            collector = Collector(agent, rollouts, rewards, spec.rewards, services, own_weight=weight)
             text = self._write_prompt
             train = {i: Prompt(i, text(f"p{i}"), [1, 2, 3 + i], ground_truth=str(i)) for i in range(10)}
             held_out = [Prompt(i, text(f"e{i}"), [9, 9, i], ground_truth=str(i)) for i in range(4)]

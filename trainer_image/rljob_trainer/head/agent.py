@@ -14,6 +14,7 @@ from rljob_trainer.agents import AgentLoop, build_agent
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.gateway.server import ModelGateway
+from rljob_trainer.history.prometheus import PrometheusMetrics
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,9 @@ async def start_agent(
         stack.push_async_callback(gateway.close)
     loop = build_agent(agent, services, template, context_length, gateway, needs_reward=not spec.rewards)
     return AgentParts(loop, template, gateway)
+
+
+def export_metrics(gateway: ModelGateway, prometheus: PrometheusMetrics) -> None:
+    prometheus.register_gateway(gateway.statistics)
+    gateway.on_response = prometheus.record_response
+    gateway.on_turn = lambda times: prometheus.record_overhead(times.to_engine, times.to_client)

@@ -31,7 +31,7 @@ from rljob_trainer.driver.loop import Datasets, Driver, DriverParts
 from rljob_trainer.driver.schedules import build_schedule
 from rljob_trainer.driver.status import StatusBoard
 from rljob_trainer.driver.watcher import run_with_watcher
-from rljob_trainer.head.agent import start_agent
+from rljob_trainer.head.agent import export_metrics, start_agent
 from rljob_trainer.head.environment import Environment, JobFile
 from rljob_trainer.head.status_server import StatusServer
 from rljob_trainer.head.tokenizer import load_tokenizer
@@ -113,6 +113,8 @@ async def run_head(environment: Environment, *, on_ray: Callable[[], None] = lam
         agent = await start_agent(
             stack, job.spec, inputs.tokenizer, inputs.context_length, services, environment.address
         )
+        if agent.gateway is not None:
+            export_metrics(agent.gateway, prometheus)
 
         parts = DriverParts(
             start_trainer=partial(TrainerGroup.start, job, model=environment.model),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -44,6 +44,14 @@ _REWARD_COUNTERS = {
     "rescored": "Samples rescored because the reward's version changed.",
 }
 
+
+GATEWAY_PARTS = ("to_engine", "to_client")
+_GATEWAY_GAUGES = {
+    "episodes": "Episodes that programs and environments play now.",
+    "in_flight": "Requests that wait for a completion.",
+    "oldest_seconds": "Age of the oldest of these requests.",
+}
+OVERHEAD_BUCKETS_SECONDS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 
 _AGENT_GAUGES = {
     "in_flight": "Calls that wait for the result of this service.",
@@ -106,6 +114,13 @@ class PrometheusMetrics:
         self._tool_calls = counter("rljob_agent_tool_calls", "Calls that the policy wrote.", "lane", "tool", "outcome")
         text = "Token sequences after the first one of a conversation, by why the chat template does not continue it."
         self._segments = counter("rljob_agent_further_segments", text, "lane", "cause")
+        self._gateway_responses = counter(
+            "rljob_gateway_responses", "Responses of the model gateway; 499: the client left.", "api", "status"
+        )
+        self._gateway_overhead = Histogram(
+            "rljob_gateway_overhead_seconds", "The gateway's own part of a turn, without the engine's.", ["part"],
+            registry=registry, buckets=OVERHEAD_BUCKETS_SECONDS,
+        )  # fmt: skip
         text = "Conversations without a score, by what failed."
         self._failures = counter("rljob_agent_failures", text, "lane", "service", "reason")
         for phase in PHASES:
@@ -128,6 +143,21 @@ class PrometheusMetrics:
             for lane in get_args(Lane):
                 self._calls.labels(name, lane, VALID)
         self.registry.register(_ServiceCollector("rljob_agent", "service", clients, gauges=_AGENT_GAUGES))
+
+    def register_gateway(self, read_statistics: Callable[[], Mapping[str, float]]) -> None:
+        """Export what the model gateway does now, which a scrape reads."""
+        for part in GATEWAY_PARTS:
+            self._gateway_overhead.labels(part)
+        self.registry.register(_GatewayCollector(read_statistics))
+
+    def record_response(self, api: str, status: int) -> None:
+        """`api`: path without /v1/, such as chat/completions."""
+        self._gateway_responses.labels(api, str(status)).inc()
+
+    def record_overhead(self, to_engine: float, to_client: float) -> None:
+        """Seconds of one turn: from the request to the engine, and from the engine's answer to the client."""
+        for part, seconds in zip(GATEWAY_PARTS, (to_engine, to_client), strict=True):
+            self._gateway_overhead.labels(part).observe(seconds)
 
     def record_call(self, service: str, lane: Lane, result: CallResult, seconds: float) -> None:
         self._calls.labels(service, lane, VALID if result.reason is None else result.reason.value).observe(seconds)
@@ -238,3 +268,18 @@ class _ServiceCollector(Collector):
             for lane in get_args(Lane):
                 attempts.add_metric([name, lane], client.num_requests[lane])
         yield attempts
+
+
+class _GatewayCollector(Collector):
+    """What the model gateway does now."""
+
+    def __init__(self, read_statistics: Callable[[], Mapping[str, float]]) -> None:
+        self._read_statistics = read_statistics
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        values = self._read_statistics()
+        for name, text in _GATEWAY_GAUGES.items():
+            yield GaugeMetricFamily(f"rljob_gateway_{name}", text, value=values[name])

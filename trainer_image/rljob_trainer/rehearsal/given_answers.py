@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rljob_api.manifest.agent import RUNNER_SERVICE, Agent
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.episodes.types import Completion, Episode, EpisodeEnd
 
@@ -50,9 +51,23 @@ class GivenAnswers:
         return build_completion(text, self.template, self.end_id, limit)
 
 
-def drop_last_answer(episode: Episode) -> None:
-    """Remove the empty answer that ended the episode. What the model would have seen before it stays."""
-    episode.turns.pop()
-    episode.messages = episode.messages[:-1]
-    if episode.end is not EpisodeEnd.FAILED:
+def limit_turns(agent: Agent, num_answers: int) -> Agent:
+    """Return the agent with the limit at which the gateway refuses a program that continues after the empty answer."""
+    if not agent.is_hosted:
+        return agent
+    return agent.model_copy(update={"max_assistant_turns": min(agent.turn_limit, num_answers + 1)})
+
+
+def end_after_given_answers(episode: Episode) -> None:
+    """Remove the empty answer that ended the episode. What the model would have seen before it stays.
+
+    A program gets an answer without text, and after it none. If it fails then, the given answers are the cause and not
+    the program: the episode counts as one that was ended.
+    """
+    if episode.turns and episode.turns[-1].truncated and not episode.turns[-1].text:
+        episode.turns.pop()
+        episode.messages = episode.messages[:-1]
+    if episode.failure is not None and episode.failure.service == RUNNER_SERVICE:
+        episode.failure = None
+    if episode.failure is None:
         episode.end = EpisodeEnd.MAX_TURNS

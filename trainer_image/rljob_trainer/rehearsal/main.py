@@ -26,19 +26,19 @@ from rljob_inputs.hub.repository import HubAccess
 from rljob_inputs.models.config import find_context_length
 from rljob_inputs.models.files import read_config
 from rljob_inputs.prompts import Prompt
-from rljob_trainer.agents import ConversationLoop
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.calls.services import AgentServices
 from rljob_trainer.conversation.template import ChatTemplate
 from rljob_trainer.driver.collection import build_request
 from rljob_trainer.driver.evaluation import plan_evaluation
 from rljob_trainer.episodes.batches import weighted_score
-from rljob_trainer.episodes.types import Group
+from rljob_trainer.episodes.types import Group, has_own_reward
+from rljob_trainer.head.agent import start_agent
 from rljob_trainer.head.environment import Environment, read_environment
 from rljob_trainer.head.tokenizer import load_tokenizer
 from rljob_trainer.history.run_state import trajectory_file
 from rljob_trainer.history.trajectory_log import write_file
-from rljob_trainer.rehearsal.given_answers import GENERATION, GivenAnswers, drop_last_answer
+from rljob_trainer.rehearsal.given_answers import GENERATION, GivenAnswers, end_after_given_answers, limit_turns
 from rljob_trainer.replicas.http import open_session
 from rljob_trainer.rewards.clients import RewardClients
 
@@ -79,7 +79,7 @@ def find_room(environment: Environment) -> int | None:
 async def rehearse(environment: Environment, settings: Settings) -> None:
     spec = environment.job.spec
     tokenizer = load_tokenizer(environment.model, environment.job.spec.model)
-    template = ChatTemplate(tokenizer, spec.agent.tool_format)
+    template = ChatTemplate(tokenizer, spec.agent.tool_format)  # raises before any server is started
     prompt = read_first_prompt(environment, tokenizer)
     specs = [reward for reward in spec.rewards if reward.name in settings.rewards]
     plan = plan_evaluation(spec, 0, GENERATION)
@@ -90,15 +90,18 @@ async def rehearse(environment: Environment, settings: Settings) -> None:
         for client in (services, rewards):
             await client.start()
             stack.push_async_callback(client.close)
-        loop = ConversationLoop(spec.agent, services, template, find_room(environment))
-        episode = await loop.run(EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers))
+        limited = spec.model_copy(update={"agent": limit_turns(spec.agent, len(settings.answers))})
+        room = find_room(environment)
+        agent = await start_agent(stack, limited, tokenizer, room, services, environment.address)
+        seed = plan.sample_seed(prompt.index, 0, 0)
+        episode = await agent.loop.run(EpisodeTask(plan.episode_id(0, 0), plan.lane, prompt, 0, 0, answers, seed))
         if answers.is_used_up:
-            drop_last_answer(episode)
-        if episode.failure is None and specs:
+            end_after_given_answers(episode)
+        if episode.failure is None and (specs or has_own_reward(episode)):
             rewards.begin()
             scorer = rewards.open_group(plan.group_id(0), plan.lane, 1)
             episode.results = dict(await scorer.score(0, build_request(prompt, episode, plan), time.monotonic()))
-            episode.score = weighted_score(episode, specs)
+            episode.score = weighted_score(episode, specs, spec.agent.reward_weight)
     group = Group(0, prompt, [episode])
     write_file(trajectory_file(environment.run_dir, 0, plan.lane), plan.lane, 0, [group], template.decode)
 

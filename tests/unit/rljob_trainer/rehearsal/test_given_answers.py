@@ -8,7 +8,7 @@ from rljob_inputs.prompts import Prompt
 from rljob_trainer.agents.base import EpisodeTask
 from rljob_trainer.agents.loop import ConversationLoop
 from rljob_trainer.episodes.types import Episode, EpisodeEnd
-from rljob_trainer.rehearsal.given_answers import GivenAnswers, build_completion, drop_last_answer
+from rljob_trainer.rehearsal.given_answers import GivenAnswers, build_completion, end_after_given_answers
 from tests.support.agent_services import MESSAGES, FakeServices, call_text, make_agent, reply
 from tests.support.chat_templates import build_template
 
@@ -22,7 +22,7 @@ async def play(answers: list[str], services: FakeServices, **agent: object) -> E
     prompt = Prompt(0, MESSAGES, [1], ground_truth="4")
     episode = await loop.run(EpisodeTask("e", "eval", prompt, 0, 0, given))
     if given.is_used_up:
-        drop_last_answer(episode)
+        end_after_given_answers(episode)
     return episode
 
 

@@ -13,31 +13,34 @@ from tests.support.model_folder import write_model
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": %s}}</tool_call>'
 
 
-@pytest.fixture
-def play(tmp_path):
-    """Write the job of `rljob init --agent loop`, and play the given answers on its first row: 11 * 11."""
-    folder = tmp_path / "mine"
-    model = write_model(tmp_path / "model", {"max_position_embeddings": 4096})
+WITHOUT_PACKAGES = ["--set", "spec.agent.runner.function.requirements=[]"]
+"""openai is installed: no package index is needed."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("models") / "model", {"max_position_embeddings": 4096})
     # transformers, unlike the tokenizers library, does not read the end token as an object.
-    (model / "tokenizer_config.json").write_text(
+    (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
     )
-    init = CliRunner().invoke(app, ["init", str(folder), "--agent", "loop", "--model", str(model)])
-    assert init.exit_code == 0, init.output
+    return folder
 
-    def run(*answers, **files):
+
+@pytest.fixture
+def play(tmp_path, model):
+    """Write the job of `rljob init --agent`, and play the given answers on its first row."""
+
+    def run(*answers, agent="loop", options=(), **files):
+        folder = tmp_path / "mine"
+        init = CliRunner().invoke(app, ["init", str(folder), "--agent", agent, "--model", str(model)])
+        assert init.exit_code == 0, init.output
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
-        options = [
-            "--set",
-            "spec.rollout.maxModelLen=4096",
-            "--set",
-            "spec.rollout.sampling.maxTokens=512",
-            "-o",
-            "json",
-        ]
+        sizes = ["--set", "spec.rollout.maxModelLen=4096", "--set", "spec.rollout.sampling.maxTokens=512"]
         arguments = [part for answer in answers for part in ("--answer", answer)]
-        done = CliRunner().invoke(app, ["test-agent", str(folder / "rljob.yaml"), *arguments, *options, "-o", "json"])
+        job = str(folder / "rljob.yaml")
+        done = CliRunner().invoke(app, ["test-agent", job, *arguments, *sizes, *options, "-o", "json"])
         assert done.stdout, done.output
         return done.exit_code, json.loads(done.stdout)
 
@@ -70,3 +73,25 @@ def test_user_that_raises_is_an_invalid_episode_with_its_line(play):
     assert "spec.agent.user: exception" in episode["failure"]
     assert "user.py:2" in episode["failure"]
     assert "mood" in episode["failure"]
+
+
+def test_written_program_tries_again_with_exact_tokens_and_returns_its_reward(play):
+    code, found = play("It is 3.", "2", agent="program", options=WITHOUT_PACKAGES)
+    [episode] = found["episodes"]
+    assert (code, episode["end"], episode["failure"]) == (0, "returned", None)
+    assert (episode["score"], episode["own_reward"], json.loads(episode["info"])) == (1.0, 1.0, {"wrong": 1})
+    assert [(turn["text"], turn["reward"]) for turn in episode["turns"]] == [("It is 3.", -0.05), ("2", None)]
+    roles = [(message["role"], message["content"]) for message in json.loads(episode["messages"])]
+    assert roles[1:] == [("assistant", "It is 3."), ("user", "3 is too high. Try again."), ("assistant", "2")]
+    [segment] = episode["segments"]
+    assert [span["turn"] for span in segment["spans"]] == [-1, 0, -1, 1]
+
+
+def test_written_environment_replies_and_rewards_its_answers(play):
+    code, found = play("It is 3.", "2", agent="environment")
+    [episode] = found["episodes"]
+    assert (code, episode["end"], episode["failure"]) == (0, "returned", None)
+    assert [(turn["text"], turn["reward"]) for turn in episode["turns"]] == [("It is 3.", -0.05), ("2", 1.0)]
+    assert json.loads(episode["info"]) == {"scores": 1.0}
+    [segment] = episode["segments"]
+    assert [span["turn"] for span in segment["spans"]] == [-1, 0, -1, 1]

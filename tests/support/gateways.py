@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from rljob_api.manifest.agent import Agent
@@ -34,8 +35,10 @@ class SpelledPolicy:
     ) -> Completion:
         self.prompts.append(list(token_ids))
         self.stops.append(list(stop))
-        text = self.texts.pop(0)
+        text = self.texts.pop(0) if self.texts else None
         await self.may_answer.wait()
+        if text is None:
+            raise RuntimeError("there are no more answers")
         completion = self._spell(text, max_tokens)
         self.completions.append(completion)
         return completion
@@ -53,12 +56,15 @@ class SpelledPolicy:
 
 @asynccontextmanager
 async def running_gateway(
-    family: str = "qwen25", context_length: int | None = None, **fields: Any
+    family: str = "qwen25",
+    context_length: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **fields: Any,
 ) -> AsyncIterator[ModelGateway]:
-    """`fields`: further ones of spec.agent."""
+    """`options`: of the gateway. `fields`: further ones of spec.agent."""
     runner = {"function": {"inline": "def run(): pass"}}
     agent = Agent.model_validate({"type": "program", "runner": runner, **fields})
-    gateway = ModelGateway(agent, build_template(family), context_length)
+    gateway = ModelGateway(agent, build_template(family), context_length, **options)
     await gateway.start("127.0.0.1", 0)
     try:
         yield gateway

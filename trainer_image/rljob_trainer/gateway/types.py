@@ -55,7 +55,8 @@ class ModelAnswer:
     created: int
     """Unix time, seconds."""
     message: Message
-    """role assistant; content (str or None), reasoning_content and tool_calls (arguments as JSON text) if any."""
+    """role assistant; content (str or None), reasoning_content and tool_calls (arguments as the JSON text of an
+    object) if any."""
     finish_reason: str
     """stop, length or tool_calls."""
     completion: Completion

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anthropic
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from rljob_trainer.agents.base import OpenEpisode
+from rljob_trainer.episodes.types import NOT_SAMPLED
 from tests.support import sdk_programs
 from tests.support.agent_services import call_text
 from tests.support.gateways import SpelledPolicy, build_environment, check_exact, make_task, running_gateway
@@ -20,24 +22,27 @@ from tests.support.waiting import DEADLINE_SECONDS
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
 CALL, SECOND_CALL = call_text("add", '{"a": 2, "b": 2}'), call_text("add", '{"a": 3, "b": 3}')
-TEXTS = [f"I add.\n{CALL}", "It is 4.", SECOND_CALL, " It is 6: Ünï 漢字 🙂\n"]
-"""What the policy says to the first question, to the result, to the second question, and to its result."""
+FOUR, SIX = {"a": 2, "b": 2}, {"a": 3, "b": 3}
 
-Start = Callable[[SpelledPolicy], OpenEpisode]
+Start = Callable[..., OpenEpisode]
 
 
 @pytest.fixture
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Return a function that begins an episode, whose address and key are in the environment from then on."""
-    async with running_gateway(maxAssistantTurns=8) as gateway:
+    async with AsyncExitStack() as stack:
 
-        def begin(policy: SpelledPolicy) -> OpenEpisode:
-            episode = gateway.open(make_task(policy))
+        async def begin(policy: SpelledPolicy, **options: Any) -> OpenEpisode:
+            gateway = running_gateway(policy.family, maxAssistantTurns=8, options=options)
+            episode = (await stack.enter_async_context(gateway)).open(make_task(policy))
             for name, value in build_environment(episode.start_attempt()[1]).items():
                 monkeypatch.setenv(name, value)
             return episode
 
         yield begin
+
+
+ALL_PROGRAMS = pytest.mark.parametrize("program", sdk_programs.PROGRAMS, ids=lambda program: program.__name__)
 
 
 async def run(program: Callable[[], Any]) -> Any:
@@ -47,10 +52,10 @@ async def run(program: Callable[[], Any]) -> Any:
         return await result if inspect.isawaitable(result) else result
 
 
-@pytest.mark.parametrize("program", sdk_programs.PROGRAMS, ids=lambda program: program.__name__)
+@ALL_PROGRAMS
 async def test_a_conversation_with_tools_is_one_segment_of_the_sampled_tokens(start, program):
-    policy = SpelledPolicy(*TEXTS)
-    episode = start(policy)
+    policy = SpelledPolicy(f"I add.\n{CALL}", "It is 4.", SECOND_CALL, " It is 6: Ünï 漢字 🙂\n")
+    episode = await start(policy)
 
     answers = await run(program)
 
@@ -58,13 +63,46 @@ async def test_a_conversation_with_tools_is_one_segment_of_the_sampled_tokens(st
     recording = episode.read()
     check_exact(recording, policy)
     assert (len(recording.turns), len(recording.segments)) == (4, 1), recording.breaks
-    calls = [call.arguments for turn in recording.turns for call in turn.tool_calls]
-    assert calls == [{"a": 2, "b": 2}, {"a": 3, "b": 3}]
+    assert [call.arguments for turn in recording.turns for call in turn.tool_calls] == [FOUR, SIX]
+
+
+@ALL_PROGRAMS
+async def test_parallel_calls_continue_the_segment(start, program):
+    policy = SpelledPolicy(f"{CALL}\n{SECOND_CALL}", "4 and 6.", f"I add.\n{SECOND_CALL}\n{CALL}", "6 and 4.")
+    episode = await start(policy)
+
+    assert await run(program) == ["4 and 6.", "6 and 4."]
+
+    recording = episode.read()
+    check_exact(recording, policy)
+    assert (len(recording.turns), len(recording.segments)) == (4, 1), recording.breaks
+    assert [[call.arguments for call in turn.tool_calls] for turn in recording.turns] == [
+        [FOUR, SIX],
+        [],
+        [SIX, FOUR],
+        [],
+    ]
+
+
+@ALL_PROGRAMS
+async def test_reasoning_is_not_text_and_leaves_the_segment_as_the_template_says(start, program):
+    """Qwen 3 leaves reasoning out before the last message of the user."""
+    texts = [CALL, "It is 4.", SECOND_CALL, "It is 6."]
+    policy = SpelledPolicy(*(f"<think>\nI add.\n</think>\n\n{text}" for text in texts), family="qwen3")
+    episode = await start(policy)
+
+    answers = await run(program)
+
+    assert [answer.strip() for answer in answers] == ["It is 4.", "It is 6."]
+    recording = episode.read()
+    check_exact(recording, policy)
+    assert [len(set(segment.turns) - {NOT_SAMPLED}) for segment in recording.segments] == [2, 2]
+    assert [each.cause for each in recording.breaks] == ["history"]
 
 
 async def test_completions_of_text_and_of_token_ids(start):
     policy = SpelledPolicy("4, 6, 8", "5, 7")
-    episode = start(policy)
+    episode = await start(policy)
 
     async def program() -> None:
         client = openai.AsyncOpenAI()
@@ -84,7 +122,7 @@ async def test_completions_of_text_and_of_token_ids(start):
 
 async def test_a_limit_cuts_the_answer_in_every_api(start):
     policy = SpelledPolicy(*["A long answer."] * 4)
-    episode = start(policy)
+    episode = await start(policy)
 
     async def program() -> list[Any]:
         client, other = openai.AsyncOpenAI(), anthropic.AsyncAnthropic()
@@ -111,7 +149,7 @@ async def test_a_limit_cuts_the_answer_in_every_api(start):
 
 async def test_completion_ids_name_the_turns_in_every_api(start):
     policy = SpelledPolicy("a", "b", "c", "d")
-    episode = start(policy)
+    episode = await start(policy)
 
     async def program() -> list[str]:
         client, other = openai.AsyncOpenAI(), anthropic.AsyncAnthropic()
@@ -156,7 +194,7 @@ def refuse_by_messages() -> None:
 )
 async def test_a_refused_field_is_an_error_of_the_client_that_names_it(start, program, error, text):
     policy = SpelledPolicy()
-    episode = start(policy)
+    episode = await start(policy)
 
     with pytest.raises(error, match=text):
         await run(program)
@@ -191,7 +229,7 @@ ASK: list[tuple[type, Callable[[Any], Any], Any]] = [
 
 @pytest.mark.parametrize(("client_type", "ask", "library"), ASK, ids=["chat", "responses", "messages"])
 async def test_clients_do_not_repeat_what_cannot_succeed(start, monkeypatch, client_type, ask, library):
-    episode = start(SpelledPolicy())
+    episode = await start(SpelledPolicy())
 
     episode.close()
     assert await run(lambda: count_requests(client_type, ask, library)) == (1, 410)
@@ -205,7 +243,7 @@ async def test_clients_do_not_repeat_what_cannot_succeed(start, monkeypatch, cli
 async def test_a_retry_after_a_timeout_gets_the_answer_that_was_sampled_once(start, client_type, ask, library):
     policy = SpelledPolicy("4")
     policy.may_answer.clear()
-    episode = start(policy)
+    episode = await start(policy)
     requests = []
 
     async def release(request: httpx2.Request) -> None:
@@ -215,7 +253,7 @@ async def test_a_retry_after_a_timeout_gets_the_answer_that_was_sampled_once(sta
 
     async def program() -> Any:
         http_client = httpx2.AsyncClient(event_hooks={"request": [release]})
-        async with client_type(http_client=http_client, timeout=1.0, max_retries=5) as client:
+        async with client_type(http_client=http_client, timeout=0.5, max_retries=8) as client:
             return await ask(client)
 
     answer = await run(program)
@@ -224,3 +262,64 @@ async def test_a_retry_after_a_timeout_gets_the_answer_that_was_sampled_once(sta
     recording = episode.read()
     check_exact(recording, policy)
     assert recording.completion_ids == [answer.id]
+
+
+async def stream_chat(http_client: Any) -> list[str]:
+    client = openai.AsyncOpenAI(http_client=http_client)
+    stream = await client.chat.completions.create(model="policy", messages=QUESTION, stream=True)
+    return [chunk.choices[0].delta.content or "" async for chunk in stream]
+
+
+async def stream_completion(http_client: Any) -> list[str]:
+    client = openai.AsyncOpenAI(http_client=http_client)
+    stream = await client.completions.create(model="policy", prompt="2 + 2 =", stream=True)
+    return [chunk.choices[0].text async for chunk in stream]
+
+
+async def stream_response(http_client: Any) -> list[str]:
+    client = openai.AsyncOpenAI(http_client=http_client)
+    stream = await client.responses.create(model="policy", input="2 + 2?", stream=True)
+    return [event.delta async for event in stream if event.type == "response.output_text.delta"]
+
+
+async def stream_message(http_client: Any) -> list[str]:
+    client = anthropic.AsyncAnthropic(http_client=http_client)
+    async with client.messages.stream(model="policy", max_tokens=64, messages=QUESTION) as stream:
+        return [text async for text in stream.text_stream]
+
+
+STREAMS = pytest.mark.parametrize(
+    "program", [stream_chat, stream_completion, stream_response, stream_message], ids=lambda program: program.__name__
+)
+
+
+@STREAMS
+async def test_a_stream_waits_for_a_slow_answer_with_keep_alives(start, program):
+    policy = SpelledPolicy("It is 4.")
+    policy.may_answer.clear()
+    episode = await start(policy, keep_alive_seconds=0.01)
+
+    async def answer(response: httpx2.Response) -> None:
+        policy.may_answer.set()
+
+    async with httpx2.AsyncClient(event_hooks={"response": [answer]}) as http_client:
+        texts = await run(lambda: program(http_client))
+
+    assert "".join(texts) == "It is 4."
+    check_exact(episode.read(), policy)
+
+
+@STREAMS
+async def test_an_error_in_a_stream_is_an_error_of_the_client(start, program):
+    policy = SpelledPolicy()  # It has nothing to say, and raises.
+    policy.may_answer.clear()
+    episode = await start(policy, keep_alive_seconds=0.01)
+
+    async def answer(response: httpx2.Response) -> None:
+        policy.may_answer.set()
+
+    async with httpx2.AsyncClient(event_hooks={"response": [answer]}) as http_client:
+        with pytest.raises((openai.APIError, anthropic.APIError), match="the policy does not answer"):
+            await run(lambda: program(http_client))
+
+    assert episode.read().turns == []

@@ -4,8 +4,7 @@
     tool_result    a message of the role tool
     thinking       the reasoning of the assistant's message; answers show it if the request enables thinking
 
-A call that is not a JSON object cannot be a tool_use: its text is in the input's field UNPARSED, and is the call again
-when the client sends it back. A stop sequence ends an answer with end_turn: the engine does not say which one it was.
+A stop sequence ends an answer with end_turn: the engine does not say which one it was.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from typing import Any
 from rljob_api.wire.protocol import Message, ToolSchema
 from rljob_trainer.gateway.dialects import fields
 from rljob_trainer.gateway.types import ModelAnswer, ModelRequest
-
-UNPARSED = "unparsed_arguments"
-"""Field of a tool_use's input: what the policy wrote instead of a JSON object."""
 
 _USED = frozenset(
     {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking"}
@@ -181,9 +177,7 @@ def _read_assistant(content: Any, path: str) -> Message:
 
 
 def _read_call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
-    given = fields.read_object(block.get("input"), f"{path}.input")
-    text = given.get(UNPARSED) if given.keys() == {UNPARSED} else None
-    arguments = text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)
+    arguments = json.dumps(fields.read_object(block.get("input"), f"{path}.input"))
     call_id = fields.read_string(block.get("id"), f"{path}.id")
     return fields.write_call(call_id, fields.read_string(block.get("name"), f"{path}.name"), arguments)
 
@@ -220,20 +214,9 @@ def _write_blocks(request: ModelRequest, answer: ModelAnswer) -> list[dict[str, 
         blocks.append({"type": "text", "text": message.get("content") or ""})
     for call in calls:
         function = call["function"]
-        given = _read_arguments(function["arguments"])
+        given = json.loads(function["arguments"])
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
     return blocks
-
-
-def _read_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments, if they are an object that strict JSON can have: no NaN, no infinity."""
-    try:
-        arguments = json.loads(text)
-        json.dumps(arguments, allow_nan=False)
-    except (ValueError, RecursionError):
-        arguments = None
-    is_input = isinstance(arguments, dict) and arguments.keys() != {UNPARSED}
-    return arguments if is_input else {UNPARSED: text}
 
 
 def _split_block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

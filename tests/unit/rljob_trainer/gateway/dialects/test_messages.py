@@ -7,7 +7,7 @@ from anthropic.types import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.gateway.dialects.messages import UNPARSED, Messages
+from rljob_trainer.gateway.dialects.messages import Messages
 from rljob_trainer.gateway.types import RequestError
 
 DIALECT = Messages()
@@ -132,12 +132,7 @@ def test_reasoning_is_shown_if_the_request_enables_thinking(make_answer):
 @given(
     content=st.none() | st.text(min_size=1, max_size=8),
     reasoning=st.text(max_size=8),
-    arguments=st.lists(
-        st.dictionaries(st.text(max_size=5), JSON, max_size=3).map(json.dumps)
-        | st.sampled_from(["", "{", "[1]", '"a"', '{"a": NaN}', '{"a": 1e999}', f'{{"{UNPARSED}": "a"}}'])
-        | st.text(max_size=8),
-        max_size=3,
-    ),
+    arguments=st.lists(st.dictionaries(st.text(max_size=5), JSON, max_size=3).map(json.dumps), max_size=3),
 )
 def test_echoed_answers_are_the_same_messages(make_answer, content, reasoning, arguments):
     answer = make_answer(content=content, reasoning=reasoning, calls=[("add", text) for text in arguments])
@@ -150,8 +145,7 @@ def test_echoed_answers_are_the_same_messages(make_answer, content, reasoning, a
     calls = echoed.get("tool_calls", [])
     assert [call["id"] for call in calls] == [f"call_1_{i}" for i in range(len(arguments))]
     for call, text in zip(calls, arguments, strict=True):
-        written = call["function"]["arguments"]
-        assert written == text or json.loads(written) == json.loads(text)
+        assert json.loads(call["function"]["arguments"]) == json.loads(text)
 
 
 def test_text_and_calls_in_two_messages_are_one_answer():

@@ -113,8 +113,8 @@ class Program:
 
     def request(self):
         """Plan a request with one of the histories, or with one that is changed."""
-        history = self.draw(*self.histories)
-        change = self.draw("none", "none", "none", "cut", "edit", "other-system", "compact", "few-shot")
+        history = self.draw(*[self.histories[-1]] * 3, *self.histories)
+        change = self.draw(*["none"] * 10, "cut", "cut", "edit", "other-system", "compact", "few-shot")
         if change == "cut":
             history = history[: self.data.draw(st.integers(1, len(history)))]
         elif change == "edit":
@@ -126,11 +126,16 @@ class Program:
             history = [history[0], {"role": "assistant", "content": "A summary."}, user("More")]
         elif change == "few-shot":
             history = [user("1 + 1?"), {"role": "assistant", "content": "4", "reasoning_content": "No."}, *history]
-        tools = self.draw(*self.tool_sets)
         try:
-            self.pending.append((self.transcript.plan(history, tools), history))
+            pending = self.transcript.plan(history, self.draw(*self.tool_sets))
         except TemplateError:
             assert self.family == "llama3", "only its template refuses messages: two calls, or tools without a user"
+            return
+        self.pending.append((pending, history))
+        position = 0
+        for message in history:
+            if message["role"] == "user":
+                position = pending.text.index(message["content"], position) + len(message["content"])
 
     def request_tokens(self):
         choices = [prompt + completion.token_ids for prompt, completion in self.recorded] or [[]]
@@ -144,7 +149,7 @@ class Program:
         if not self.pending:
             return
         pending, history = self.pending.pop(self.data.draw(st.integers(0, len(self.pending) - 1)))
-        if self.draw(False, False, False, True):
+        if self.draw(*[False] * 9, True):
             return
         end = self.draw(*[ENDS[self.family] or "\n\n"] * 3, "cut", "<|endoftext|>")
         completion = complete(self.template, self.draw(*ANSWERS), end, len(self.recorded))
@@ -153,13 +158,18 @@ class Program:
         self.recorded.append((pending.prompt, completion))
         if history is not None:
             kept = {"renames": self.draw(True, False), "reverses": self.draw(True, False)}
-            sent = send_back(message, self.draw(*ECHOES), **kept, reply=self.draw("Again", "No."))
+            sent = send_back(
+                message, self.draw(*ECHOES), **kept, reply=self.draw("Again", f"Again {len(self.recorded)}")
+            )
             self.histories.append([*history, *sent])
 
-    def run(self, num_steps=10):
+    def take_turn(self):
+        self.request()
+        self.answer()
+
+    def run(self, num_steps=8):
         for _ in range(num_steps):
-            step = self.draw(self.request, self.request, self.answer, self.answer, self.answer, self.request_tokens)
-            step()
+            self.draw(*[self.take_turn] * 5, self.request, self.request, self.answer, self.request_tokens)()
         while self.pending:
             self.answer()
 

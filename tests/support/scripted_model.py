@@ -23,7 +23,7 @@ class ScriptedModel:
         self._answers: dict[str, Iterator[str | dict[str, Any]]] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._build_handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     @property

@@ -157,7 +157,7 @@ def test_template_policy_checks_every_field_that_reaches_pods_or_secrets(render)
         ".rewards[].judge.endpoint.apiKeySecretRef",
     }, "the template policy must check new references to Secrets (its variable secretRefs)"
     templates = {p for p, s in fields.items() if p.endswith(".template") and s.get("type") == "object"}
-    roles = ("head", "trainer", "rollout", "rewards[]", "agent.user", "agent.tools[]")
+    roles = ("head", "trainer", "rollout", "rewards[]", "agent.user", "agent.tools[]", "agent.runner")
     assert templates == {".template", *(f".{role}.template" for role in roles)}, (
         "the template policy must check new templates (its variable roles)"
     )

@@ -19,12 +19,7 @@ WITHOUT_PACKAGES = ["--set", "spec.agent.runner.function.requirements=[]"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("models") / "model", {"max_position_embeddings": 4096})
-    # transformers, unlike the tokenizers library, does not read the end token as an object.
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
-    )
-    return folder
+    return write_model(tmp_path_factory.mktemp("models") / "model", {"max_position_embeddings": 4096})
 
 
 @pytest.fixture

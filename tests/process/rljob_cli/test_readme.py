@@ -42,14 +42,30 @@ def shell(tmp_path):
         yield run
 
 
+def read_commands_of(folder):
+    """Return the README's commands for one job, but for `rljob run`, and the file that it tells to edit."""
+    mine = [command for command in read_commands() if any(part.split("/")[0] == folder for part in command)]
+    (edited,) = (command[1] for command in mine if command[0] == "$EDITOR")
+    return [command for command in mine if command[0] == "rljob" and command[1] != "run"], edited
+
+
 def test_commands_for_a_new_job_work_in_order(shell):
-    commands = [command for command in read_commands() if command[0] == "rljob" and command[1] != "run"]
+    commands, edited = read_commands_of("myjob")
     init, score, validate = (shell(*command) for command in commands)
     assert "myjob" in init
-    (edited,) = (command[1] for command in read_commands() if command[0] == "$EDITOR")
     assert (shell.folder / edited).is_file()
     assert "exact" in score
     assert "is valid" in validate
+
+
+def test_commands_for_a_new_agent_work_in_order(shell):
+    commands, edited = read_commands_of("myagent")
+    init, play = commands
+    assert "myagent" in shell(*init)
+    assert (shell.folder / edited).is_file()
+    # openai is installed: no package index is needed.
+    found = shell(*play, "--set", "spec.agent.runner.function.requirements=[]")
+    assert "2 turns, ended by returned | score 1" in found
 
 
 def test_smallest_job_is_valid_and_renders_on_a_machine_without_gpus(shell):

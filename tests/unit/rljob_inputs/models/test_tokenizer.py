@@ -20,8 +20,11 @@ def render(folder, messages=MESSAGES):
     return load(folder).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
-def test_text_and_chats_are_tokenized(tmp_path):
-    tokenizer = load(write_model(tmp_path))
+@pytest.mark.parametrize("end", ["</s>", {"content": "</s>", "special": True}])
+def test_text_and_chats_are_tokenized(tmp_path, end):
+    write_model(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    tokenizer = load(tmp_path)
     assert len(tokenizer) == 257
     text = render(tmp_path)
     assert text == "<user>héllo {{ x }}</s><assistant>"

@@ -46,12 +46,14 @@ def run_to_end(job: Path, folder: Path, timeout_seconds: float) -> subprocess.Co
 class Run:
     """One `rljob run` of the tiny job, observed from outside."""
 
-    def __init__(self, folder: Path, reward: str, *settings: str) -> None:
+    def __init__(self, folder: Path, reward: str | None, *settings: str) -> None:
+        """`reward`: its source; None: the job is in the folder already."""
         self.folder = folder / "tiny"
-        (folder / "reward.py").write_text(reward)
-        # The example's sources are relative to its file, and this copy is in another folder.
-        text = JOB.read_text().replace("../../.models", f"{ROOT}/.models").replace("../quickstart", str(QUICKSTART))
-        (folder / "rljob.yaml").write_text(text)
+        if reward is not None:
+            (folder / "reward.py").write_text(reward)
+            # The example's sources are relative to its file, and this copy is in another folder.
+            text = JOB.read_text().replace("../../.models", f"{ROOT}/.models").replace("../quickstart", str(QUICKSTART))
+            (folder / "rljob.yaml").write_text(text)
         command = [RLJOB, "run", folder / "rljob.yaml", "--dir", folder, "--no-call"]  # a tenth of the calls fails
         for setting in settings:
             command += ["--set", setting]

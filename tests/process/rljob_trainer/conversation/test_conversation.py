@@ -8,6 +8,7 @@ from rljob_api.wire.protocol import ToolSchema
 from rljob_inputs.data.prompts import tokenize
 from rljob_trainer.conversation.conversation import Conversation
 from rljob_trainer.conversation.template import ChatTemplate
+from rljob_trainer.conversation.transcript import Transcript
 from rljob_trainer.episodes.types import Completion
 from rljob_trainer.head.tokenizer import load_tokenizer
 
@@ -70,3 +71,38 @@ def test_tools_and_their_results_are_seen(template):
         "<|im_start|>assistant\n"
     )
     assert conversation.breaks == []
+
+
+def test_a_program_gets_the_tokens_of_a_conversation(template):
+    transcript, conversation, history = Transcript(template), Conversation(template, FIRST, TOOLS), FIRST
+    texts = ['Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>', "It is 5.", "4"]
+    for turn, text in enumerate(texts):
+        pending, completion = transcript.plan(history, TOOLS), sample(template, text)
+        assert pending.prompt == conversation.next_prompt()
+        message = transcript.read_answer(pending, completion)
+        assert transcript.record(pending, completion, message) == turn
+        conversation.add_answer(completion, transcript.messages_of(turn)[-1])
+        calls = message.get("tool_calls", [])
+        following = [{"role": "tool", "tool_call_id": call["id"], "content": "4"} for call in calls]
+        conversation.add(following or [{"role": "user", "content": "Too high."}])
+        history = [*history, message, *(following or [{"role": "user", "content": "Too high."}])]
+    assert transcript.segments == conversation.segments
+    assert (len(transcript.segments), transcript.breaks) == (1, [])
+
+
+def test_a_branch_begins_with_the_sampled_tokens(template):
+    transcript = Transcript(template)
+    pending, completion = transcript.plan(FIRST), sample(template, "It is 5.")
+    transcript.record(pending, completion, message := transcript.read_answer(pending, completion))
+    for text in ("Too high.", "Why?"):
+        pending = transcript.plan([*FIRST, message, {"role": "user", "content": text}])
+        assert template.decode(pending.prompt) == pending.text
+        transcript.record(pending, other := sample(template, "4"), transcript.read_answer(pending, other))
+    first, second = transcript.segments
+    assert [each.cause for each in transcript.breaks] == ["branch"]
+    start = second.turns.index(2)
+    assert second.token_ids[:start] == pending.prompt
+    assert sum(second.loss_mask) == len(other.token_ids)
+    assert completion.token_ids != template.encode("It is 5.<|im_end|>"), "they are not those of the text"
+    shared = first.turns.index(0) + len(completion.token_ids)
+    assert second.token_ids[:shared] == first.token_ids[:shared]

@@ -1,4 +1,4 @@
-"""The longest recorded tokens with which a prompt begins: the same as by comparing all of them."""
+"""The longest recorded tokens with which a prompt begins: the same as by comparing it with each sequence."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -475,6 +475,19 @@ def test_raw_tokens_continue_the_longest_recorded_tokens():
     assert played.causes[1:] == [(3, "unmatched"), (4, "branch")]
 
 
+def test_calls_that_the_template_refuses_are_text():
+    """Llama 3's template allows one call."""
+    text = '{"name": "add", "parameters": {"a": 1}}; {"name": "multiply", "parameters": {}}'
+    played = Played(build_template("llama3"), [ADD, MULTIPLY])
+    history = played.ask(FIRST, text, "<|eot_id|>")
+    assert len(played.message["tool_calls"]) == 2
+    for reply in ("5", "6"):
+        played.ask([*FIRST, *send_back(history[-1], "same", reply=reply)], "4", "<|eot_id|>")
+        assert f"{text}<|eot_id|>" in played.text
+    assert (played.turns, played.causes) == ([[0, 1], [2]], [(2, "branch")])
+    assert len(played.transcript.messages_of(2)[1]["tool_calls"]) == 2, "the rewards see the calls"
+
+
 def test_a_pending_answer_that_is_not_recorded_has_no_effect():
     played = Played(build_template("smollm2"))
     history = [*played.ask(FIRST, "4"), user("Again")]
